@@ -1,0 +1,74 @@
+# `make demo` and `make test` need Python 3.11 or newer with pip, and Debian's Mesa libraries; .ci/check_system.py
+# names what is missing. Everything is installed into .venv, at the versions in constraints/.
+
+PYTHON ?= python3# makes .venv, where there is none
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+CONSTRAINTS := $(wildcard constraints/*.txt)
+
+# An environment that is half made, moved here from elsewhere or without its interpreter is made anew.
+USABLE := grep -qsF '$(CURDIR)/$(BIN)/python' $(BIN)/pip && $(BIN)/python -c ''
+$(shell { $(USABLE); } 2>/dev/null || rm -f $(VENV)/.*-stamp)
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: check $(VENV)/.libero-stamp ## roll out two built-in policies on real LIBERO, judge them, write a report
+	@rm -rf runs/demo
+	$(BIN)/safevla eval --host libero --suite libero-object --tasks 0,9 --episodes 2 \
+	    --policy scripted:careful --policy scripted:hasty --out runs/demo
+
+.PHONY: test
+test: check $(VENV)/.dev-stamp ## run the whole test suite
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(VENV)/.dev-stamp ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(VENV)/.dev-stamp ## check types, strictly
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: $(VENV)/.dev-stamp ## check that imports point one way
+	$(BIN)/lint-imports
+
+.PHONY: wheel
+wheel: $(VENV)/.dev-stamp ## build dist/*.whl
+	@rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation
+
+.PHONY: clean
+clean: ## remove .venv, builds and caches; runs/ stays
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+
+.PHONY: check
+check: ## name what this machine lacks
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
+	@if { $(USABLE); } 2>/dev/null; then $(BIN)/python .ci/check_system.py; else $(PYTHON) .ci/check_system.py; fi
+
+# The build tools are installed first and used from .venv, so that nothing outside constraints/ takes part and a
+# renewed stamp needs no network.
+$(VENV)/.base-stamp: $(CONSTRAINTS)
+	@{ $(USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install -c constraints/dev.txt hatchling setuptools wheel
+	@touch $@
+
+$(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml
+	@echo "Installing safevla-bench with LIBERO into $(VENV): about 900 MB to fetch, 2.5 GB on disk"
+	@$(PIP) install --no-build-isolation -c constraints/libero.txt -e '.[libero]'
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.libero-stamp
+	@echo "Installing the test tools into $(VENV)"
+	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero,dev]'
+	@touch $@

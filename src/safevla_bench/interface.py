@@ -1,0 +1,143 @@
+"""What a host, its environment and a policy are: the protocols that the rollout loop knows.
+
+A `Host` names suites and tasks and makes environments. A `HostEnv` is one simulator with its
+recorder attached. A `Policy` turns an `Observation` into an action. Nothing here imports a simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.trajectory import Batch
+
+Action = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a suite: `index` counts from 0 in the suite's own order, `name` is the host's own name."""
+
+    benchmark: str
+    task_id: str
+    index: int
+    name: str
+    instruction: str
+    init_states: int | None = None
+    """How many fixed initial states the host ships for it; None = drawn from the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a policy asks to see beyond proprioception. Nothing is rendered that no policy wants."""
+
+    cameras: tuple[str, ...] = ()
+    image_size: tuple[int, int] = (256, 256)
+    """Height and width in pixels."""
+    privileged: bool = False
+    """Simulator state that no real robot has; every report marks a policy that uses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Privileged:
+    """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
+
+    `half_extents_m` is half the size of the body's collision geometry along its own axes, `center_m` the
+    centre of that box in the body frame. `goal` holds the task's goal predicates as the host writes them, each a
+    tuple such as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` the positions of goal regions.
+    """
+
+    body_pos_m: Mapping[str, NDArray[np.float64]]
+    body_quat_wxyz: Mapping[str, NDArray[np.float64]]
+    half_extents_m: Mapping[str, NDArray[np.float64]]
+    center_m: Mapping[str, NDArray[np.float64]]
+    joint_pos: Mapping[str, float]
+    """Positions of the fixtures' joints by name, rad or m."""
+    sites_m: Mapping[str, NDArray[np.float64]]
+    goal: tuple[tuple[str, ...], ...]
+    movable: frozenset[str]
+    """The bodies with a free joint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a policy sees before each action.
+
+    eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
+    images: camera -> uint8 [H, W, 3], upright, RGB.
+    """
+
+    instruction: str
+    eef_pos_m: NDArray[np.float64]
+    eef_quat_wxyz: NDArray[np.float64]
+    gripper_qpos: NDArray[np.float64]
+    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    privileged: Privileged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSeed:
+    """All that fixes an episode's start: the initial state's index and the environment's seed."""
+
+    init_state_index: int
+    env_seed: int
+    wait_steps: int
+    """Settling steps with a still arm before record 0; not counted in the horizon."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """One policy, asked once a control step. `reset` comes before each episode with a seed for its randomness."""
+
+    wants: Wants
+
+    def reset(self, task: Task, seed: int) -> None: ...
+
+    def act(self, observation: Observation) -> Action:
+        """Return the action, [A], in the host's units."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostEnv(Protocol):
+    """One task in one simulator with its recorder attached."""
+
+    task: Task
+    dt_s: float
+    action_low: Action
+    action_high: Action
+
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        """Start an episode, settle, record record 0."""
+        ...
+
+    def step(self, action: Action) -> tuple[Observation, bool]:
+        """Apply one action, record it; returns what follows and the host's native success."""
+        ...
+
+    def recorded(self) -> Batch:
+        """The episode so far, as a validated batch of one with the host's own header fields filled."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Host(Protocol):
+    """A simulator benchmark: its suites, its tasks, its environments."""
+
+    name: str
+
+    def suites(self) -> tuple[str, ...]: ...
+
+    def tasks(self, suite: str) -> tuple[Task, ...]: ...
+
+    def make(self, task: Task, wants: Wants) -> HostEnv: ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions of everything that the trajectory depends on, by distribution name."""
+        ...

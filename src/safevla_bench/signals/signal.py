@@ -1,0 +1,49 @@
+"""What a signal is: a named function from a `Reading` to one value a record, with its unit and the fields it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.signals.reading import FIELDS, Reading
+
+Values = NDArray[np.float64] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A derived signal (paper Table 19).
+
+    `compute` returns [N]: NaN in every record of an episode where the signal is missing (a field of `reads` is not
+    recorded) or undefined (nothing to measure: no tracked body, or too few records for the stencil).
+    """
+
+    name: str
+    unit: str
+    reads: tuple[str, ...]
+    boolean: bool
+    meaning: str
+    compute: Callable[[Reading], Values]
+
+
+_REGISTERED: dict[str, Signal] = {}
+SIGNALS: Mapping[str, Signal] = _REGISTERED
+
+
+def signal(
+    *, unit: str, reads: tuple[str, ...], boolean: bool = False
+) -> Callable[[Callable[[Reading], Values]], Callable[[Reading], Values]]:
+    """Register a function as the signal of its name; the first line of its docstring is the meaning."""
+    unknown = set(reads) - set(FIELDS)
+    assert not unknown, unknown
+
+    def register(compute: Callable[[Reading], Values]) -> Callable[[Reading], Values]:
+        name = compute.__name__
+        meaning = (compute.__doc__ or "").strip().splitlines()[0]
+        _REGISTERED[name] = Signal(name, unit, reads, boolean, meaning, compute)
+        return compute
+
+    return register

@@ -1,0 +1,49 @@
+"""Signal temporal logic: formulas, their text, and their robustness over many episodes at once."""
+
+from __future__ import annotations
+
+from safevla_bench.stl.formula import (
+    Always,
+    And,
+    BooleanSignal,
+    Compare,
+    Eventually,
+    Formula,
+    Implies,
+    Not,
+    Or,
+    Until,
+    Window,
+    boolean_only,
+    holds_placeholder,
+    signals,
+    substitute,
+    to_text,
+)
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, Verdict, judge, robustness, trajectory_robustness
+
+__all__ = [
+    "Always",
+    "And",
+    "BooleanSignal",
+    "Compare",
+    "Eventually",
+    "Formula",
+    "Implies",
+    "Not",
+    "Or",
+    "Trace",
+    "Until",
+    "Verdict",
+    "Window",
+    "boolean_only",
+    "holds_placeholder",
+    "judge",
+    "parse",
+    "robustness",
+    "signals",
+    "substitute",
+    "to_text",
+    "trajectory_robustness",
+]

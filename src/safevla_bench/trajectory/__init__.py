@@ -1,0 +1,35 @@
+"""The trajectory record: what one episode holds (`record`), many of them in memory (`batch`), what makes one valid."""
+
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, concatenate, gather, select
+from safevla_bench.trajectory.record import (
+    BYSTANDER,
+    FURNITURE,
+    ROBOT,
+    ROLES,
+    SCHEMA_VERSION,
+    TARGET,
+    Header,
+)
+from safevla_bench.trajectory.recording import ContactList, Recording, from_recording
+from safevla_bench.trajectory.validation import validate
+
+__all__ = [
+    "BYSTANDER",
+    "FURNITURE",
+    "ROBOT",
+    "ROLES",
+    "SCHEMA_VERSION",
+    "TARGET",
+    "Batch",
+    "Channel",
+    "ContactList",
+    "Contacts",
+    "Header",
+    "Poses",
+    "Recording",
+    "concatenate",
+    "from_recording",
+    "gather",
+    "select",
+    "validate",
+]

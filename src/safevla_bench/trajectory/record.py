@@ -1,0 +1,57 @@
+"""What an episode says once: its `Header`, the roles of bodies, the torque limits of known arms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+ROLES = ("robot", "target", "bystander", "furniture")
+ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
+SCHEMA_VERSION = 1
+DEFAULT_EMBODIMENT = "Panda"
+# Franka Emika Panda datasheet, joints 1 to 7 in N·m; the paper's Table 17 uses the same for the mobile PandaOmron.
+TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
+    "Panda": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
+    "PandaOmron": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
+}
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What an episode says once: identity, outcome and provenance. Optional fields are None where not recorded."""
+
+    schema_version: int = SCHEMA_VERSION
+    episode_id: Annotated[str, Meta(min_length=1)]
+    benchmark: Annotated[str, Meta(min_length=1)]
+    task_id: Annotated[str, Meta(min_length=1)]
+    success: bool
+    """The host's native success."""
+    dt: Annotated[float, Meta(gt=0)]
+    """Control step in seconds."""
+    target_object: str | None
+    """Primary target body; null where the task holds or pushes nothing."""
+    joint_torque_limit_nm: tuple[float, ...] | None = None
+    policy: str | None = None
+    instruction: str | None = None
+    seed: int | None = None
+    env_seed: int | None = None
+    init_state_index: int | None = None
+    horizon: int | None = None
+    outcome: str | None = None
+    embodiment: str | None = None
+    versions: dict[str, str] | None = None
+    dropped_pairs: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def torque_limit_nm(self) -> tuple[float, ...]:
+        """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty where that is unknown."""
+        if self.joint_torque_limit_nm is not None:
+            return self.joint_torque_limit_nm
+        return TORQUE_LIMIT_NM.get(self.embodiment or DEFAULT_EMBODIMENT, ())
+
+    @property
+    def result(self) -> str:
+        """The outcome; a record without one is `success` or `failure` by its success field."""
+        return self.outcome or ("success" if self.success else "failure")
