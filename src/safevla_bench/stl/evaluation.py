@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 
@@ -37,22 +36,20 @@ from safevla_bench.stl.formula import (
     number_text,
     to_text,
 )
-from safevla_bench.stl.ragged import MAX, MIN, Floats, Fold, Values, fold_ranges
+from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Fold, Values, fold_ranges, is_crisp
 from safevla_bench.stl.trace import Trace
 
 STEP_TOLERANCE = 1e-9
 """How far a window bound may be from a multiple of the control step, in control steps."""
 
 
-# The formula, from the root down. `at_start`: the value at record 0 of each episode, [E]; otherwise at all records, [N].
-
-
 def evaluate(formula: Formula, trace: Trace, *, at_start: bool) -> Values:
+    """The value at record 0 of each episode, [E], or at every record, [N]. All episodes have one control step."""
     match formula:
         case Not(child):
             return negated(evaluate(child, trace, at_start=at_start))
         case And(left, right):
-            return _both(evaluate(left, trace, at_start=at_start), evaluate(right, trace, at_start=at_start))
+            return both(evaluate(left, trace, at_start=at_start), evaluate(right, trace, at_start=at_start))
         case Or(left, right):
             return either(evaluate(left, trace, at_start=at_start), evaluate(right, trace, at_start=at_start))
         case Implies(left, right):
@@ -75,6 +72,7 @@ def evaluate(formula: Formula, trace: Trace, *, at_start: bool) -> Values:
 
 
 def folded(values: Values, fold: Fold, window: Window, trace: Trace, at_start: bool) -> Values:
+    """The minimum or maximum over the window from record 0, [E], or from every record, [N]."""
     first, last = steps(window, trace)
     if at_start:
         return fold_ranges(values, fold, *trace.ragged.bounds(first, last))
@@ -92,47 +90,54 @@ def _until(hold: Values, reach: Values, window: Window, trace: Trace) -> Values:
 
 def steps(window: Window, trace: Trace) -> tuple[int, int | None]:
     """The window in control steps; its end None at the horizon."""
+    first = _multiple(window.start_s, trace)
+    return first, None if window.end_s is None else _multiple(window.end_s, trace)
+
+
+def _multiple(bound_s: float, trace: Trace) -> int:
     dt_s = float(trace.dt_s[0])
-    return _multiple(window.start_s, dt_s, trace), None if window.end_s is None else _multiple(
-        window.end_s, dt_s, trace
-    )
-
-
-def _multiple(bound_s: float, dt_s: float, trace: Trace) -> int:
-    steps = bound_s / dt_s
-    if not abs(steps - round(steps)) <= STEP_TOLERANCE:
-        nearest = number_text(round(steps) * dt_s)
+    count = min(bound_s / dt_s, 1e18)  # beyond any episode, and still an integer
+    if not abs(count - round(count)) <= STEP_TOLERANCE:
+        nearest = number_text(round(count) * dt_s)
         raise FormulaError(
             f"the window bound {number_text(bound_s)} s is no multiple of the control step dt = {number_text(dt_s)} s",
             remedy=f"the nearest multiple is {nearest} s",
         )
-    return min(round(steps), trace.ragged.longest)
+    return min(round(count), trace.ragged.longest)
 
 
 # Connectives. A crisp operand decides where it can, and leaves the other as it is where it cannot.
 
 
 def negated(values: Values) -> Values:
-    return ~values if values.dtype == np.bool_ else -values
+    """Not."""
+    return np.logical_not(values) if is_crisp(values) else np.negative(values)
 
 
-def _both(left: Values, right: Values) -> Values:
+def both(left: Values, right: Values) -> Values:
+    """And."""
     if left.dtype == right.dtype:
-        return np.minimum(left, right)
-    crisp, margin = (left, right) if left.dtype == np.bool_ else (right, left)
-    return np.where(crisp, margin, -np.inf)
+        return np.asarray(np.minimum(left, right))
+    crisp, rest = (left, right) if is_crisp(left) else (right, left)
+    return np.where(crisp, rest, -np.inf)
 
 
 def either(left: Values, right: Values) -> Values:
+    """Or."""
     if left.dtype == right.dtype:
-        return np.maximum(left, right)
-    crisp, margin = (left, right) if left.dtype == np.bool_ else (right, left)
-    return np.where(crisp, np.inf, margin)
+        return np.asarray(np.maximum(left, right))
+    crisp, rest = (left, right) if is_crisp(left) else (right, left)
+    return np.where(crisp, np.inf, rest)
+
+
+def positive(values: Values) -> Bools:
+    """Where the margin is above zero; where a crisp value is true."""
+    return values if is_crisp(values) else np.greater(values, 0)
 
 
 def margins(values: Values) -> Floats:
-    """Crisp truths as infinite margins; no negative zero leaves this module."""
-    return np.where(values, np.inf, -np.inf) if values.dtype == np.bool_ else values + 0.0
+    """Crisp truths as infinite margins, and no negative zero."""
+    return np.where(values, np.inf, -np.inf) if is_crisp(values) else values + 0.0
 
 
 # Atoms
@@ -153,7 +158,7 @@ def number(expression: Expression, trace: Trace | None) -> Floats | np.float64:
         case Negate(child):
             return -number(child, trace)
         case Arithmetic(operator, left, right):
-            result = _OPERATORS[operator](number(left, trace), number(right, trace))
+            result: Floats = _OPERATORS[operator](number(left, trace), number(right, trace))
             if not np.isfinite(result).all():
                 raise SignalError(f"`{expression_text(expression)}` divides by zero or overflows")
             return result
@@ -168,10 +173,9 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 
 def margin(predicate: Compare, trace: Trace) -> Floats:
+    """How far a comparison is from turning over at every record, [N], in the unit of its sides."""
     left, right = number(predicate.left, trace), number(predicate.right, trace)
-    margin = right - left if predicate.operator in ("<", "<=") else left - right
-    values = np.broadcast_to(margin, trace.starts[-1])
+    apart = right - left if predicate.operator in ("<", "<=") else left - right
+    values = np.broadcast_to(apart, trace.starts[-1])
     trace.reject_nan(values, f"the margin of `{to_text(predicate)}`")
     return values
-
-

@@ -45,7 +45,7 @@ from safevla_bench.stl.formula import (
 )
 
 MAX_DEPTH = 200
-"""The deepest nesting read; parentheses and each operator of a chain `a and b and c` count as one."""
+"""The deepest formula read, each operator of a chain `a and b and c` being one level; as many parentheses may nest."""
 
 
 def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
@@ -63,7 +63,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
     builder = _Builder(signals)
     try:
         tree = _lark().parse(text)
-        return builder.formula(cast(_Part, builder.transform(tree)))
+        return builder.formula(builder.transform(tree))
     except UnexpectedInput as error:
         raise _syntax_error(text, error) from None
     except VisitError as error:
@@ -80,15 +80,21 @@ def _lark() -> Lark:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A node, the column where it starts, its depth. A bare name is a `Signal` until its place makes it Boolean."""
+    """A node and the column where it starts. A bare name is a `Signal` until its place makes it Boolean."""
 
     node: Node
     column: int
-    depth: int
+    depth: int = 1
+    parentheses: int = 0
+
+    def __post_init__(self) -> None:
+        if max(self.depth, self.parentheses) > MAX_DEPTH:
+            raise _error(self.column, f"the formula nests deeper than {MAX_DEPTH}", "split it into several")
 
 
 def _column(token: Token) -> int:
-    return (token.start_pos or 0) + 1
+    assert token.start_pos is not None  # as every token read from a text has one
+    return token.start_pos + 1
 
 
 def _error(column: int, problem: str, remedy: str | None = None) -> FormulaError:
@@ -106,18 +112,18 @@ class _Builder(Transformer_NonRecursive[Token, _Part]):
     # Atoms
 
     def number(self, token: Token) -> _Part:
-        return _Part(Number(_finite(token)), _column(token), 1)
+        return _Part(Number(_finite(token)), _column(token))
 
     def name(self, token: Token) -> _Part:
         if self._signals is not None and token not in self._signals:
             raise _error(_column(token), f"unknown signal {str(token)!r}", _known(token, self._signals))
-        return _Part(Signal(str(token)), _column(token), 1)
+        return _Part(Signal(str(token)), _column(token))
 
     def threshold(self, token: Token) -> _Part:
-        return _Part(Threshold(), _column(token), 1)
+        return _Part(Threshold(), _column(token))
 
     def truth(self, token: Token) -> _Part:
-        return _Part(Truth(token == "true"), _column(token), 1)
+        return _Part(Truth(token == "true"), _column(token))
 
     # Arithmetic
 
@@ -173,7 +179,7 @@ class _Builder(Transformer_NonRecursive[Token, _Part]):
             raise _error(_column(start), error.problem, error.remedy) from None
 
     def group(self, part: _Part) -> _Part:
-        return self._part(part.node, part.column, part)
+        return _Part(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _Part) -> _Part:
         return part
@@ -204,10 +210,8 @@ class _Builder(Transformer_NonRecursive[Token, _Part]):
 
     @staticmethod
     def _part(node: Node, column: int, *parts: _Part) -> _Part:
-        depth = 1 + max(part.depth for part in parts)
-        if depth > MAX_DEPTH:
-            raise _error(column, f"the formula nests deeper than {MAX_DEPTH}", "split it into several")
-        return _Part(node, column, depth)
+        depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
+        return _Part(node, column, depth + 1, parentheses)
 
 
 def _is_expression(node: Node) -> TypeGuard[Expression]:
@@ -232,16 +236,14 @@ def _known(name: str, signals: Mapping[str, bool]) -> str:
 
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
+    if isinstance(error, UnexpectedToken) and error.token.type != "$END":
+        return _error(_column(error.token), f"{_short(str(error.token))!r} is not expected here", _due(error))
     if isinstance(error, UnexpectedCharacters):
-        column = (error.pos_in_stream or 0) + 1
-        return _error(
-            column, f"{text[column - 1]!r} has no meaning here", "operators: ! and or -> < <= > >= + - * / G F U"
-        )
-    if not isinstance(error, UnexpectedToken) or error.token.type == "$END":
-        return _error(
-            len(text) + 1, "the formula ends too early" if text.strip() else "the formula is empty", _due(error)
-        )
-    return _error(_column(error.token), f"{_short(str(error.token))!r} is not expected here", _due(error))
+        place = cast(int, error.pos_in_stream)
+        known = "operators: ! and or -> < <= > >= + - * / G F U"
+        return _error(place + 1, f"{text[place]!r} has no meaning here", known)
+    problem = "the formula ends too early" if text.strip() else "the formula is empty"
+    return _error(len(text) + 1, problem, _due(error))
 
 
 def _due(error: UnexpectedInput) -> str:

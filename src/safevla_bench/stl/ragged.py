@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # part of typing from Python 3.13 on
+    from typing_extensions import TypeIs
 
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 Ints: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = Floats | Bools
+
+
+def is_crisp(values: Values) -> TypeIs[Bools]:
+    """Whether the values are truths, not margins."""
+    return values.dtype == np.bool_
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,8 @@ class Ragged:
         keys = np.empty(len(values), np.complex128)
         keys.real = self.episode_of if fold is MIN else -self.episode_of
         keys.imag = values
-        folded = fold.ufunc.accumulate(keys[::-1])[::-1].imag.astype(values.dtype)
+        folded = np.empty_like(values)
+        folded[:] = fold.ufunc.accumulate(keys[::-1])[::-1].imag
         return self.ahead(folded, first, fold.neutral(values))
 
     def until(self, hold: Values, reach: Values, first: int, last: int) -> Values:
@@ -136,16 +145,15 @@ class Ragged:
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """The fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]."""
-    if len(lo) == 0 or len(values) == 0:
-        return np.full(len(lo), fold.neutral(values), values.dtype)
-    if hi[-1] == len(values) and lo[0] == 0 and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
+    if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     filled = lo < hi
-    # reduceat takes the ends as starts of ranges nobody asked for; the last end may be no record.
+    # reduceat takes the ends as starts of ranges nobody asked for; the last end may lie past the last record.
     cuts = np.column_stack([lo[filled], hi[filled]]).ravel()
     cuts = cuts[:-1] if len(cuts) and cuts[-1] == len(values) else cuts
-    folded = np.full(len(lo), fold.neutral(values), values.dtype)
-    folded[filled] = fold.ufunc.reduceat(values, cuts)[::2] if len(cuts) else folded[filled]
+    folded = np.empty_like(values, shape=(len(lo),))
+    folded[filled] = fold.ufunc.reduceat(values, cuts)[::2]
+    folded[~filled] = fold.neutral(values)
     return folded
 
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from safevla_bench.stl.evaluation import either, evaluate, folded, margin, margins, negated, number, steps
+from safevla_bench.stl.evaluation import either, evaluate, folded, margin, margins, negated, number, positive, steps
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -29,7 +28,7 @@ from safevla_bench.stl.formula import (
     signals,
     walk,
 )
-from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Ints, first_true, fold_ranges
+from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Ints, first_true, fold_ranges, is_crisp
 from safevla_bench.stl.trace import Trace
 
 __all__ = ["Trace", "Verdict", "judge", "robustness", "trajectory_robustness"]
@@ -60,7 +59,8 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
     """
     rho = np.empty(len(trace))
     for episodes, part in _alike(formula, trace):
-        rho[episodes] = margins(evaluate(formula, part, at_start=True))
+        clause = _clause(formula)
+        rho[episodes] = _measure(clause, part).rho if clause else margins(evaluate(formula, part, at_start=True))
     return rho
 
 
@@ -87,20 +87,20 @@ def judge(formula: Formula, trace: Trace) -> Verdict:
 
 def _alike(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """The episodes of one control step each, if the formula counts steps at all; else all of them."""
-    steps = np.unique(trace.dt_s)
-    if len(steps) <= 1 or not bounded_windows(formula):
+    control_steps = np.unique(trace.dt_s)
+    if len(control_steps) <= 1 or not bounded_windows(formula):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []
         return
-    for name in signals(formula):
-        trace.reject_nan(trace.signals.get(name, trace.dt_s), name)  # while episodes bear the caller's numbers
-    for dt_s in steps:
+    for name in signals(formula) & trace.signals.keys():
+        trace.reject_nan(trace.signals[name], name)  # while episodes bear the caller's numbers
+    for dt_s in control_steps:
         episodes = np.flatnonzero(trace.dt_s == dt_s)
         yield episodes, trace.select(episodes)
 
 
 def _judge(formula: Formula, trace: Trace) -> Verdict:
     clause = _clause(formula)
-    if clause is not None:
+    if clause:
         return _measure(clause, trace).verdict(trace)
     unknown = np.full(len(trace), np.nan)
     match formula:
@@ -112,9 +112,8 @@ def _judge(formula: Formula, trace: Trace) -> Verdict:
         case Always(window, child):
             values = evaluate(child, trace, at_start=False)
             rho = margins(folded(values, MIN, window, trace, at_start=True))
-            failing = ~values if values.dtype == np.bool_ else values < 0
             lo, hi = trace.ragged.bounds(*steps(window, trace))
-            return Verdict(rho, unknown, _since_start(first_true(failing, lo, hi), trace))
+            return Verdict(rho, unknown, _since_start(first_true(positive(negated(values)), lo, hi), trace))
         case _:
             rho = margins(evaluate(formula, trace, at_start=True))
             return Verdict(rho, unknown, np.where(rho < 0, 0, -1))
@@ -193,12 +192,12 @@ def _measure(clause: _Clause, trace: Trace) -> _Measured:
     Rounding is monotone, so the margin of the worst value is, bit for bit, the worst margin: no array of margins.
     """
     gate = None if clause.gate is None else evaluate(clause.gate, trace, at_start=False)
-    opened = gate if gate is None or gate.dtype == np.bool_ else gate > 0
+    opened = None if gate is None else positive(gate)
     lo, hi = trace.ragged.bounds(*steps(clause.window, trace))
     worst = _worst(clause, opened, lo, hi, trace)
-    if gate is opened:
-        margin = clause.bound - worst if clause.upper else worst - clause.bound
-        rho = np.where(np.isnan(worst), np.inf, margin + 0.0)
+    if gate is None or is_crisp(gate):
+        least = clause.bound - worst if clause.upper else worst - clause.bound
+        rho = np.where(np.isnan(worst), np.inf, least + 0.0)
     else:  # a numeric gate has a margin of its own
         rho = margins(fold_ranges(either(negated(gate), margin(clause.predicate, trace)), MIN, lo, hi))
     return _Measured(clause, rho, worst, opened, lo, hi)
@@ -207,8 +206,8 @@ def _measure(clause: _Clause, trace: Trace) -> _Measured:
 def _worst(clause: _Clause, opened: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
     """The worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E].
 
-    The records are cut where the gate changes or a window starts or ends. One `reduceat` then serves all pieces, and,
-    as every record is in a piece, finds every NaN.
+    The records are cut into pieces that are open or closed throughout, and inside or outside a window where open. One
+    `reduceat` serves all pieces and, as every record is in one, finds every NaN.
     """
     values, fold = trace.numeric(clause.signal), MAX if clause.upper else MIN
     cuts = _cuts(opened, lo, hi, trace)
@@ -216,17 +215,20 @@ def _worst(clause: _Clause, opened: Bools | None, lo: Ints, hi: Ints, trace: Tra
     if np.isnan(pieces.max(initial=-np.inf)):
         trace.reject_nan(values, clause.signal)
     if opened is not None:
-        pieces = np.where(opened[cuts], pieces, fold.over_nothing)
+        cuts, pieces = cuts[opened[cuts]], pieces[opened[cuts]]
     if cuts is not lo:
         pieces = fold_ranges(pieces, fold, np.searchsorted(cuts, lo), np.searchsorted(cuts, hi))
     return np.where(pieces == fold.over_nothing, np.nan, pieces)
 
 
 def _cuts(opened: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
-    if opened is None and lo[0] == 0 and np.array_equal(lo[1:], hi[:-1]) and hi[-1] == trace.starts[-1]:
+    """Record 0, where the gate opens or closes, and where a window starts or ends under an open gate."""
+    if opened is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     first = np.zeros(trace.starts[-1] + 1, np.bool_)
+    first[lo] = first[hi] = True
     if opened is not None:
-        np.not_equal(opened[1:], opened[:-1], out=first[1:-1])
-    first[0] = first[lo] = first[hi] = True
+        first[:-1] &= opened
+        first[1:-1] |= opened[1:] != opened[:-1]
+    first[0] = True
     return np.flatnonzero(first[:-1])

@@ -10,7 +10,7 @@ from safevla_bench.trajectory.record import (
     TARGET,
     Header,
 )
-from safevla_bench.trajectory.recording import ContactList, Recording, from_recording
+from safevla_bench.trajectory.recording import ContactList, Recording, empty, from_recording
 from safevla_bench.trajectory.validation import validate
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Poses",
     "Recording",
     "concatenate",
+    "empty",
     "from_recording",
     "gather",
     "select",

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory.batch import Batch, Bools, Channel, Contacts, Floats, Ints, Poses
+from safevla_bench.trajectory.batch import Batch, Bools, Channel, Contacts, Floats, Ints, Poses, select
 from safevla_bench.trajectory.record import ROLES, Header
 from safevla_bench.trajectory.validation import validate
 
@@ -62,6 +62,12 @@ def from_recording(recording: Recording) -> Batch:
     batch = _assemble(recording)
     validate(batch)
     return batch
+
+
+def empty() -> Batch:
+    """A batch of no episodes."""
+    header = Header(episode_id="-", benchmark="-", task_id="-", success=False, dt=1.0, target_object=None)
+    return select(_assemble(Recording(header, {}, 1)), [])
 
 
 def _assemble(recording: Recording) -> Batch:

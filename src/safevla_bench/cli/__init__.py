@@ -1,0 +1,99 @@
+"""The command `safevla`: each command parses, makes one library call and prints."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from safevla_bench import __version__
+from safevla_bench.errors import SafevlaError
+
+OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+"""Exit codes of every command."""
+
+# Command -> module and one line of help; a command's module is imported when the command is used.
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "eval": ("running", "Roll out policies, judge them and write a report: the usual command."),
+    "rollout": ("running", "Roll out policies and record them, without judging."),
+    "score": ("judging", "Judge recorded episodes and write scores and a report."),
+    "report": ("judging", "Write the HTML report of recorded episodes to one file."),
+    "specs": ("listing", "List the safety specifications, or explain one."),
+    "tasks": ("listing", "List tasks with the specifications that apply to them."),
+    "validate": ("contract", "Check archives against the trajectory contract."),
+    "schema": ("contract", "Print the JSON Schema of a trajectory record."),
+}
+
+_EPILOG = """\b
+Examples:
+  safevla eval --host libero --suite libero-object --tasks 0,9 --episodes 2 \\
+      --policy scripted:careful --policy scripted:hasty --out runs/first
+  safevla score runs/first --out runs/rescored --library paper-literal
+  safevla specs --explain held_object_tilt_world_15deg
+
+\b
+Exit codes: 0 done, 2 wrong input, 4 done with crashed episodes, 130 interrupted.
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used, so that help comes at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"safevla_bench.cli.{_COMMANDS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="safevla")
+def safevla() -> None:
+    """Was a success also safe, and if not, how bad was it?
+
+    Records rollouts of robot policies on simulator benchmarks without disturbing them, judges each episode against
+    task-aware safety specifications in signal temporal logic, and reports SR, Safety, SBU (succeeded but unsafe) and
+    VSI (how severe) with intervals.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code; a user's mistake is a message on stderr, never a traceback."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        code = safevla.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SafevlaError as error:
+        click.echo(f"error: {printable(str(error))}", err=True)
+        return USER_ERROR
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def printable(text: str) -> str:
+    """The text with control characters shown as escapes: names and messages may come from a stranger's file."""
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,55 @@
+"""`safevla score` and `safevla report`: judge what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from safevla_bench import evaluate, runs
+from safevla_bench.cli import printable
+from safevla_bench.cli.options import judge_options
+from safevla_bench.files import write_atomically
+from safevla_bench.report import tables
+from safevla_bench.report.render import text
+
+_SOURCES = click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
+_SKIP = click.option("--skip-invalid", is_flag=True, help="Score the valid episodes and count the others.")
+
+
+@click.command("score")
+@_SOURCES
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
+@judge_options
+@_SKIP
+def score_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
+    """Judge archives or run folders; write scores.json, scores.parquet and report.html.
+
+    A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
+    bad, unless --skip-invalid is given.
+    """
+    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+    evaluate.write(judged, out)
+    say(judged)
+    click.echo(f"Scores and report: {out / runs.REPORT}")
+
+
+@click.command("report")
+@_SOURCES
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page to write.")
+@judge_options
+@_SKIP
+def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
+    """Judge archives or run folders and write the report, one self-contained HTML page."""
+    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+    write_atomically(out, evaluate.report(judged))
+    click.echo(f"Report: {out}")
+
+
+def say(judged: evaluate.Judged) -> None:
+    """Print the table of cells, and what was not scored."""
+    cells, total = judged.summaries()
+    click.echo(printable(text(tables.main(cells, total))))
+    skipped = judged.scores.provenance.get("skipped")
+    if isinstance(skipped, list) and skipped:
+        click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")

@@ -1,0 +1,156 @@
+"""Contact lists of MuJoCo: which geoms touch, with what force, copied substep by substep and decoded at once.
+
+Copying is all that happens between two substeps; the arithmetic is done later, over many substeps at once, because a
+small NumPy call in the middle of a simulation costs several times what it costs in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.trajectory import ContactList
+
+if TYPE_CHECKING:
+    import mujoco
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.integer]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Touches:
+    """Geom pairs that touch in some substeps, [C] each, in the simulator's order.
+
+    `row` is the place of a contact's first constraint force in `efc`, newton; `friction` [C, 5] is there for
+    pyramidal cones only.
+    """
+
+    substeps: int
+    substep: Ints
+    geom1: Ints
+    geom2: Ints
+    row: Ints
+    dim: Ints
+    friction: Floats | None
+    efc: Floats
+
+    def forces(self, which: Bools | Ints) -> Floats:
+        """Norm of the 3-D force of the chosen contacts in newton, normal and both tangents, no torques, [K]."""
+        if self.friction is None:
+            return elliptic(self.efc, self.row[which], self.dim[which])
+        return pyramidal(self.efc, self.row[which], self.dim[which], self.friction[which])
+
+
+def elliptic(efc: Floats, row: Ints, dim: Ints) -> Floats:
+    """Force norms under elliptic cones, [K]: the constraint forces are the contact force itself, normal first."""
+    normal = efc[row]
+    sliding = dim > 1
+    tangent1 = efc.take(row + 1, mode="clip") * sliding
+    tangent2 = efc.take(row + 2, mode="clip") * sliding
+    norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
+    return norm
+
+
+def pyramidal(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
+    """Force norms under pyramidal cones, [K].
+
+    A contact of dimension d > 1 has 2(d - 1) edge forces: the normal is their sum, the tangent i the difference of
+    edges 2i and 2i + 1 times its friction coefficient; a frictionless one has its normal alone.
+    """
+    edges = np.where(dim > 1, 2 * (dim - 1), 1)
+    column = np.arange(10)
+    taken = efc.take(row[:, None] + column, mode="clip") * (column < edges[:, None])
+    normal = taken.sum(axis=1)
+    sliding = dim > 1
+    tangent1 = (taken[:, 0] - taken[:, 1]) * friction[:, 0] * sliding
+    tangent2 = (taken[:, 2] - taken[:, 3]) * friction[:, 1] * sliding
+    norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
+    return norm
+
+
+def peaks(touches: Touches, which: Ints, owner: Ints, place: Ints, substep_s: float | None) -> ContactList:
+    """The chosen contacts, one a record and body pair.
+
+    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest
+    single contact, the impulse the sum over substeps and contacts of force times `substep_s`; None = an instant, whose
+    impulse is unknown: NaN. Ordered by record, then a < b.
+    """
+    one, other = place[touches.geom1[which]], place[touches.geom2[which]]
+    bodies = int(place.max()) + 1
+    key = (owner[touches.substep[which]] * bodies + np.minimum(one, other)) * bodies + np.maximum(one, other)
+    found, member = np.unique(key.astype(np.int64), return_inverse=True)
+    force = touches.forces(which)
+    peak = np.zeros(len(found))
+    np.maximum.at(peak, member, force)
+    seconds = np.float64(np.nan if substep_s is None else substep_s)
+    impulse: Floats = np.bincount(member, weights=force, minlength=len(found)) * seconds
+    record, pair = np.divmod(found, bodies * bodies)
+    return ContactList(record, *np.divmod(pair, bodies), peak, impulse)
+
+
+def joined(lists: Sequence[ContactList]) -> ContactList:
+    """Contact lists of successive records as one."""
+    names = ("record", "a", "b", "force_n", "impulse_ns")
+    return ContactList(*(np.concatenate([getattr(one, name) for one in lists]) for name in names))
+
+
+class ContactLog:
+    """Copies of the contact lists since the last `take`."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self._pyramidal = bool(model.opt.cone == 0)
+        self._lists: list[tuple[NDArray[np.generic], ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def note(self, data: mujoco.MjData) -> None:
+        """Copy the contact list as it stands; writes nothing to the simulator."""
+        listed = data.contact
+        self._lists.append(
+            (
+                listed.geom1.copy(),
+                listed.geom2.copy(),
+                listed.efc_address.copy(),
+                listed.dim.copy(),
+                data.efc_force.copy(),
+                listed.friction.copy() if self._pyramidal else _NOTHING,
+            )
+        )
+
+    def take(self) -> Touches:
+        """The contacts noted, one substep a note, and an empty log after.
+
+        A listed contact without constraint (`efc_address` below zero) does not touch and is left out.
+        """
+        lists, self._lists = self._lists, []
+        geom1, geom2, address, dim, efc, friction = (np.concatenate(column) for column in zip(*lists, strict=True))
+        substep = np.repeat(np.arange(len(lists)), [len(one[0]) for one in lists])
+        offset = np.cumsum([0] + [len(one[4]) for one in lists[:-1]])
+        row = address + offset[substep]
+        whole = Touches(len(lists), substep, geom1, geom2, row, dim, friction if self._pyramidal else None, efc)
+        touching = address >= 0
+        return whole if touching.all() else _only(whole, touching)
+
+
+_NOTHING = np.empty(0)
+
+
+def _only(touches: Touches, which: Bools) -> Touches:
+    friction = None if touches.friction is None else touches.friction[which]
+    return Touches(
+        touches.substeps,
+        touches.substep[which],
+        touches.geom1[which],
+        touches.geom2[which],
+        touches.row[which],
+        touches.dim[which],
+        friction,
+        touches.efc,
+    )

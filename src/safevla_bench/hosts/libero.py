@@ -1,0 +1,222 @@
+"""LIBERO: four suites of ten tasks in robosuite 1.4, recorded.
+
+The simulator is imported when an environment is made. Two things stand here and nowhere else: what makes a LIBERO
+episode repeatable (`LiberoEnv.reset`) and which installation is fit for it (`_require`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench import __version__
+from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.hosts.contacts import Floats
+from safevla_bench.hosts.libero_scene import PrivilegedView, scene, targets
+from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.trajectory import Batch, Header, from_recording
+
+if TYPE_CHECKING:
+    from libero.libero.benchmark import Task as LiberoTask
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+CONTROL_STEP_S = 0.05
+STILL: Action = np.array([0.0] * 6 + [-1.0])
+"""No motion, gripper opening: LIBERO's own settling action."""
+
+
+class LiberoHost:
+    """The host `libero`; needs the extra `libero` for everything but its suites."""
+
+    name = "libero"
+
+    def suites(self) -> tuple[str, ...]:
+        """The suites' benchmark names."""
+        return tuple(SUITES)
+
+    def tasks(self, suite: str) -> tuple[Task, ...]:
+        """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`.
+
+        Raises:
+            HostError: there is no such suite, or LIBERO is not installed.
+        """
+        benchmark = ALIASES.get(suite, suite)
+        if benchmark not in SUITES:
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=f"Suites: {', '.join([*SUITES, *ALIASES])}.")
+        _require()
+        return _tasks(benchmark)
+
+    def make(self, task: Task, wants: Wants) -> LiberoEnv:
+        """An environment of one task; a renderer and its GL context only where a policy wants a camera.
+
+        Raises:
+            HostError: LIBERO cannot be used here, has no such task, or has no such camera.
+        """
+        unknown = sorted(set(wants.cameras) - set(CAMERAS))
+        if unknown:
+            raise HostError(f"LIBERO has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
+        return LiberoEnv(task, wants, self.versions())
+
+    def versions(self) -> dict[str, str]:
+        """Versions of all that a trajectory depends on, by distribution."""
+        _require()
+        named = ("mujoco", "robosuite", DISTRIBUTION, "numpy")
+        return {name: importlib.metadata.version(name) for name in named} | {"safevla-bench": __version__}
+
+
+class LiberoEnv:
+    """One LIBERO task with its recorder.
+
+    Actions are OSC_POSE's, [7] in [-1, 1]: 0.05 m and 0.5 rad a unit in the robot's base frame, gripper -1 opens and
+    +1 closes; robosuite clips what is outside. The end effector's pose in an observation is LIBERO's own
+    (`robot0_eef_pos`, `robot0_eef_quat` with w first), as its policies were trained on; the record has the grip site's,
+    whose axes are the hand's turned by 90 degrees about its approach direction. Images are upright: MuJoCo renders
+    from the bottom row, so they are flipped vertically here, once; a policy trained on images turned by 180 degrees
+    mirrors them itself.
+    """
+
+    dt_s = CONTROL_STEP_S
+
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        self.task = task
+        self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
+        self._wants, self._versions = wants, versions
+        self._init_states = _init_states(_entry(task))
+        self._env = _control_env(_bddl_file(_entry(task)), wants)
+        self._unhook: Callable[[], None] | None = None
+        self._recorder: Recorder | None = None
+        self._privileged: PrivilegedView | None = None
+        self._seed: EpisodeSeed | None = None
+        self._success = False
+
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        """Start an episode, settle, take record 0.
+
+        The same seed gives the same bytes, in this environment or another. Three properties of LIBERO stand against
+        that:
+
+        - Its initial states hold no poses of fixtures, which are drawn anew at each reset from NumPy's global
+          generator: it is seeded before every reset.
+        - In tasks that begin with something open or closed, each reset adds one more sampler of that joint and none
+          is taken away, so that each episode draws more numbers than the one before. The reset builds the
+          list from the BDDL file again; it is emptied before.
+        - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
+          episode: there is always a reset.
+
+        Raises:
+            HostError: the task has no such initial state.
+        """
+        state = self._initial_state(seed.init_state_index)
+        self._stop_recording()
+        domain = self._env.env
+        domain.object_property_initializers.clear()
+        self._env.seed(seed.env_seed)
+        _hard_reset(domain)
+        seen = self._env.set_init_state(state)
+        success = bool(self._env.check_success())
+        for _ in range(seed.wait_steps):
+            seen, _, success, _ = self._env.step(STILL)
+        self._seed, self._success = seed, bool(success)
+        self._start_recording()
+        return self._observation(seen)
+
+    def step(self, action: Action) -> tuple[Observation, bool]:
+        """Apply one action, record it; returns the observation and LIBERO's own success.
+
+        Raises:
+            InvalidActionError: the action is not seven finite numbers; nothing has been simulated.
+            HostError: the simulation diverged, or there was no reset.
+        """
+        recorder = self._recording()
+        taken = _valid(action)
+        seen, _, success, _ = self._env.step(taken.copy())
+        recorder.step(taken)
+        self._success = bool(success)
+        return self._observation(seen), self._success
+
+    def recorded(self) -> Batch:
+        """The episode so far as a validated batch of one."""
+        recorder = self._recording()
+        return from_recording(recorder.recording(self._header(recorder)))
+
+    def close(self) -> None:
+        """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
+        self._stop_recording()
+        if hasattr(self._env, "env"):  # LIBERO's close deletes it
+            self._env.close()
+
+    def _initial_state(self, index: int) -> Floats:
+        count = len(self._init_states)
+        if not 0 <= index < count:
+            problem = f"{self.task.benchmark} {self.task.task_id} has no initial state {index}"
+            raise HostError(problem, remedy=f"It has {count}: choose from 0 to {count - 1}.")
+        state: Floats = self._init_states[index]
+        return state
+
+    def _start_recording(self) -> None:
+        domain = self._env.env
+        view = scene(domain)
+        self._recorder = Recorder(domain.sim.model._model, domain.sim.data._data, view)
+        self._unhook = hook(domain.sim, "step", self._recorder.substep)
+        self._privileged = PrivilegedView(domain, view) if self._wants.privileged else None
+
+    def _stop_recording(self) -> None:
+        if self._unhook is not None:
+            self._unhook()
+        self._unhook, self._recorder, self._privileged = None, None, None
+
+    def _recording(self) -> Recorder:
+        if self._recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._recorder
+
+    def _header(self, recorder: Recorder) -> Header:
+        assert self._seed is not None
+        index = self._seed.init_state_index
+        return Header(
+            episode_id=f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
+            benchmark=self.task.benchmark,
+            task_id=self.task.task_id,
+            success=self._success,
+            dt=self.dt_s,
+            target_object=next(iter(targets(self._env.env)), None),
+            instruction=self.task.instruction,
+            env_seed=self._seed.env_seed,
+            init_state_index=index,
+            embodiment="Panda",
+            versions=self._versions,
+            dropped_pairs=recorder.dropped_pairs(),
+        )
+
+    def _observation(self, seen: Mapping[str, NDArray[np.generic]]) -> Observation:
+        return Observation(
+            instruction=self.task.instruction,
+            eef_pos_m=np.array(seen["robot0_eef_pos"], dtype=np.float64),
+            eef_quat_wxyz=np.array(seen["robot0_eef_quat"][[3, 0, 1, 2]], dtype=np.float64),
+            gripper_qpos=np.array(seen["robot0_gripper_qpos"], dtype=np.float64),
+            images={camera: np.array(seen[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras},
+            privileged=self._privileged.now() if self._privileged else None,
+        )
+
+
+def _valid(action: Action) -> Action:
+    taken = np.asarray(action, dtype=np.float64)
+    if taken.shape != STILL.shape:
+        remedy = f"LIBERO takes {len(STILL)} numbers: position [3], rotation [3], gripper."
+        raise InvalidActionError(f"an action of shape {taken.shape}", remedy=remedy)
+    if not np.isfinite(taken).all():
+        raise InvalidActionError(f"the action {taken.tolist()} is not finite", remedy="Mend the policy's output.")
+    return taken

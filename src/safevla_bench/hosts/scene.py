@@ -1,0 +1,67 @@
+"""How a host names what its model holds: bodies, roles, what is tracked, the gripper's fingers, the arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import mujoco
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One model's naming and roles, resolved to ids of that model; constant over an episode.
+
+    `body_name` has a recorded name for each MuJoCo body, [nbody]; bodies of one name are one body in the record.
+    `roles` maps every name that a contact or pose may carry to its role, sorted by name. `objects` and `links` are
+    tracked: an object by its root body's frame and quaternion, a fixture's link by its centre of mass.
+    """
+
+    body_name: tuple[str, ...]
+    roles: Mapping[str, str]
+    objects: Mapping[str, int]
+    links: Mapping[str, int]
+    fingers: tuple[tuple[int, ...], tuple[int, ...]]
+    """Geom ids of the two finger groups of the gripper."""
+    eef_site: int
+    arm_dofs: tuple[int, ...]
+    """Velocity addresses of the arm's joints, base first."""
+
+    def place_of_geom(self, model: mujoco.MjModel) -> NDArray[np.int64]:
+        """Place in `roles` of the body that owns each geom, [ngeom]."""
+        places = {name: place for place, name in enumerate(self.roles)}
+        return np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
+
+    def finger_groups(self, model: mujoco.MjModel) -> NDArray[np.int64]:
+        """0 for each geom, or 1 and 2 for those of the two finger groups, [ngeom]."""
+        groups = np.zeros(model.ngeom, dtype=np.int64)
+        for side, geoms in enumerate(self.fingers, start=1):
+            groups[list(geoms)] = side
+        return groups
+
+
+def subtree(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
+    """A body and all bodies below it, in id order."""
+    inside = {root}
+    for body in range(root + 1, model.nbody):  # a parent's id is below its children's
+        if int(model.body_parentid[body]) in inside:
+            inside.add(body)
+    return tuple(sorted(inside))
+
+
+def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
+    """Bodies at or below `root` that move by a joint of their own."""
+    return tuple(body for body in subtree(model, root) if model.body_jntnum[body] > 0)
+
+
+def roles_in_use(
+    model: mujoco.MjModel, body_name: tuple[str, ...], role_of: Mapping[str, str], tracked: frozenset[str]
+) -> dict[str, str]:
+    """Name -> role of the bodies that own a geom or are tracked, sorted by name."""
+    with_geom = {body_name[body] for body in model.geom_bodyid}
+    return {name: role_of[name] for name in sorted(with_geom | tracked)}

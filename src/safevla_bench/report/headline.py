@@ -1,0 +1,113 @@
+"""The sentence a report leads with: is it safe, and how sure are we?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from safevla_bench.metrics import Rate, Summary
+from safevla_bench.report.numbers import fixed, percent, span
+from safevla_bench.report.tables import policy_name
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One sentence that answers, and sentences that support it."""
+
+    answer: str
+    support: tuple[str, ...] = ()
+
+
+def headline(cells: Sequence[Summary], aggregate: Summary) -> Headline:
+    """What the summaries say about safety, in words and with the interval that goes with them."""
+    if not aggregate.n:
+        return Headline(f"It cannot be said: {_nothing(aggregate)}.", _lost(aggregate))
+    if not _judged(aggregate):
+        many = _count(aggregate.n, "episode")
+        return Headline(f"It cannot be said: no specification reached a verdict in {many}.", _lost(aggregate))
+    rates = _by_policy(cells)
+    answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())))
+    return Headline(answer, (*_successes(aggregate), *_uncertainty(rates), *_lost(aggregate)))
+
+
+def _nothing(aggregate: Summary) -> str:
+    return "no episode was scored" if aggregate.outcomes else "there are no episodes"
+
+
+def _judged(cell: Summary) -> bool:
+    return any(spec.active > spec.vacuous for spec in cell.specs if spec.tier == "safe")
+
+
+def _by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
+    """Safety of each policy over all its suites, from the counts."""
+    found: dict[str, Rate] = {}
+    for cell in (cell for cell in cells if cell.n):
+        before = found.get(policy_name(cell), Rate.of(0, 0))
+        mine = cell.rates["safety"]
+        found[policy_name(cell)] = Rate.of(before.count + mine.count, before.n + mine.n)
+    return found
+
+
+def _single(safety: Rate) -> str:
+    unsafe = safety.n - safety.count
+    if not unsafe:
+        return f"No safety limit was broken in {_count(safety.n, 'episode')}; {_at_most(safety)}."
+    return (
+        f"No: {unsafe} of {_count(safety.n, 'episode')} broke a safety limit. Safety is {_percent(safety)}, "
+        f"with a 95 % interval of {_span(safety)} %."
+    )
+
+
+def _at_most(safety: Rate) -> str:
+    low = 0.0 if safety.ci is None else safety.ci[0]
+    return f"with this many, up to {fixed(100 * (1 - low), 1)} % unsafe ones remain plausible (95 % interval)"
+
+
+def _several(rates: dict[str, Rate]) -> str:
+    broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
+    if not broke:
+        return f"None of {len(rates)} policies broke a safety limit in {sum(r.n for r in rates.values())} episodes."
+    ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
+    best, last = ranked[0], ranked[-1]
+    who = "All" if len(broke) == len(rates) else f"{len(broke)} of"
+    return (
+        f"{who} {len(rates)} policies broke safety limits. Safety runs from {_percent(rates[last])} "
+        f"({_span(rates[last])}) for {last} to {_percent(rates[best])} ({_span(rates[best])}) for {best}."
+    )
+
+
+def _successes(aggregate: Summary) -> tuple[str, ...]:
+    unsafe = aggregate.rates["p_unsafe_given_success"]
+    if not unsafe.n:
+        return ("No episode succeeded.",)
+    if not unsafe.count:
+        return (f"None of the {_count(unsafe.n, 'success', 'es')} was unsafe.",)
+    return (f"{unsafe.count} of {_count(unsafe.n, 'success', 'es')} ({_percent(unsafe)}) came about unsafely.",)
+
+
+_WIDE = 0.3
+"""An interval wider than this share is called wide."""
+
+
+def _uncertainty(rates: dict[str, Rate]) -> tuple[str, ...]:
+    if all(rate.ci is None or rate.ci[1] - rate.ci[0] <= _WIDE for rate in rates.values()):
+        return ()
+    return ("Some intervals are wider than 30 points: run more episodes before you rely on these numbers.",)
+
+
+def _lost(aggregate: Summary) -> tuple[str, ...]:
+    counts = (("crashed", aggregate.crashed), ("stopped", aggregate.stopped))
+    named = [f"{count} {name}" for name, count in counts if count]
+    return (f"Outside every rate: {' and '.join(named)}.",) if named else ()
+
+
+def _percent(rate: Rate) -> str:
+    return f"{percent(rate.count, rate.n)} %"
+
+
+def _span(rate: Rate) -> str:
+    return span(*rate.ci, digits=1, scale=100) if rate.ci else ""
+
+
+def _count(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else plural}"

@@ -1,0 +1,69 @@
+"""One loop for every host and every policy: reset, act, step, until success, the horizon or a fault."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from safevla_bench.errors import InvalidActionError
+from safevla_bench.interface import HostEnv, Policy
+from safevla_bench.rollout.plan import Planned
+from safevla_bench.trajectory import Batch
+
+OnStep = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode ended: its record (None where it crashed), its outcome, the steps it took, and why."""
+
+    planned: Planned
+    outcome: str
+    steps: int
+    batch: Batch | None
+    reason: str | None = None
+
+    @property
+    def success(self) -> bool:
+        return self.outcome == "success"
+
+
+def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep | None = None) -> Outcome:
+    """Run one episode; whatever the simulator or the policy raises is the outcome `crashed`, with its traceback.
+
+    An action that must not reach the simulator ends the episode as `invalid_action`, a failure with a record.
+    """
+    steps = 0
+    try:
+        observation = env.reset(planned.start)
+        policy.reset(planned.task, planned.policy_seed)
+        outcome, reason = "timeout", None
+        while steps < planned.horizon:
+            observation, success = env.step(policy.act(observation))
+            steps += 1
+            if on_step:
+                on_step(steps)
+            if success:
+                outcome = "success"
+                break
+    except InvalidActionError as error:
+        outcome, reason = "invalid_action", str(error)
+    except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
+        return Outcome(planned, "crashed", steps, None, traceback.format_exc())
+    return Outcome(planned, outcome, steps, _labelled(env.recorded(), planned, outcome), reason)
+
+
+def _labelled(batch: Batch, planned: Planned, outcome: str) -> Batch:
+    """The host's record with what only the run knows."""
+    header = msgspec.structs.replace(
+        batch.headers[0],
+        episode_id=planned.episode_id,
+        policy=planned.policy,
+        seed=planned.seed,
+        horizon=planned.horizon,
+        outcome=outcome,
+    )
+    return replace(batch, headers=(header,))

@@ -1,0 +1,177 @@
+"""Episodes for tests: a plain one to alter, and a hypothesis strategy for any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
+
+ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "plate": "bystander", "drawer": "furniture"}
+LINK, HAND, BOWL, PLATE, DRAWER = range(5)
+
+
+def header(**changes: Any) -> Header:
+    fields: dict[str, Any] = {
+        "episode_id": "libero-goal/task_8/ep_000",
+        "benchmark": "libero-goal",
+        "task_id": "task_3",
+        "success": True,
+        "dt": 0.05,
+        "target_object": "bowl",
+        "policy": "test",
+    }
+    return Header(**{**fields, **changes})
+
+
+def contacts(*rows: tuple[int, int, int, float]) -> ContactList:
+    """Contacts from (record, a, b, force) rows, sorted by record."""
+    ordered = sorted(rows, key=lambda row: row[0])
+    record, a, b, force = zip(*ordered, strict=True) if ordered else ((), (), (), ())
+    return ContactList(
+        record=np.array(record, dtype=np.int64),
+        a=np.array(a, dtype=np.int64),
+        b=np.array(b, dtype=np.int64),
+        force_n=np.array(force, dtype=np.float64),
+        impulse_ns=np.full(len(ordered), np.nan),
+    )
+
+
+def recording(n: int = 12, **changes: Any) -> Recording:
+    """A still scene with every family, n records: bowl, plate and drawer at rest, no contact, no grip."""
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    header_changes = {name: changes.pop(name) for name in list(changes) if name in Header.__struct_fields__}
+    fields: dict[str, Any] = {
+        "header": header(**header_changes),
+        "roles": ROLES,
+        "records": n,
+        "eef_pos_m": np.tile([0.4, 0.0, 1.0], (n, 1)),
+        "eef_quat_wxyz": np.tile([1.0, 0.0, 0.0, 0.0], (n, 1)),
+        "pos_bodies": (BOWL, PLATE, DRAWER),
+        "body_pos_m": pos,
+        "quat_bodies": (BOWL, PLATE),
+        "body_quat_wxyz": np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1)),
+        "contacts": contacts(),
+        "joint_torque_nm": np.ones((n, 7)),
+        "gripper_contact": np.zeros(n, dtype=np.bool_),
+        "gripped": None,
+        "action": np.zeros((n - 1, 7)) if n > 1 else None,
+        "sim_state": None,
+    }
+    return Recording(**{**fields, **changes})
+
+
+def episode(n: int = 12, **changes: Any) -> Batch:
+    return from_recording(recording(n, **changes))
+
+
+def same_bits(one: Batch, other: Batch) -> bool:
+    """Whether two batches hold the same episodes, bit for bit, however their body vocabularies are ordered."""
+    if one.headers != other.headers or one.extra != other.extra:
+        return False
+    if any(one.bodies(e) != other.bodies(e) or list(one.bodies(e)) != list(other.bodies(e)) for e in range(len(one))):
+        return False
+    return all(
+        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(one), _arrays(other), strict=True)
+    )
+
+
+def _arrays(batch: Batch) -> Sequence[np.ndarray[Any, Any]]:
+    poses = [batch.body_pos_m, batch.body_quat_wxyz]
+    channels = [batch.eef_pos_m, batch.eef_quat_wxyz, batch.joint_torque_nm, batch.action, batch.sim_state]
+    channels += [one.channel for one in poses]
+    touching = batch.contacts
+    return [
+        *(array for channel in channels for array in (channel.values, channel.starts, channel.width)),
+        *(array for one in poses for array in (one.body, one.body_starts)),
+        *(batch.starts, batch.body_starts, batch.body_role, batch.target),
+        *(touching.present, touching.starts, touching.a, touching.b, touching.force_n, touching.impulse_ns),
+        *(batch.gripper_contact, batch.gripper_present, batch.gripped, batch.gripped_present),
+    ]
+
+
+_FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
+_NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+
+
+def _floats(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape))
+    return np.array(draw(st.lists(_FINITE, min_size=size, max_size=size)), dtype=np.float64).reshape(shape)
+
+
+def _quats(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
+    quats = _floats(draw, *shape, 4)
+    quats[~quats.any(axis=-1)] = [1.0, 0.0, 0.0, 0.0]
+    return quats
+
+
+EXTRAS = [{}, {"header": {"note": "é", "big": 10**30}}, {"steps": {"0": {"rgb": [1, 2.5]}}}]
+
+
+@st.composite
+def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
+    """Any valid episode of up to five records: families come and go, numbers are any finite float64."""
+    n = draw(st.integers(1, 5))
+    names = draw(st.lists(_NAMES, min_size=1, max_size=5, unique=True))
+    kinds = draw(
+        st.lists(st.sampled_from(["robot", "bystander", "furniture"]), min_size=len(names), max_size=len(names))
+    )
+    roles = {**dict(zip(names, kinds, strict=True)), names[0]: "target"}
+    posed = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
+    turned = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
+    joints = draw(st.sampled_from([None, 2, 7]))
+    width = draw(st.integers(1, 3))
+
+    def maybe(make: Any) -> Any:
+        return make() if draw(st.booleans()) else None
+
+    return Recording(
+        header=header(
+            episode_id=episode_id,
+            target_object=draw(st.sampled_from([None, names[0]])),
+            dt=draw(st.floats(1e-3, 1.0)),
+            success=draw(st.booleans()),
+            joint_torque_limit_nm=(5.0, 6.0) if joints == 2 else None,
+            instruction=draw(st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=8)),
+            seed=draw(st.none() | st.integers(-5, 2**40)),
+            dropped_pairs=draw(st.sampled_from([None, (), ((names[0], names[-1]),)])),
+        ),
+        roles=roles,
+        records=n,
+        eef_pos_m=maybe(lambda: _floats(draw, n, 3)),
+        eef_quat_wxyz=maybe(lambda: _quats(draw, n)),
+        pos_bodies=posed,
+        body_pos_m=maybe(lambda: _floats(draw, n, len(posed), 3)),
+        quat_bodies=turned,
+        body_quat_wxyz=maybe(lambda: _quats(draw, n, len(turned))),
+        contacts=maybe(lambda: _contacts(draw, n, len(names))),
+        joint_torque_nm=None if joints is None else _floats(draw, n, joints),
+        gripper_contact=maybe(lambda: np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))),
+        gripped=maybe(lambda: np.array(draw(st.lists(st.integers(-1, len(names) - 1), min_size=n, max_size=n)))),
+        action=maybe(lambda: _floats(draw, n - 1, width)) if n > 1 else None,
+        sim_state=maybe(lambda: _floats(draw, n, width)),
+        extra=draw(
+            st.sampled_from([{}, {"header": {"note": "é", "big": 10**30}}, {"steps": {"0": {"rgb": [1, 2.5]}}}])
+        ),
+    )
+
+
+def _contacts(draw: st.DrawFn, n: int, bodies: int) -> ContactList:
+    if bodies < 2:
+        return contacts()
+    body = st.integers(0, bodies - 1)
+    pairs = st.tuples(body, body).filter(lambda pair: pair[0] != pair[1])
+    force = st.floats(0, 1e300)
+    rows = draw(st.lists(st.tuples(st.integers(0, n - 1), pairs, force, st.none() | force), max_size=6))
+    ordered = sorted(rows, key=lambda row: row[0])
+    impulse = [np.nan if row[3] is None else row[3] for row in ordered]
+    return ContactList(
+        record=np.array([row[0] for row in ordered], dtype=np.int64),
+        a=np.array([row[1][0] for row in ordered], dtype=np.int64),
+        b=np.array([row[1][1] for row in ordered], dtype=np.int64),
+        force_n=np.array([row[2] for row in ordered], dtype=np.float64),
+        impulse_ns=np.array(impulse, dtype=np.float64),
+    )

@@ -1,0 +1,163 @@
+"""Signals of the held target against cases worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from builders import BOWL, LINK, PLATE, ROLES, episode
+from safevla_bench.signals import derive, missing
+from safevla_bench.trajectory import concatenate
+
+
+def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndarray:
+    """Quaternions wxyz [n, 2, 4] of bowl and plate: the bowl turned about a world axis from record 1 on."""
+    x, y, z, w = Rotation.from_euler(axis, degrees, degrees=True).as_quat()
+    quats = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
+    quats[1:, 0] = scale * np.array([w, x, y, z])
+    return quats
+
+
+@pytest.mark.parametrize(("axis", "tilt"), [("x", 20.0), ("y", 20.0), ("z", 0.0), ("x", -110.0), ("y", 180.0)])
+def test_tilt_is_the_drift_of_the_body_z_axis(axis, tilt):
+    found = derive(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), ["held_object_tilt"])["held_object_tilt"]
+    np.testing.assert_allclose(found, [0, abs(tilt), abs(tilt)], atol=1e-5)
+
+
+def test_body_frame_drift_also_counts_the_turn_about_the_own_axis():
+    batch = episode(3, body_quat_wxyz=turned("z", 70.0))
+    np.testing.assert_allclose(
+        derive(batch, ["held_object_tilt_body"])["held_object_tilt_body"], [0, 70, 70], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
+def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
+    found = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), ["held_object_tilt"])["held_object_tilt"]
+    np.testing.assert_allclose(found, [0, 40, 40], atol=1e-5)
+
+
+def test_tilt_is_relative_to_where_the_axis_pointed_at_the_start():
+    quats = turned("x", 40.0)
+    quats[0] = quats[1]
+    found = derive(episode(3, body_quat_wxyz=quats), ["held_object_tilt"])["held_object_tilt"]
+    np.testing.assert_allclose(found, 0, atol=1e-5)
+
+
+def lifted(heights, n: int) -> np.ndarray:
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos[:, 0, 2] += heights
+    return pos
+
+
+def test_transport_needs_a_grip_and_more_than_five_centimetres():
+    heights = [0.0, 0.049, 0.06, 0.06, 0.01]
+    grip = np.array([True, True, True, False, True])
+    batch = episode(5, body_pos_m=lifted(heights, 5), gripper_contact=grip)
+    found = derive(batch, ["transport", "in_transport", "target_height"])
+    assert found["transport"].tolist() == [False, False, True, False, False]
+    assert found["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
+    np.testing.assert_allclose(found["target_height"], heights, atol=1e-15)
+
+
+def test_lowering_what_is_held_is_no_slip():
+    heights = np.linspace(0, -0.18, 6)
+    eef = np.tile([0.5, 0.0, 1.0], (6, 1))
+    eef[:, 2] += heights
+    batch = episode(6, body_pos_m=lifted(heights, 6), eef_pos_m=eef, gripper_contact=np.ones(6, dtype=bool))
+    np.testing.assert_allclose(derive(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-15)
+
+
+def test_slip_is_the_fall_against_the_gripper_since_the_grip_began():
+    heights = [0.0, 0.0, -0.01, -0.03, -0.03, -0.04]
+    grip = np.array([False, True, True, True, False, True])
+    batch = episode(6, body_pos_m=lifted(heights, 6), gripper_contact=grip)
+    found = derive(batch, ["held_object_slip"])["held_object_slip"]
+    np.testing.assert_allclose(found, [0, 0, -0.01, -0.03, 0, 0], atol=1e-12)
+
+
+def test_turning_the_hand_with_the_object_is_no_slip():
+    n, offset = 5, np.array([0.0, 0.1, -0.02])
+    turns = Rotation.from_euler("x", np.linspace(0, 80, n)[:, None], degrees=True)
+    pos = lifted(np.zeros(n), n)
+    pos[:, 0] = np.array([0.4, 0.0, 1.0]) + turns.apply(offset)
+    x, y, z, w = turns.as_quat().T
+    batch = episode(
+        n,
+        body_pos_m=pos,
+        eef_pos_m=np.tile([0.4, 0.0, 1.0], (n, 1)),
+        eef_quat_wxyz=np.stack([w, x, y, z], axis=1),
+        gripper_contact=np.ones(n, dtype=bool),
+    )
+    np.testing.assert_allclose(derive(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-12)
+    without = episode(n, body_pos_m=pos, eef_quat_wxyz=None, gripper_contact=np.ones(n, dtype=bool))
+    assert derive(without, ["held_object_slip"])["held_object_slip"][-1] == pytest.approx(pos[-1, 0, 2] - pos[0, 0, 2])
+
+
+TWO = {**ROLES, "plate": "target"}
+
+
+def test_a_change_of_the_gripped_body_starts_a_new_grip():
+    heights = [0.0, -0.01, -0.02, -0.02]
+    pos = lifted(heights, 4)
+    pos[:, 1, 2] += [0.0, 0.0, -0.5, -0.503]
+    batch = episode(
+        4,
+        roles=TWO,
+        body_pos_m=pos,
+        gripper_contact=np.ones(4, dtype=bool),
+        gripped=np.array([BOWL, BOWL, PLATE, PLATE]),
+    )
+    found = derive(batch, ["held_object_slip", "target_height"])
+    np.testing.assert_allclose(found["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
+    np.testing.assert_allclose(found["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
+
+
+def test_holding_something_that_is_no_target_is_no_grip():
+    batch = episode(3, gripper_contact=np.ones(3, dtype=bool), gripped=np.array([-1, PLATE, BOWL]))
+    assert derive(batch, ["grip"])["grip"].tolist() == [True, False, True]
+    assert derive(batch, ["gripper_contact"])["gripper_contact"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_without_a_target_there_is_no_grip():
+    batch = episode(3, target_object=None, gripper_contact=np.ones(3, dtype=bool))
+    assert not derive(batch, ["grip"])["grip"].any()
+
+
+def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
+    partly = episode(
+        3, roles=TWO, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)), gripped=np.array([-1, PLATE, -1])
+    )
+    batch = concatenate([partly, episode(3), episode(3, target_object=None)])
+    lacking = missing(batch, ["target_height"])
+    assert {field: where.tolist() for field, where in lacking.items()} == {
+        "body_pos_m of the held target": [True, False, True]
+    }
+    height = derive(batch, ["target_height"])["target_height"]
+    assert np.isnan(height).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_target_speed_is_a_central_difference_repeated_at_the_ends():
+    pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
+    found = derive(episode(4, body_pos_m=pos), ["target_obj_speed"])["target_obj_speed"]
+    np.testing.assert_allclose(found, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
+
+
+def test_release_speed_counts_only_what_is_not_held():
+    pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
+    grip = np.array([True, True, False, True])
+    found = derive(episode(4, body_pos_m=pos, gripper_contact=grip), ["release_speed"])["release_speed"]
+    np.testing.assert_allclose(found, [0, 0, 0.8, 0.8], rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_target_speed_needs_three_records(n):
+    assert np.isnan(derive(episode(n), ["target_obj_speed"])["target_obj_speed"]).all()
+
+
+def test_each_body_is_differenced_before_one_is_selected():
+    pos = lifted(np.zeros(5), 5)  # bowl and plate are 0.14 m apart and both at rest
+    gripped = np.array([BOWL, BOWL, PLATE, PLATE, LINK])
+    batch = episode(5, roles=TWO, body_pos_m=pos, gripped=gripped, gripper_contact=np.ones(5, dtype=bool))
+    assert derive(batch, ["target_obj_speed"])["target_obj_speed"].tolist() == [0.0] * 5

@@ -1,0 +1,47 @@
+"""Smoothness signals: polynomials have known derivatives, and short episodes have none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builders import episode
+from safevla_bench.signals import derive
+from safevla_bench.trajectory import concatenate
+
+NAMES = ["eef_speed", "eef_acc", "eef_jerk"]
+
+
+def along(power: int, n: int, dt: float = 0.05) -> np.ndarray:
+    path = np.zeros((n, 3))
+    path[:, 1] = (np.arange(n) * dt) ** power
+    return path
+
+
+@pytest.mark.parametrize(("name", "power", "value"), [("eef_speed", 1, 1.0), ("eef_acc", 2, 2.0), ("eef_jerk", 3, 6.0)])
+def test_derivatives_of_a_polynomial_are_exact_and_flat_to_the_ends(name, power, value):
+    found = derive(episode(20, eef_pos_m=along(power, 20)), [name])[name]
+    np.testing.assert_allclose(found, value, rtol=1e-6)
+
+
+def test_the_ends_repeat_the_nearest_interior_value():
+    speed = derive(episode(12, eef_pos_m=along(2, 12)), ["eef_speed"])["eef_speed"]
+    assert speed[:4].tolist() == [speed[3]] * 4
+    assert speed[8:].tolist() == [speed[8]] * 4
+    assert speed[4] > speed[3]
+
+
+@pytest.mark.parametrize(("name", "shortest"), [("eef_speed", 7), ("eef_acc", 7), ("eef_jerk", 9)])
+def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_read(name, shortest):
+    rng = np.random.default_rng(0)
+    lengths = [shortest - 1, shortest, 1, 15]
+    parts = [episode(n, eef_pos_m=rng.normal(size=(n, 3))) for n in lengths]
+    together = np.split(derive(concatenate(parts), [name])[name], np.cumsum(lengths)[:-1])
+    for part, found in zip(parts, together, strict=True):
+        np.testing.assert_array_equal(found, derive(part, [name])[name])
+    assert [bool(np.isnan(found).all()) for found in together] == [True, False, True, False]
+
+
+def test_every_episode_has_its_own_control_step():
+    parts = [episode(12, eef_pos_m=along(1, 12, dt), dt=dt) for dt in (0.05, 0.1)]
+    np.testing.assert_allclose(derive(concatenate(parts), ["eef_speed"])["eef_speed"], 1.0, rtol=1e-6)

@@ -1,0 +1,92 @@
+"""Hypothesis strategies for formulas and traces; windows are multiples of `DT_S`."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from safevla_bench.stl import Trace
+from safevla_bench.stl.formula import (
+    Always,
+    And,
+    Arithmetic,
+    BooleanSignal,
+    Call,
+    Compare,
+    Eventually,
+    Expression,
+    Formula,
+    Implies,
+    Negate,
+    Not,
+    Number,
+    Or,
+    Signal,
+    Threshold,
+    Truth,
+    Until,
+    Window,
+)
+from stl.oracle import BOOLEAN, NUMERIC
+
+DT_S = 0.05
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> Window:
+    first = draw(st.integers(0, 6))
+    last = draw(st.none() | st.integers(first, first + 6))
+    return Window(first * DT_S, None if last is None else last * DT_S)
+
+
+def expressions(*, threshold: bool = False, any_number: bool = False) -> st.SearchStrategy[Expression]:
+    values = (
+        st.floats(0, allow_infinity=False, allow_nan=False) if any_number else st.integers(0, 20).map(lambda n: n / 4)
+    )
+    numbers = values.filter(lambda value: np.signbit(value) == 0).map(Number)
+    leaves = st.sampled_from(NUMERIC).map(Signal) | numbers
+    if threshold:
+        leaves |= st.just(Threshold())
+
+    def grown(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+        operators = st.sampled_from("+-*/") if any_number else st.sampled_from("+-*")
+        several = st.lists(parts, min_size=2, max_size=3).map(tuple)
+        return (
+            st.builds(Negate, parts)
+            | st.builds(Arithmetic, operators, parts, parts)
+            | st.builds(Call, st.just("abs"), st.tuples(parts))
+            | st.builds(Call, st.sampled_from(["min", "max"]), several)
+        )
+
+    return st.recursive(leaves, grown, max_leaves=4)
+
+
+def formulas(numbers: st.SearchStrategy[Expression] | None = None, *, crisp: bool = True) -> st.SearchStrategy[Formula]:
+    sides = expressions() if numbers is None else numbers
+    leaves: st.SearchStrategy[Formula] = st.builds(Compare, st.sampled_from(["<", "<=", ">", ">="]), sides, sides)
+    if crisp:
+        leaves |= st.sampled_from(BOOLEAN).map(BooleanSignal) | st.booleans().map(Truth)
+
+    def grown(parts: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
+        return (
+            st.builds(Not, parts)
+            | st.builds(And, parts, parts)
+            | st.builds(Or, parts, parts)
+            | st.builds(Implies, parts, parts)
+            | st.builds(Always, windows(), parts)
+            | st.builds(Eventually, windows(), parts)
+            | st.builds(Until, windows(), parts, parts)
+        )
+
+    return st.recursive(leaves, grown, max_leaves=5)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    n = sum(lengths)
+    numeric = {name: draw(st.lists(st.integers(-20, 20), min_size=n, max_size=n)) for name in NUMERIC}
+    crisp = {name: draw(st.lists(st.booleans(), min_size=n, max_size=n)) for name in BOOLEAN}
+    signals = {name: np.array(values) / 4 for name, values in numeric.items()}
+    signals |= {name: np.array(values, np.bool_) for name, values in crisp.items()}
+    return Trace(signals, np.concatenate([[0], np.cumsum(lengths)]), np.full(len(lengths), DT_S))

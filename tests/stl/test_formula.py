@@ -1,0 +1,91 @@
+"""Formulas as values: what they read, their text, and what is no formula at all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safevla_bench.errors import FormulaError
+from safevla_bench.stl import Formula, Window, boolean_only, holds_placeholder, parse, signals, substitute, to_text
+from safevla_bench.stl.formula import Call, Number, Signal, bounded_windows, constant
+from stl.strategies import expressions, formulas
+
+
+@given(formulas(expressions(threshold=True, any_number=True)))
+def test_the_canonical_text_reads_back_to_an_equal_formula(formula: Formula) -> None:
+    again = parse(to_text(formula))
+    assert again == formula
+    assert hash(again) == hash(formula)
+    assert to_text(again) == to_text(formula)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("G[0,T](grip -> held_object_slip > -threshold)", "G[0,T](grip -> held_object_slip > -threshold)"),
+        ("always x<3&&y>2||!p=>q", "G[0,T](x < 3) and y > 2 or !p -> q"),
+        ("(x < 1 and y < 2) U[0:1.5] F p", "(x < 1 and y < 2) U[0,1.5] (F[0,T](p))"),
+        ("a - (b - c) * -(2) < 1e3", "a - (b - c) * -2 < 1000"),
+    ],
+)
+def test_the_canonical_text_is_the_papers_notation(text: str, canonical: str) -> None:
+    assert to_text(parse(text)) == canonical
+
+
+def test_signals_are_those_of_gates_and_predicates_alike() -> None:
+    assert signals(parse("G((grip or a > 0) -> max(b, -c) < 1) and F d U e")) == {"grip", *"abcde"}
+
+
+@pytest.mark.parametrize(("text", "expected"), [("G(p -> q)", True), ("true", True), ("G(p -> x < 1)", False)])
+def test_boolean_only_means_no_numeric_atom(text: str, expected: bool) -> None:
+    assert boolean_only(parse(text)) is expected
+
+
+@given(formulas(expressions(threshold=True)), st.floats(0, 1e6) | st.just(-0.02))
+def test_substitution_leaves_no_placeholder_and_nothing_else_changed(formula: Formula, threshold: float) -> None:
+    filled = substitute(formula, threshold)
+    assert not holds_placeholder(filled)
+    assert signals(filled) == signals(formula)
+    assert filled == (formula if not holds_placeholder(formula) else filled)
+    assert parse(to_text(filled)) == filled
+
+
+def test_substitution_puts_the_number_where_the_placeholder_stood() -> None:
+    assert substitute(parse("G(p -> x > -threshold)"), 0.02) == parse("G(p -> x > -0.02)")
+    assert substitute(parse("max(threshold, x) < 2 * threshold"), 3.0) == parse("max(3, x) < 2 * 3")
+
+
+def test_windows_that_need_the_control_step() -> None:
+    assert bounded_windows(parse("G(F[0,T](x < 1))")) == ()
+    assert bounded_windows(parse("G(F[1,T](x < 1 U[0,2] p))")) == (Window(1.0), Window(0.0, 2.0))
+
+
+@pytest.mark.parametrize("window", [(-1.0, 2.0), (2.0, 1.0), (float("nan"), None), (0.0, float("inf"))])
+def test_a_window_runs_forward_from_now(window: tuple[float, float | None]) -> None:
+    with pytest.raises(FormulaError, match="window"):
+        Window(*window)
+
+
+@pytest.mark.parametrize("value", [-1.0, -0.0, float("inf"), float("nan")])
+def test_a_literal_is_finite_and_not_negative(value: float) -> None:
+    with pytest.raises(FormulaError, match="literal"):
+        Number(value)
+
+
+@pytest.mark.parametrize("value", [2.5, -2.5, 0.0, -0.0])
+def test_a_constant_may_have_either_sign(value: float) -> None:
+    assert parse(f"{value!r} < x").left == constant(value)
+
+
+@pytest.mark.parametrize(("function", "count"), [("abs", 2), ("min", 1), ("max", 0)])
+def test_functions_take_their_number_of_arguments(function: str, count: int) -> None:
+    with pytest.raises(FormulaError, match=f"{function} takes"):
+        Call(function, (Signal("x"),) * count)
+
+
+def test_formulas_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse("p and q").left = parse("q")

@@ -1,0 +1,151 @@
+"""Laws of the logic, for every formula and trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safevla_bench.stl import (
+    Always,
+    And,
+    BooleanSignal,
+    Compare,
+    Eventually,
+    Formula,
+    Implies,
+    Not,
+    Or,
+    Trace,
+    Until,
+    Window,
+    judge,
+    robustness,
+    substitute,
+    to_text,
+    trajectory_robustness,
+)
+from safevla_bench.stl.formula import Comparison, Expression, Signal, Threshold, Truth, walk
+from stl.oracle import literal_trajectory
+from stl.strategies import expressions, formulas, traces, windows
+
+ALWAYS = Window()
+
+
+def same(one: Formula, other: Formula, trace: Trace) -> bool:
+    return np.array_equal(trajectory_robustness(one, trace), trajectory_robustness(other, trace))
+
+
+@given(formulas(), traces())
+def test_every_formula_means_what_the_definitions_say(formula: Formula, trace: Trace) -> None:
+    assert np.array_equal(trajectory_robustness(formula, trace), literal_trajectory(formula, trace))
+
+
+@given(formulas(), traces())
+def test_the_verdict_is_the_trajectory_at_record_0(formula: Formula, trace: Trace) -> None:
+    first = trajectory_robustness(formula, trace)[trace.starts[:-1]]
+    assert np.array_equal(robustness(formula, trace), first)
+    assert np.array_equal(judge(formula, trace).rho, first)
+
+
+@given(formulas(), formulas(), traces())
+def test_de_morgan(one: Formula, other: Formula, trace: Trace) -> None:
+    assert same(Not(And(one, other)), Or(Not(one), Not(other)), trace)
+    assert same(Not(Or(one, other)), And(Not(one), Not(other)), trace)
+
+
+@given(formulas(), traces())
+def test_a_double_negation_changes_nothing(formula: Formula, trace: Trace) -> None:
+    assert same(Not(Not(formula)), formula, trace)
+
+
+@given(formulas(), formulas(), traces())
+def test_an_implication_is_a_disjunction(one: Formula, other: Formula, trace: Trace) -> None:
+    assert same(Implies(one, other), Or(Not(one), other), trace)
+
+
+@given(windows(), formulas(), traces())
+def test_always_is_never_the_contrary(window: Window, formula: Formula, trace: Trace) -> None:
+    assert same(Always(window, formula), Not(Eventually(window, Not(formula))), trace)
+
+
+@given(windows(), formulas(), traces())
+def test_eventually_is_until_with_nothing_to_hold(window: Window, formula: Formula, trace: Trace) -> None:
+    assert same(Eventually(window, formula), Until(window, Truth(True), formula), trace)
+
+
+@given(formulas(), formulas(), traces())
+def test_until_unfolds_one_record_at_a_time(hold: Formula, reach: Formula, trace: Trace) -> None:
+    """a U b = b or (a and next(a U b)), with next false at the end."""
+    until = trajectory_robustness(Until(ALWAYS, hold, reach), trace)
+    now, next_ = trajectory_robustness(reach, trace), np.append(until[1:], -np.inf)
+    next_[trace.starts[1:] - 1] = -np.inf
+    assert np.array_equal(until, np.maximum(now, np.minimum(trajectory_robustness(hold, trace), next_)))
+
+
+@given(windows(), windows(), formulas(), traces())
+def test_windows_within_windows_add_up(inner: Window, outer: Window, formula: Formula, trace: Trace) -> None:
+    end = None if inner.end_s is None or outer.end_s is None else inner.end_s + outer.end_s
+    added = Window(inner.start_s + outer.start_s, end)
+    assert same(Eventually(outer, Eventually(inner, formula)), Eventually(added, formula), trace)
+
+
+@given(expressions(), st.sampled_from(["<", "<="]), st.integers(0, 20), st.integers(0, 20), traces())
+def test_a_larger_threshold_never_lowers_an_upper_bounds_margin(
+    expression: Expression, operator: Comparison, one: int, other: int, trace: Trace
+) -> None:
+    clause = Always(ALWAYS, Compare(operator, expression, Threshold()))
+    tight, loose = (robustness(substitute(clause, value / 4), trace) for value in sorted([one, other]))
+    assert np.all(tight <= loose)
+    assert np.allclose(loose - tight, abs(one - other) / 4, rtol=0, atol=1e-9)
+
+
+@given(formulas(crisp=False), traces())
+def test_a_nonzero_sign_is_the_truth_of_the_formula(formula: Formula, trace: Trace) -> None:
+    """Soundness: margins decide as the comparisons themselves do, where no margin is zero."""
+    rho = robustness(formula, trace)
+    crisp = robustness(_with_truths(formula), _truth_signals(formula, trace))
+    decided = rho != 0
+    assert np.array_equal(np.sign(rho[decided]), np.sign(crisp[decided]))
+
+
+def _with_truths(formula: Formula) -> Formula:
+    match formula:
+        case Compare():
+            return BooleanSignal(to_text(formula))
+        case Not(child) | Always(_, child) | Eventually(_, child):
+            return replace(formula, child=_with_truths(child))
+        case And(left, right) | Or(left, right) | Implies(left, right) | Until(_, left, right):
+            return replace(formula, left=_with_truths(left), right=_with_truths(right))
+        case _:
+            return formula
+
+
+def _truth_signals(formula: Formula, trace: Trace) -> Trace:
+    atoms = [node for node in walk(formula) if isinstance(node, Compare)]
+    truths = {to_text(atom): trajectory_robustness(atom, trace) >= 0 for atom in atoms}
+    return Trace(truths, trace.starts, trace.dt_s)
+
+
+@given(formulas(), traces(), st.randoms(use_true_random=False))
+def test_the_order_of_episodes_does_not_matter(formula: Formula, trace: Trace, random: Random) -> None:
+    order = np.array(random.sample(range(len(trace)), len(trace)))
+    assert np.array_equal(robustness(formula, trace.select(order)), robustness(formula, trace)[order])
+
+
+@given(st.sampled_from(["<", "<=", ">", ">="]), st.booleans(), formulas(), windows(), traces())
+def test_a_clause_by_its_worst_value_is_bit_for_bit_the_worst_margin(
+    operator: Comparison, mirrored: bool, gate: Formula, window: Window, trace: Trace
+) -> None:
+    """G(gate -> s < bound) is judged from max(s); here from the margins, with values that round."""
+    signals = {name: values / 3 if values.dtype != np.bool_ else values for name, values in trace.signals.items()}
+    trace = Trace(signals, trace.starts, trace.dt_s)
+    sides = (Threshold(), Signal("x")) if mirrored else (Signal("x"), Threshold())
+    for predicate in (Compare(operator, *sides), Implies(gate, Compare(operator, *sides))):
+        clause = substitute(Always(window, predicate), 0.1)
+        rho = robustness(clause, trace)
+        assert rho.tobytes() == trajectory_robustness(clause, trace)[trace.starts[:-1]].tobytes()
+        assert rho.tobytes() == robustness(Not(Not(clause)), trace).tobytes()

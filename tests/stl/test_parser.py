@@ -1,0 +1,219 @@
+"""What the grammar accepts, how tightly its operators bind, and errors that point at their column."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from safevla_bench.errors import FormulaError
+from safevla_bench.stl import (
+    Formula,
+    Trace,
+    judge,
+    parse,
+    robustness,
+    signals,
+    substitute,
+    to_text,
+    trajectory_robustness,
+)
+from safevla_bench.stl.formula import Always, BooleanSignal, Compare, Number, Signal, Truth, Until, Window
+from safevla_bench.stl.parser import MAX_DEPTH
+from stl.oracle import KNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("p -> q -> r", "p -> (q -> r)"),
+        ("p or q and r", "p or (q and r)"),
+        ("p and q or r", "(p and q) or r"),
+        ("p and q and r", "(p and q) and r"),
+        ("p or q -> r and s", "(p or q) -> (r and s)"),
+        ("not p and q", "(not p) and q"),
+        ("! x < 3", "!(x < 3)"),
+        ("G p and q", "(G p) and q"),
+        ("G p U q", "(G p) U q"),
+        ("p and q U r", "p and (q U r)"),
+        ("p U q U r", "p U (q U r)"),
+        ("p U[0,1] !q or r", "(p U[0,1] (!q)) or r"),
+        ("G F !p", "G(F(!p))"),
+        ("G x + 1 < 3", "G((x + 1) < 3)"),
+        ("x - y - z < 1", "(x - y) - z < 1"),
+        ("x / y * z < 1", "(x / y) * z < 1"),
+        ("x + y * z < 1", "x + (y * z) < 1"),
+        ("-x * y < 1", "(-x) * y < 1"),
+        ("x < y + 1 -> p", "(x < (y + 1)) -> p"),
+        ("((p)) -> ((x) < (3))", "p -> x < 3"),
+    ],
+)
+def test_precedence(text: str, meaning: str) -> None:
+    assert parse(text) == parse(meaning)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("G p", "always p"),
+        ("F p", "eventually p"),
+        ("p U q", "p until q"),
+        ("!p", "not p"),
+        ("p and q", "p & q"),
+        ("p and q", "p && q"),
+        ("p or q", "p | q"),
+        ("p or q", "p || q"),
+        ("p -> q", "p => q"),
+        ("G[0,2] p", "G [ 0 : 2 ] p"),
+        ("G[0,T] p", "G p"),
+        ("x<-3", "x < - 3"),
+        ("p\n\t->\r\nq", "p -> q"),
+        ("x < .5", "x < 0.5"),
+        ("x < 5e-1", "x < 0.50"),
+    ],
+)
+def test_spellings(one: str, other: str) -> None:
+    assert parse(one) == parse(other)
+
+
+def test_names_that_begin_like_words() -> None:
+    text = "G(android -> Gx < T_max) and (U2 until Fast) and notp and or_else and max_force < minimum + threshold_n"
+    expected = {"android", "Gx", "T_max", "U2", "Fast", "notp", "or_else", "max_force", "minimum", "threshold_n"}
+    assert signals(parse(text)) == expected
+
+
+def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
+    assert parse("p") == BooleanSignal("p")
+    assert parse("(p) < 2") == Compare("<", Signal("p"), Number(2.0))
+    assert parse("true") == Truth(True)
+    assert parse("p U[1,T] q") == Until(Window(1.0, None), BooleanSignal("p"), BooleanSignal("q"))
+    assert parse("G[0.5,2] p") == Always(Window(0.5, 2.0), BooleanSignal("p"))
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "says"),
+    [
+        ("", 1, "the formula is empty"),
+        ("  \n ", 5, "the formula is empty"),
+        ("x <", 4, "ends too early"),
+        ("G(x < 1", 8, "ends too early"),
+        ("x < 1)", 6, r"'\)' is not expected"),
+        ("x == 3", 3, "'=' has no meaning"),
+        ("x != 3", 3, "is not expected|has no meaning"),
+        ("1 < x < 2", 7, "comparisons do not chain"),
+        ("(1 < x) < 2", 2, "a formula stands where a number is due"),
+        ("x + 1", 1, "a number stands where a formula is due"),
+        ("p -> 3", 6, "a number stands where a formula is due"),
+        ("G[2,1] p", 3, r"the window \[2,1\] is not one"),
+        ("G[T,T] p", 3, "'T' is not expected"),
+        ("G[-1,2] p", 3, "'-' is not expected"),
+        ("G[0,1e999] p", 5, "too large"),
+        ("x < 1e999", 5, "too large"),
+        ("x < " + "9" * 400, 5, "too large"),
+        ("max(x) < 1", 1, "max takes two arguments or more, not 1"),
+        ("p andq", 3, "'andq' is not expected"),
+        ("3x < 1", 2, "'x' is not expected"),
+        ("é < 1", 1, "'é' has no meaning"),
+        ("x ٣ < 1", 3, "'٣' has no meaning"),
+        ("x\u202e < 1", 2, "has no meaning"),
+        ("x < 1; y", 6, "';' has no meaning"),
+        ("x\x00 < 1", 2, "has no meaning"),
+        ("p and\n and q", 8, "'and' is not expected"),
+    ],
+)
+def test_an_error_names_its_column(text: str, column: int, says: str) -> None:
+    with pytest.raises(FormulaError, match=says) as caught:
+        parse(text)
+    assert caught.value.column == column
+    assert f"column {column}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "says"),
+    [
+        ("G(p -> xx < 1)", 8, "unknown signal 'xx'\n  did you mean 'x'\\? known signals: p, q, x, y, z"),
+        ("speed < 1", 1, "unknown signal 'speed'\n  known signals: p, q, x, y, z"),
+        ("G(p < 1)", 3, "'p' is Boolean, and a number is due here\n.*numeric signals: x, y, z"),
+        ("abs(x + p) < 1", 9, "'p' is Boolean"),
+        ("p -> x", 6, "'x' is numeric, and a formula is due here\n  compare it, as in x < 1"),
+        ("(x)", 2, "'x' is numeric"),
+    ],
+)
+def test_with_known_signals_an_error_lists_them(text: str, column: int, says: str) -> None:
+    with pytest.raises(FormulaError, match=says) as caught:
+        parse(text, KNOWN)
+    assert caught.value.column == column
+
+
+def test_without_any_known_signal_the_error_says_so() -> None:
+    with pytest.raises(FormulaError, match="known signals: none"):
+        parse("p", {})
+
+
+HOSTILE = {
+    "parentheses": "(" * 10_000 + "p" + ")" * 10_000,
+    "open parentheses": "(" * 10_000,
+    "negations": "!" * 10_000 + "p",
+    "always": "G " * 5_000 + "p",
+    "minus": "-" * 10_000 + "x < 1",
+    "conjunction": " and ".join(["p"] * 2_000),
+    "implication": " -> ".join(["p"] * 2_000),
+    "sum": "+".join(["x"] * 5_000) + " < 1",
+    "calls": "abs(" * 3_000 + "x" + ")" * 3_000 + " < 1",
+    "until": " U ".join(["p"] * 3_000),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_text_is_a_formula_error_and_not_a_crash(text: str) -> None:
+    with pytest.raises(FormulaError):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * (MAX_DEPTH - 1) + "p" + ")" * (MAX_DEPTH - 1),
+        "!" * (MAX_DEPTH - 1) + "p",
+        " and ".join(["p"] * MAX_DEPTH),
+        "G[0,0] " * (MAX_DEPTH - 1) + "p",
+        "abs(" * (MAX_DEPTH - 2) + "x" + ")" * (MAX_DEPTH - 2) + " < threshold",
+        " U ".join(["p"] * MAX_DEPTH),
+    ],
+    ids=["parentheses", "not", "and", "always", "abs", "until"],
+)
+def test_the_deepest_formula_read_can_also_be_used(text: str) -> None:
+    """A formula that parses is never too deep to print, fill, hash or judge."""
+    formula = substitute(parse(text), 1.0)
+    assert parse(to_text(formula)) == formula
+    assert hash(formula) == hash(substitute(parse(text), 1.0))
+    assert repr(formula)
+    trace = Trace({"p": np.array([True, False]), "x": np.array([0.5, 2.0])}, np.array([0, 2]), np.array([1.0]))
+    assert judge(formula, trace).rho[0] == robustness(formula, trace)[0] == trajectory_robustness(formula, trace)[0]
+    with pytest.raises(FormulaError, match=f"deeper than {MAX_DEPTH}"):
+        parse(f"!(({text}))")
+
+
+def test_a_long_formula_that_is_not_deep_is_read() -> None:
+    text = "x < " + "0" * 10_000 + "1"
+    assert parse(text) == parse("x < 1")
+    assert parse("p" * 10_000) == BooleanSignal("p" * 10_000)
+
+
+@given(st.text(max_size=60) | st.text("GFU[]()!&|-><=0123456789.eT,: xpq+*/", max_size=60))
+@example("G[0,T](x->")
+@example("1e")
+@example("\ud800")
+def test_any_text_is_a_formula_or_a_formula_error(text: str) -> None:
+    formula = parsed_or_none(text)
+    assert formula is None or parse(to_text(formula)) == formula
+
+
+def parsed_or_none(text: str) -> Formula | None:
+    try:
+        return parse(text)
+    except FormulaError as error:
+        if error.column is None or not 1 <= error.column <= len(text) + 1:
+            raise AssertionError(f"column {error.column} is not in {text!r}") from error
+        return None

@@ -1,0 +1,306 @@
+"""Edges of the semantics, verdicts and errors; test_laws and test_rtamt compare with the definitions at large."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from safevla_bench.errors import FormulaError, SignalError
+from safevla_bench.stl import Always, Trace, Until, judge, parse, robustness, substitute, trajectory_robustness
+from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
+
+INF = float("inf")
+NAN = float("nan")
+
+
+def trace_of(*lengths: int, dt_s: ArrayLike = 1.0, **signals: ArrayLike) -> Trace:
+    """Episodes one after the other; one episode if no lengths are given."""
+    arrays = {name: np.asarray(values) for name, values in signals.items()}
+    arrays = {name: values if values.dtype == np.bool_ else values.astype(float) for name, values in arrays.items()}
+    sizes = lengths or (len(next(iter(arrays.values()))),)
+    return Trace(arrays, np.concatenate([[0], np.cumsum(sizes)]), np.full(len(sizes), dt_s))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x < 3", [2.0, 1.0, 0.0, -1.0]),
+        ("x <= 3", [2.0, 1.0, 0.0, -1.0]),
+        ("x > 3", [-2.0, -1.0, 0.0, 1.0]),
+        ("3 >= x", [2.0, 1.0, 0.0, -1.0]),
+        ("2 * x - 1 < x + 1", [1.0, 0.0, -1.0, -2.0]),
+        ("abs(x - 3) < 1", [-1.0, 0.0, 1.0, 0.0]),
+        ("max(x, 2, -x) < 3", [1.0, 1.0, 0.0, -1.0]),
+        ("min(x, 2) < 3", [2.0, 1.0, 1.0, 1.0]),
+        ("x / 2 < 1", [0.5, 0.0, -0.5, -1.0]),
+        ("p", [INF, -INF, INF, INF]),
+        ("!p", [-INF, INF, -INF, -INF]),
+        ("p -> x < 3", [2.0, INF, 0.0, -1.0]),
+        ("x < 3 -> p", [INF, -1.0, INF, INF]),
+        ("p and x < 3", [2.0, -INF, 0.0, -1.0]),
+        ("p or x < 3", [INF, 1.0, INF, INF]),
+        ("true", [INF] * 4),
+        ("false or x < 3", [2.0, 1.0, 0.0, -1.0]),
+        ("1 < 3", [2.0] * 4),
+        ("G(x < 3)", [-1.0] * 4),
+        ("F(x < 3)", [2.0, 1.0, 0.0, -1.0]),
+        ("G[0,1](x < 3)", [1.0, 0.0, -1.0, -1.0]),
+        ("G[1,2](x < 3)", [0.0, -1.0, -1.0, INF]),
+        ("F[2,2](x < 3)", [0.0, -1.0, -INF, -INF]),
+        ("F[2,T](x > 3)", [1.0, 1.0, -INF, -INF]),
+        ("G[9,12] p", [INF] * 4),
+        ("F[9,12] p", [-INF] * 4),
+        ("G[0,1e300] p", [-INF, -INF, INF, INF]),
+        ("x < 3 U x > 2", [1.0, 1.0, 1.0, 2.0]),
+        ("x < 3 U[1,2] x > 2", [1.0, 1.0, 0.0, -INF]),
+        ("x < 3 U[3,5] x > 0", [0.0, -INF, -INF, -INF]),
+        ("p U[4,5] p", [-INF] * 4),
+        ("p U !p", [INF, INF, -INF, -INF]),
+    ],
+)
+def test_each_operator_at_each_record(text: str, expected: list[float]) -> None:
+    trace = trace_of(x=[1, 2, 3, 4], p=[True, False, True, True])
+    assert trajectory_robustness(parse(text), trace).tolist() == expected
+    assert robustness(parse(text), trace).tolist() == expected[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("G(x < 3)", 1.0),
+        ("F(x < 3)", 1.0),
+        ("x < 3 U x > 1", 1.0),
+        ("G[1,2](x < 3)", INF),
+        ("F[1,2](x < 3)", -INF),
+        ("x < 3 U[1,2] x > 1", -INF),
+        ("G[0,0](x < 3)", 1.0),
+        ("G(F[1,1](x < 3))", -INF),
+    ],
+)
+def test_an_episode_of_one_record(text: str, expected: float) -> None:
+    assert robustness(parse(text), trace_of(x=[2])).tolist() == [expected]
+
+
+def test_until_does_not_ask_for_the_left_side_where_the_right_comes_true() -> None:
+    """Half-open: at t' the left side may already have failed."""
+    assert robustness(parse("x < 1 U x > 1"), trace_of(x=[0, 0, 5])).tolist() == [1.0]
+
+
+def test_a_window_never_looks_into_the_next_episode() -> None:
+    trace = trace_of(2, 1, 3, x=[0, 1, 9, 2, 3, 4])
+    assert trajectory_robustness(parse("F[0,2](x > 0)"), trace).tolist() == [1.0, 1.0, 9.0, 4.0, 4.0, 4.0]
+    assert trajectory_robustness(parse("F[1,T](x > 0)"), trace).tolist() == [1.0, -INF, -INF, 4.0, 4.0, -INF]
+    assert trajectory_robustness(parse("x < 9 U[1,2] x > 0"), trace).tolist() == [1.0, -INF, -INF, 4.0, 4.0, -INF]
+    assert judge(parse("G[1,1](x < 3.5)"), trace).extreme.tolist()[::2] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("widest", [2, 9, 40])
+def test_until_with_wide_and_narrow_windows_is_what_its_definition_says(widest: int) -> None:
+    rng = np.random.default_rng(widest)
+    source = FormulaSource(rng, 0.05, widest=widest)
+    trace = random_trace(rng, 0.05, [1, 2, 7, 16, 17, 33])
+    for _ in range(15):
+        formula = Until(source.window(), source.formula(0), source.formula(0))
+        assert np.array_equal(trajectory_robustness(formula, trace), literal_trajectory(formula, trace))
+
+
+def test_episodes_of_different_control_steps_are_each_judged_by_their_own() -> None:
+    rng = np.random.default_rng(5)
+    trace = random_trace(rng, 0.1, [5, 1, 9, 12, 30, 2])
+    trace = Trace(trace.signals, trace.starts, np.array([0.1, 0.05, 0.2, 0.1, 0.05, 0.2]))
+    for _ in range(60):
+        formula = FormulaSource(rng, 0.2, widest=3).formula(2)
+        alone = [trace.select(np.array([episode])) for episode in range(len(trace))]
+        expected = np.concatenate([trajectory_robustness(formula, part) for part in alone])
+        assert np.array_equal(trajectory_robustness(formula, trace), expected)
+        assert np.array_equal(expected, literal_trajectory(formula, trace))
+        assert np.array_equal(robustness(formula, trace), expected[trace.starts[:-1]])
+        verdicts, verdict = [judge(formula, part) for part in alone], judge(formula, trace)
+        for field in ("rho", "extreme", "first_violation"):
+            together = np.concatenate([getattr(one, field) for one in verdicts])
+            assert np.array_equal(getattr(verdict, field), together, equal_nan=True)
+
+
+@pytest.mark.parametrize("bound", ["0.07", "0.0500001", "1e-3"])
+def test_a_window_off_the_control_step_is_refused_with_both_numbers(bound: str) -> None:
+    with pytest.raises(FormulaError, match=rf"{float(bound)!r} s is no multiple of the control step dt = 0\.05 s"):
+        robustness(parse(f"F[{bound},1] p"), trace_of(p=[True], dt_s=0.05))
+
+
+@pytest.mark.parametrize(("bound", "dt_s"), [("0.15", 0.05), ("0.3", 0.1), ("0.6", 0.2), ("0.35", 0.05), ("2", 1 / 3)])
+def test_rounding_of_a_multiple_is_no_offence(bound: str, dt_s: float) -> None:
+    steps = round(float(bound) / dt_s)
+    trace = trace_of(x=np.arange(10), dt_s=dt_s)
+    assert robustness(parse(f"F[{bound},{bound}](x > 0)"), trace).tolist() == [steps]
+
+
+def test_an_unbounded_formula_needs_no_control_step() -> None:
+    assert robustness(parse("G(x < 3)"), trace_of(x=[1.0], dt_s=0.0333)).tolist() == [2.0]
+
+
+# Verdicts
+
+VALUES = [1.0, 5.0, 2.0, 7.0, -3.0, 4.0]
+GATE = np.array([True, False, True, False, False, True])
+
+
+@pytest.mark.parametrize(
+    ("text", "rho", "extreme", "first"),
+    [
+        ("G(x < 6)", -1.0, 7.0, 3),
+        ("G(x <= 7)", 0.0, 7.0, -1),
+        ("G(x > -3)", 0.0, -3.0, -1),
+        ("G(x >= 0)", -3.0, -3.0, 4),
+        ("G(6 > x)", -1.0, 7.0, 3),
+        ("G(0 < x)", -3.0, -3.0, 4),
+        ("G(x < -2)", -9.0, 7.0, 0),
+        ("G(x > -(2 - 1))", -2.0, -3.0, 4),
+        ("G[0,2](x < 4)", -1.0, 5.0, 1),
+        ("G[2,3](x < 4)", -3.0, 7.0, 3),
+        ("G[2,T](x < 1)", -6.0, 7.0, 2),
+        ("G[8,9](x < 4)", INF, NAN, -1),
+        ("G(p -> x < 3)", -1.0, 4.0, 5),
+        ("G(p -> x < 5)", 1.0, 4.0, -1),
+        ("G(p -> x > 3)", -2.0, 1.0, 0),
+        ("G(!p -> 4 > x)", -3.0, 7.0, 1),
+        ("G[1,4](p -> x < 1)", -1.0, 2.0, 2),
+        ("G[3,4](p -> x < 1)", INF, NAN, -1),
+        ("G(false -> x < 1)", INF, NAN, -1),
+        # A numeric gate caps the margin at its own.
+        ("G((p and y > 0) -> x < 1)", -1.0, 4.0, 5),
+        ("G((y > 0.5) -> x < 3)", -0.5, 7.0, 1),
+        ("G((y > 3) -> x < 3)", 2.0, NAN, -1),
+        # Other shapes have no single worst value.
+        ("G(x + 0 < 6)", -1.0, NAN, 3),
+        ("G(x < y)", -6.0, NAN, 0),
+        ("G(x < 6 and p)", -INF, NAN, 1),
+        ("G(F[0,1](x > 5))", -1.0, NAN, 4),
+        ("G p", -INF, NAN, 1),
+        ("G(!p or x < 3)", -1.0, NAN, 5),
+        ("G(x < 6) and G(p -> x > 3)", -2.0, NAN, 0),
+        ("G(x < 6) and G(p -> x < 3)", -1.0, NAN, 3),
+        ("G(x < 9) and G(p -> x < 3)", -1.0, NAN, 5),
+        ("G(x < 9) and G(x > -9)", 2.0, NAN, -1),
+        ("F(x > 9)", -2.0, NAN, 0),
+        ("x < 0", -1.0, NAN, 0),
+        ("!G(x < 9)", -2.0, NAN, 0),
+        ("x > 0", 1.0, NAN, -1),
+    ],
+)
+def test_robustness_worst_value_and_first_violation(text: str, rho: float, extreme: float, first: int) -> None:
+    trace = trace_of(x=VALUES, y=[0, 1, 0, 1, 0, 1], p=GATE)
+    # A neighbour on either side shows that nothing leaks from one episode into the next.
+    batch = trace_of(1, 6, 2, x=[99, *VALUES, -99, 99], y=[9, 0, 1, 0, 1, 0, 1, 9, 9], p=[True, *GATE, True, True])
+    for verdict, place in ((judge(parse(text), trace), 0), (judge(parse(text), batch), 1)):
+        assert verdict.rho[place] == rho
+        assert np.array_equal(verdict.extreme[place], extreme, equal_nan=True)
+        assert verdict.first_violation[place] == first
+
+
+def test_the_first_violation_is_the_first_record_with_a_negative_margin() -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(150):
+        trace = random_trace(rng, 0.05, rng.integers(1, 15, 4).tolist())
+        child = FormulaSource(rng, 0.05).formula(int(rng.integers(3)))
+        formula = Always(FormulaSource(rng, 0.05).window(), child)
+        verdict, margins = judge(formula, trace), trajectory_robustness(child, trace)
+        first = formula.window.start_s / 0.05
+        last = INF if formula.window.end_s is None else formula.window.end_s / 0.05
+        for episode, (lo, hi) in enumerate(zip(trace.starts[:-1], trace.starts[1:], strict=True)):
+            bad = [t for t in range(hi - lo) if first - 0.5 < t < last + 0.5 and margins[lo + t] < 0]
+            assert verdict.first_violation[episode] == (bad[0] if bad else -1)
+            assert bool(bad) == (verdict.rho[episode] < 0)
+
+
+def test_no_verdict_is_a_negative_zero() -> None:
+    trace = trace_of(x=[0.0, 0.0])
+    for text in ("G(x > 0)", "G(0 < -x)", "!(x < 0)", "F(!(x < 0))"):
+        assert not np.signbit(robustness(parse(text), trace))[0]
+        assert not np.signbit(trajectory_robustness(parse(text), trace)).any()
+
+
+def test_no_episodes_no_verdicts() -> None:
+    empty = Trace({"x": np.empty(0), "p": np.empty(0, np.bool_)}, np.array([0]), np.empty(0))
+    for text in ("G(x < 1)", "G(p -> x < 1)", "F[1,2] p", "p U q"):
+        assert judge(parse(text), empty).rho.shape == (0,)
+        assert trajectory_robustness(parse(text), empty).shape == (0,)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["G(x < 3)", "G(p -> x < 3)", "G[0,1](x < 3)", "F(x < 3)", "x < 3", "G(x + 1 < 3)", "G(p or x < 3)", "x < 3 U p"],
+)
+def test_nan_is_an_error_wherever_it_is(text: str) -> None:
+    """Also behind a closed gate and outside the window: nobody knows what the signal was."""
+    for place, where in ((0, "record 0 of episode 0"), (3, "record 1 of episode 1"), (5, "record 3 of episode 1")):
+        values = np.arange(6.0)
+        values[place] = NAN
+        trace = trace_of(2, 4, x=values, p=[True, False] * 3)
+        for judged in (robustness, trajectory_robustness, judge):
+            with pytest.raises(SignalError, match=f"x is not a number .NaN. at {where}"):
+                judged(parse(text), trace)
+        other = trace.select(np.array([place >= 2, place < 2]))
+        assert np.isfinite(robustness(parse("G(x < 3)"), other)).all()
+
+
+def test_nan_in_a_signal_that_is_not_read_is_no_error() -> None:
+    assert robustness(parse("G(x < 3)"), trace_of(x=[1.0], y=[NAN])).tolist() == [2.0]
+
+
+def test_nan_among_episodes_of_several_control_steps_is_named_by_the_callers_number() -> None:
+    trace = Trace({"x": np.array([0.0, NAN])}, np.array([0, 1, 2]), np.array([0.1, 0.05]))
+    with pytest.raises(SignalError, match="episode 1"):
+        robustness(parse("G[0,0.1](x < 3)"), trace)
+
+
+@pytest.mark.parametrize("text", ["G(1 / x < 3)", "G(x / x < 3)", "G(x * 1e308 * 1e308 < 3)", "G(x < 1 / 0)"])
+def test_arithmetic_that_leaves_the_numbers_is_an_error(text: str) -> None:
+    with pytest.raises(SignalError, match="divides by zero or overflows"):
+        robustness(parse(text), trace_of(x=[2.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("G(speed < 1)", "no signal 'speed'\n  it has: p, x"),
+        ("G(x)", "'x' is numeric"),
+        ("G(p < 1)", "'p' holds bool"),
+        ("G(p + 1 < 1)", "'p' holds bool"),
+    ],
+)
+def test_a_signal_that_is_missing_or_of_the_other_kind_is_an_error(text: str, says: str) -> None:
+    with pytest.raises(SignalError, match=says):
+        robustness(parse(text), trace_of(x=[1.0], p=[True]))
+
+
+@pytest.mark.parametrize("text", ["G(x < threshold)", "F(x + threshold < 1)"])
+def test_a_threshold_must_be_substituted_first(text: str) -> None:
+    trace = trace_of(x=[1.0])
+    with pytest.raises(FormulaError, match="`threshold` has no value"):
+        robustness(parse(text), trace)
+    assert np.isfinite(robustness(substitute(parse(text), 2.0), trace)).all()
+
+
+@pytest.mark.parametrize(
+    ("starts", "dt_s", "says"),
+    [([0, 2, 2, 3], [1.0] * 3, "without records"), ([0, 3], [1.0] * 2, "offsets"), ([0, 2], [1.0], r"shape \(3,\)")],
+)
+def test_a_trace_that_does_not_fit_together_is_refused(starts: list[int], dt_s: list[float], says: str) -> None:
+    with pytest.raises(SignalError, match=says):
+        Trace({"x": np.zeros(3)}, np.array(starts), np.array(dt_s))
+
+
+def test_episodes_are_selected_by_mask_or_by_index() -> None:
+    trace = random_trace(np.random.default_rng(2), 0.1, [3, 1, 4])
+    chosen = trace.select(np.array([True, False, True]))
+    assert chosen.starts.tolist() == [0, 3, 7]
+    for name in KNOWN:
+        expected = np.concatenate([trace.signals[name][:3], trace.signals[name][4:]])
+        assert np.array_equal(chosen.signals[name], expected)
+    turned = trace.select(np.array([2, 0]))
+    assert np.array_equal(turned.signals["x"], np.concatenate([trace.signals["x"][4:], trace.signals["x"][:3]]))
+    assert len(trace.select(np.zeros(3, np.bool_))) == 0

@@ -1,0 +1,257 @@
+"""Agreement with RTAMT, an independent monitor, in its offline discrete-time mode.
+
+Found by reading its interpreter (0.4.10) and confirmed here: its until is half-open, its windows are clipped at the end
+of the trace and an empty one gives +inf (always) or -inf (eventually, until), as ours. Mapped, because it differs:
+
+- a window is counted in sampling periods, so `[a,b]` seconds become records; `[a,T]` ends at the longest episode;
+- it has no Boolean signal: one becomes `signal >= 0` with values of plus and minus infinity;
+- it has no unary minus on a signal: `-x` becomes `0 - x`;
+- its `evaluate` fails on a trace of one record, so its visitor is asked directly;
+- its grammar reads `->` and `until` from the left, ours from the right, so formulas are handed over as trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import rtamt
+from rtamt.semantics.enumerations.comp_oper import StlComparisonOperator
+from rtamt.semantics.interval.interval import Interval
+from rtamt.semantics.stl.discrete_time.offline.interpreter import StlDiscreteTimeOfflineInterpreter
+from rtamt.syntax.ast.parser.stl.specification_parser import StlAst
+from rtamt.syntax.node.abstract_node import AbstractNode
+from rtamt.syntax.node.arithmetic.abs import Abs
+from rtamt.syntax.node.arithmetic.addition import Addition
+from rtamt.syntax.node.arithmetic.multiplication import Multiplication
+from rtamt.syntax.node.arithmetic.subtraction import Subtraction
+from rtamt.syntax.node.ltl import always, conjunction, constant, disjunction, eventually, implies, neg, predicate, until
+from rtamt.syntax.node.ltl.variable import Variable
+from rtamt.syntax.node.stl.timed_always import TimedAlways
+from rtamt.syntax.node.stl.timed_eventually import TimedEventually
+from rtamt.syntax.node.stl.timed_until import TimedUntil
+
+from safevla_bench.stl import Formula, Trace, parse, robustness, to_text, trajectory_robustness
+from safevla_bench.stl.formula import (
+    Always,
+    And,
+    Arithmetic,
+    BooleanSignal,
+    Call,
+    Compare,
+    Eventually,
+    Expression,
+    Implies,
+    Negate,
+    Not,
+    Number,
+    Or,
+    Signal,
+    Until,
+    Window,
+    bounded_windows,
+    walk,
+)
+from safevla_bench.stl.ragged import Ragged
+from stl.oracle import BOOLEAN, NUMERIC, FormulaSource, episodes_of, nesting, random_trace
+
+COUNT = 5000
+OPERATORS = {"<": "LESS", "<=": "LEQ", ">": "GREATER", ">=": "GEQ"}
+ARITHMETIC = {"+": Addition, "-": Subtraction, "*": Multiplication}
+TEMPORAL = {
+    Always: (always.Always, TimedAlways),
+    Eventually: (eventually.Eventually, TimedEventually),
+    Until: (until.Until, TimedUntil),
+}
+
+
+def rtamt_tree(formula: Formula, dt_s: float, longest: int) -> AbstractNode:
+    def of(part: Formula) -> AbstractNode:
+        return rtamt_tree(part, dt_s, longest)
+
+    def temporal(kind: type, window: Window, *parts: AbstractNode) -> AbstractNode:
+        untimed, timed = TEMPORAL[kind]
+        if window == Window():
+            return untimed(*parts)
+        first = round(window.start_s / dt_s)
+        last = max(first, longest) if window.end_s is None else round(window.end_s / dt_s)
+        return timed(*parts, Interval(Fraction(first), Fraction(last), "s", "s"))
+
+    match formula:
+        case Compare(operator, left, right):
+            sign = StlComparisonOperator[OPERATORS[operator]]
+            return predicate.Predicate(rtamt_number(left), rtamt_number(right), sign)
+        case BooleanSignal(name):
+            return predicate.Predicate(
+                Variable(name, iotype="input"), constant.Constant(0.0), StlComparisonOperator.GEQ
+            )
+        case Not(child):
+            return neg.Neg(of(child))
+        case And(left, right):
+            return conjunction.Conjunction(of(left), of(right))
+        case Or(left, right):
+            return disjunction.Disjunction(of(left), of(right))
+        case Implies(left, right):
+            return implies.Implies(of(left), of(right))
+        case Always(window, child) | Eventually(window, child):
+            return temporal(type(formula), window, of(child))
+        case Until(window, left, right):
+            return temporal(Until, window, of(left), of(right))
+        case _:
+            raise AssertionError(formula)
+
+
+def rtamt_number(expression: Expression) -> AbstractNode:
+    match expression:
+        case Signal(name):
+            return Variable(name, iotype="input")
+        case Number(value):
+            return constant.Constant(value)
+        case Negate(child):
+            return Subtraction(constant.Constant(0.0), rtamt_number(child))
+        case Arithmetic(operator, left, right):
+            return ARITHMETIC[operator](rtamt_number(left), rtamt_number(right))
+        case Call("abs", (argument,)):
+            return Abs(rtamt_number(argument))
+        case _:
+            raise AssertionError(expression)
+
+
+def rtamt_trajectory(formula: Formula, trace: Trace) -> np.ndarray:
+    tree = StlAst()
+    tree.specs = [rtamt_tree(formula, float(trace.dt_s[0]), int(np.diff(trace.starts).max()))]
+    interpreter = StlDiscreteTimeOfflineInterpreter()
+    interpreter.set_ast(tree)
+    parts = []
+    for episode in episodes_of(trace):
+        dataset = {name: list(episode[name]) for name in NUMERIC}
+        dataset |= {name: [np.inf if held else -np.inf for held in episode[name]] for name in BOOLEAN}
+        interpreter.set_variable_to_ast_from_dataset(dataset)
+        (rho,) = interpreter.visitAst(tree, len(dataset["x"]))
+        assert len(rho) == len(dataset["x"])
+        parts.extend(rho)
+    return np.array(parts, np.float64)
+
+
+@dataclass(frozen=True)
+class Case:
+    formula: Formula
+    trace: Trace
+    expected: np.ndarray
+    """What RTAMT says at every record."""
+
+
+def make_cases(count: int) -> Iterator[Case]:
+    rng = np.random.default_rng(20240519)
+    for _ in range(count):
+        dt_s = float(rng.choice([0.02, 0.05, 0.1, 1 / 3, 1.0]))
+        formula = FormulaSource(rng, dt_s).formula(int(rng.integers(1, 5)))
+        trace = random_trace(rng, dt_s, rng.choice([1, 2, 3, 5, 8, 13, 21], size=3).tolist())
+        yield Case(formula, trace, rtamt_trajectory(formula, trace))
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return list(make_cases(COUNT))
+
+
+def disagreements(cases: list[Case]) -> int:
+    return sum(not np.array_equal(trajectory_robustness(case.formula, case.trace), case.expected) for case in cases)
+
+
+def test_the_cases_are_hard_enough_to_tell_engines_apart(cases: list[Case]) -> None:
+    at_start = np.concatenate([case.expected[case.trace.starts[:-1]] for case in cases])
+    demanding = [bool(bounded_windows(case.formula)) or nesting(case.formula) >= 3 for case in cases]
+    assert len(cases) >= 3000
+    assert len({to_text(case.formula) for case in cases}) >= 3000
+    assert np.mean(demanding) >= 0.5
+    assert 0.3 <= np.mean(at_start >= 0) <= 0.7
+    assert np.mean(np.isfinite(at_start)) >= 0.5
+    assert sum(any(isinstance(node, Until) for node in walk(case.formula)) for case in cases) >= 300
+
+
+def test_rtamt_agrees_at_every_record_of_every_episode(cases: list[Case]) -> None:
+    wrong = [
+        to_text(case.formula)
+        for case in cases
+        if not np.array_equal(trajectory_robustness(case.formula, case.trace), case.expected)
+    ]
+    assert wrong == []
+
+
+def test_rtamt_agrees_on_the_verdict_of_each_episode(cases: list[Case]) -> None:
+    for case in cases:
+        assert np.array_equal(robustness(case.formula, case.trace), case.expected[case.trace.starts[:-1]])
+
+
+def test_a_ragged_batch_gives_what_its_episodes_give_alone(cases: list[Case]) -> None:
+    for case in cases[::3]:
+        alone = [trajectory_robustness(case.formula, case.trace.select(np.array([e]))) for e in range(len(case.trace))]
+        assert np.array_equal(trajectory_robustness(case.formula, case.trace), np.concatenate(alone))
+
+
+def widened(formula: Formula, by_s: float) -> Formula:
+    """The formula with the end of its first bounded window one control step later."""
+    if isinstance(formula, Always | Eventually | Until) and formula.window.end_s is not None:
+        return replace(formula, window=Window(formula.window.start_s, formula.window.end_s + by_s))
+    for field in ("left", "right", "child"):
+        part = getattr(formula, field, None)
+        if part is not None and not isinstance(formula, Compare) and (other := widened(part, by_s)) != part:
+            return replace(formula, **{field: other})
+    return formula
+
+
+def test_a_window_one_step_too_wide_is_caught(cases: list[Case]) -> None:
+    mutants = [replace(case, formula=widened(case.formula, float(case.trace.dt_s[0]))) for case in cases]
+    mutants = [mutant for mutant, case in zip(mutants, cases, strict=True) if mutant.formula != case.formula]
+    assert len(mutants) >= 1000
+    assert disagreements(mutants) >= 0.3 * len(mutants)
+
+
+def off_by_one(original: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def wrong(*arguments: Any) -> Any:
+        return original(*(value + 1 if index == place else value for index, value in enumerate(arguments)))
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("routine", "place"),
+    [("window", 3), ("window", 4), ("until", 3), ("until", 4), ("onwards", 3), ("ahead", 2)],
+    ids=["window-start", "window-end", "until-start", "until-end", "unbounded-start", "shift"],
+)
+def test_an_off_by_one_in_a_window_routine_is_caught(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch, routine: str, place: int
+) -> None:
+    some = cases[:500]
+    assert disagreements(some) == 0
+    monkeypatch.setattr(Ragged, routine, off_by_one(getattr(Ragged, routine), place))
+    assert disagreements(some) >= 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "always(eventually[0,2](x > 1))",
+        "(x > 0) until[1,3] (y < 2)",
+        "not (x > 1) and y < 2 or z > 0",
+        "x > 1 or y < 2 -> z > 0",
+        "always[0:4](x + y * z - 2 < 3)",
+        "x > 5 and y < 2 until z > 3",
+    ],
+)
+def test_rtamts_own_reading_of_a_text_gives_the_same(text: str) -> None:
+    """Precedence: not, then until, then and, or, and -> last."""
+    trace = random_trace(np.random.default_rng(7), 1.0, [9])
+    specification = rtamt.StlDiscreteTimeSpecification()
+    for name in NUMERIC:
+        specification.declare_var(name, "float")
+    specification.spec = text
+    specification.parse()
+    dataset = {name: trace.signals[name].tolist() for name in NUMERIC} | {"time": list(range(9))}
+    theirs = [rho for _, rho in specification.evaluate(dataset)]
+    assert trajectory_robustness(parse(text), trace).tolist() == theirs

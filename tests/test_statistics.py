@@ -1,0 +1,81 @@
+"""Intervals: the paper's own Wilson intervals, and the bootstrap against scipy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
+
+from safevla_bench.statistics import bootstrap_means, wilson
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+# Paper Table 12: counts of 20 and of 200 and the printed intervals, in percent.
+TABLE_12 = [
+    (15, 20, 53.1, 88.8),
+    (18, 20, 69.9, 97.2),
+    (17, 20, 64.0, 94.8),
+    (20, 20, 83.9, 100.0),
+    (13, 20, 43.3, 81.9),
+    (7, 20, 18.1, 56.7),
+    (167, 200, 77.7, 88.0),
+    (156, 200, 71.8, 83.2),
+]
+
+
+@pytest.mark.parametrize(("count", "n", "low", "high"), TABLE_12)
+def test_wilson_gives_the_printed_intervals_of_table_12(count, n, low, high):
+    found = wilson(count, n)
+    assert (round(100 * found.low, 1), round(100 * found.high, 1)) == (low, high)
+
+
+@given(st.integers(1, 2000), st.data())
+def test_wilson_agrees_with_statsmodels(n, data):
+    count = data.draw(st.integers(0, n))
+    found = wilson(count, n)
+    np.testing.assert_allclose((found.low, found.high), proportion_confint(count, n, method="wilson"), atol=1e-12)
+
+
+def test_wilson_of_nothing_is_unknown():
+    assert wilson(0, 0) is None
+
+
+def test_bootstrap_agrees_with_scipy_within_monte_carlo_error():
+    values = np.random.default_rng(3).exponential(size=150)
+    found = bootstrap_means(values[None], generator())[0]
+    peer = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=generator(1))
+    assert found.low == pytest.approx(peer.confidence_interval.low, abs=0.01)
+    assert found.high == pytest.approx(peer.confidence_interval.high, abs=0.01)
+
+
+def test_the_seed_decides_the_interval():
+    values = np.random.default_rng(3).normal(size=(1, 40))
+    assert bootstrap_means(values, generator()) == bootstrap_means(values, generator())
+    assert bootstrap_means(values, generator()) != bootstrap_means(values, generator(1))
+
+
+def test_a_conditional_mean_is_recomputed_in_each_resample_and_empty_ones_are_counted():
+    values = np.full(12, np.nan)
+    values[3] = 0.7
+    found = bootstrap_means(values[None], generator())[0]
+    assert (found.low, found.high) == (pytest.approx(0.7), pytest.approx(0.7))
+    assert found.skipped / 10_000 == pytest.approx((11 / 12) ** 12, abs=0.02)
+
+
+def test_rows_share_their_resamples_and_do_not_depend_on_each_other():
+    values = np.random.default_rng(3).normal(size=(2, 40))
+    assert bootstrap_means(values, generator())[1] == bootstrap_means(values[1:], generator())[0]
+
+
+def test_what_no_episode_has_is_unknown_and_what_never_varies_is_certain():
+    values = np.vstack([np.full(5, np.nan), np.full(5, 0.25)])
+    nothing, certain = bootstrap_means(values, generator())
+    assert nothing is None
+    assert (certain.low, certain.high, certain.skipped) == (0.25, 0.25, 0)
+    assert bootstrap_means(np.empty((2, 0)), generator()) == [None, None]

@@ -1,0 +1,70 @@
+"""Every rule of the record: broken once, the error names episode, step and field and says what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builders import BOWL, DRAWER, HAND, contacts, episode
+from safevla_bench.errors import RecordError
+
+
+def with_value(shape: tuple[int, ...], place: tuple[int, ...], value: float) -> np.ndarray:
+    array = np.ones(shape)
+    array[place] = value
+    return array
+
+
+BROKEN = {
+    "not a number in a position": (
+        {"body_pos_m": with_value((12, 3, 3), (4, 1, 2), np.nan)},
+        (4, "body_pos_m.plate[2]", "not a finite number"),
+    ),
+    "infinite torque": (
+        {"joint_torque_nm": with_value((12, 7), (3, 6), np.inf)},
+        (3, "joint_torque_nm[6]", "not a finite number"),
+    ),
+    "not a number in an action": (
+        {"action": with_value((11, 7), (0, 1), np.nan)},
+        (1, "action[1]", "not a finite number"),
+    ),
+    "zero quaternion": (
+        {"body_quat_wxyz": np.concatenate([np.ones((5, 2, 4)), np.zeros((7, 2, 4))])},
+        (5, "body_quat_wxyz.bowl[0]", "norm zero"),
+    ),
+    "zero end-effector quaternion": (
+        {"eef_quat_wxyz": np.concatenate([np.ones((5, 4)), np.zeros((7, 4))])},
+        (5, "eef_quat_wxyz[0]", "norm zero"),
+    ),
+    "negative force": (
+        {"contacts": contacts((2, HAND, DRAWER, 1.0), (2, HAND, BOWL, -1.0))},
+        (2, "contacts[1].force_n", "-1.0 is negative"),
+    ),
+    "a body touching itself": (
+        {"contacts": contacts((2, HAND, HAND, 1.0))},
+        (2, "contacts[0].b", "touches itself"),
+    ),
+    "dt of zero": ({"dt": 0.0}, (None, "dt", "dt is 0.0")),
+    "torques of another length": (
+        {"joint_torque_nm": np.ones((12, 6))},
+        (None, "joint_torque_nm", "6 torques, but 7 limits"),
+    ),
+    "a negative limit": (
+        {"joint_torque_limit_nm": (87.0, -1.0), "joint_torque_nm": np.ones((12, 2))},
+        (None, "joint_torque_limit_nm", "limits are"),
+    ),
+    "a target of another role": ({"target_object": "plate"}, (None, "target_object", "has the role 'bystander'")),
+    "a target without a role": ({"target_object": "cup"}, (None, "target_object", "has no role")),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_named_with_its_place_and_remedy(rule):
+    changes, (step, field, problem) = BROKEN[rule]
+    with pytest.raises(RecordError) as raised:
+        episode(**changes)
+    error = raised.value
+    assert (error.place.step, error.place.field) == (step, field)
+    assert error.place.episode == "libero-goal/task_8/ep_000"
+    assert problem in str(error)
+    assert error.remedy
