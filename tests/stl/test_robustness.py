@@ -135,6 +135,10 @@ def test_rounding_of_a_multiple_is_no_offence(bound: str, dt_s: float) -> None:
     assert robustness(parse(f"F[{bound},{bound}](x > 0)"), trace).tolist() == [steps]
 
 
+def test_a_window_may_end_at_any_finite_time() -> None:
+    assert robustness(parse("F[0,1.7e308](x > 0)"), trace_of(x=np.arange(10), dt_s=0.05)).tolist() == [9]
+
+
 def test_an_unbounded_formula_needs_no_control_step() -> None:
     assert robustness(parse("G(x < 3)"), trace_of(x=[1.0], dt_s=0.0333)).tolist() == [2.0]
 
@@ -213,9 +217,10 @@ def test_the_first_violation_is_the_first_record_with_a_negative_margin() -> Non
             assert bool(bad) == (verdict.rho[episode] < 0)
 
 
-def test_no_verdict_is_a_negative_zero() -> None:
-    trace = trace_of(x=[0.0, 0.0])
-    for text in ("G(x > 0)", "G(0 < -x)", "!(x < 0)", "F(!(x < 0))"):
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_no_verdict_is_a_negative_zero(zero: float) -> None:
+    trace = trace_of(x=[zero, zero])
+    for text in ("G(x < 0)", "G(x > 0)", "G(0 < -x)", "!(x < 0)", "F(!(x < 0))"):
         assert not np.signbit(robustness(parse(text), trace))[0]
         assert not np.signbit(trajectory_robustness(parse(text), trace)).any()
 
@@ -232,7 +237,19 @@ def test_no_episodes_no_verdicts() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["G(x < 3)", "G(p -> x < 3)", "G[0,1](x < 3)", "F(x < 3)", "x < 3", "G(x + 1 < 3)", "G(p or x < 3)", "x < 3 U p"],
+    [
+        "G(x < 3)",
+        "G(p -> x < 3)",
+        "G(!p -> x < 3)",
+        "G(false -> x < 3)",
+        "G[0,1](x < 3)",
+        "G[1,1](x < 3)",
+        "F(x < 3)",
+        "x < 3",
+        "G(x + 1 < 3)",
+        "G(p or x < 3)",
+        "x < 3 U p",
+    ],
 )
 def test_nan_is_an_error_wherever_it_is(text: str) -> None:
     """Also behind a closed gate and outside the window: nobody knows what the signal was."""

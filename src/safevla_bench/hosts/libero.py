@@ -1,36 +1,23 @@
 """LIBERO: four suites of ten tasks in robosuite 1.4, recorded.
 
-The simulator is imported when an environment is made. Two things stand here and nowhere else: what makes a LIBERO
-episode repeatable (`LiberoEnv.reset`) and which installation is fit for it (`_require`).
+The simulator is imported when an environment is made. What makes a LIBERO episode repeatable stands in
+`LiberoEnv.reset` and nowhere else.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
-import logging
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import __version__
 from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, scene, targets
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
-
-if TYPE_CHECKING:
-    from libero.libero.benchmark import Task as LiberoTask
-    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
-    from libero.libero.envs.env_wrapper import ControlEnv
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 CONTROL_STEP_S = 0.05
@@ -45,7 +32,7 @@ class LiberoHost:
 
     def suites(self) -> tuple[str, ...]:
         """The suites' benchmark names."""
-        return tuple(SUITES)
+        return tuple(install.SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`.
@@ -53,11 +40,12 @@ class LiberoHost:
         Raises:
             HostError: there is no such suite, or LIBERO is not installed.
         """
-        benchmark = ALIASES.get(suite, suite)
-        if benchmark not in SUITES:
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=f"Suites: {', '.join([*SUITES, *ALIASES])}.")
-        _require()
-        return _tasks(benchmark)
+        benchmark = install.ALIASES.get(suite, suite)
+        if benchmark not in install.SUITES:
+            known = ", ".join([*install.SUITES, *install.ALIASES])
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=f"Suites: {known}.")
+        install.require()
+        return install.tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """An environment of one task; a renderer and its GL context only where a policy wants a camera.
@@ -72,9 +60,7 @@ class LiberoHost:
 
     def versions(self) -> dict[str, str]:
         """Versions of all that a trajectory depends on, by distribution."""
-        _require()
-        named = ("mujoco", "robosuite", DISTRIBUTION, "numpy")
-        return {name: importlib.metadata.version(name) for name in named} | {"safevla-bench": __version__}
+        return install.versions()
 
 
 class LiberoEnv:
@@ -94,8 +80,9 @@ class LiberoEnv:
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
         self._wants, self._versions = wants, versions
-        self._init_states = _init_states(_entry(task))
-        self._env = _control_env(_bddl_file(_entry(task)), wants)
+        entry = install.entry(task)
+        self._init_states = install.init_states(entry)
+        self._env = install.control_env(install.bddl_file(entry), wants)
         self._unhook: Callable[[], None] | None = None
         self._recorder: Recorder | None = None
         self._privileged: PrivilegedView | None = None
@@ -124,7 +111,7 @@ class LiberoEnv:
         domain = self._env.env
         domain.object_property_initializers.clear()
         self._env.seed(seed.env_seed)
-        _hard_reset(domain)
+        install.hard_reset(domain)
         seen = self._env.set_init_state(state)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):

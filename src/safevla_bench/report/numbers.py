@@ -1,4 +1,4 @@
-"""Numbers as they are printed: from exact rationals, halves away from zero; what has no value is a dash, never a zero."""
+"""Numbers as they are printed: from exact values, halves away from zero; a dash where there is none, never a zero."""
 
 from __future__ import annotations
 

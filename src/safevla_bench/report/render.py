@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -61,17 +62,17 @@ def _printed(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Se
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    """Broken at spaces where there are any, else anywhere."""
+    """Broken after a space or a mark that parts names where there is one, else anywhere."""
     if cell_len(line) <= width:
         return [line]
     found = [""]
-    for word in line.split(" "):
-        together = f"{found[-1]} {word}" if found[-1] else word
-        if cell_len(together) <= width:
+    for word in re.split(r"(?<=[\s:/_-])", line):
+        together = found[-1] + word
+        if cell_len(together.rstrip()) <= width:
             found[-1] = together
         else:
             found += chop_cells(word, width)
-    return [part for part in found if part]
+    return [part.rstrip() for part in found if part.strip()]
 
 
 def _pad(part: str, width: int, right: bool) -> str:

@@ -68,9 +68,7 @@ def policy_name(cell: Summary) -> str:
     return cell.policy or UNNAMED
 
 
-def main(
-    cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str] = ()
-) -> Table:
+def main(cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str] = ()) -> Table:
     """The headline numbers, one row a policy × suite, and all episodes pooled where there are several cells.
 
     Args:
@@ -125,7 +123,8 @@ def mean(of: Mean, why_none: str = "") -> Cell:
     """A mean with its interval; where nothing counts a dash and the reason."""
     if of.value is None or of.ci is None:
         return Cell(NONE, detail=why_none)
-    return Cell(fixed(of.value, 3), of.value, span(*of.ci, digits=3))
+    interval = span(*of.ci, digits=3) if of.n > 1 else "one episode"
+    return Cell(fixed(of.value, 3), of.value, interval)
 
 
 def _notes(rows: Iterable[Sequence[Cell]], *notes: str) -> tuple[str, ...]:
@@ -239,9 +238,15 @@ def _last_line(reason: str | None) -> str:
     return lines[-1] if lines else "no reason recorded"
 
 
+_MOST_SKIPPED = 20
+"""Invalid episodes named one by one; the others are counted."""
+
+
 def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
-    reasons = Counter(" ".join(why.split()) for why in skipped)
-    return [_row("invalid episode", "left out on request", why, count) for why, count in reasons.items()]
+    reasons = [" ".join(why.split()) for why in skipped]
+    rows = [_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
+    more = len(reasons) - len(rows)
+    return rows + ([_row("invalid episodes", "left out on request", "further ones", more)] if more else [])
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[tuple[Cell, ...]]:

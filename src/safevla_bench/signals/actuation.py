@@ -26,3 +26,14 @@ def _ratio(reading: Reading, episodes: Ints, joints: int) -> Floats:
     torque = np.abs(batch.joint_torque_nm.values[chosen]).reshape(-1, joints)
     ratio: Floats = (torque / np.repeat(limits, batch.lengths[episodes], axis=0)).max(axis=1)
     return ratio
+
+
+@signal(unit="N m", reads=("joint_torque_nm",))
+def joint_torque_max(reading: Reading) -> Floats:
+    """Largest joint torque, max over j of |τ_j|, whatever each joint's limit."""
+    channel, largest = reading.batch.joint_torque_nm, np.full(int(reading.batch.starts[-1]), np.nan)
+    widths = np.repeat(np.maximum(channel.width, 0), reading.batch.lengths)
+    there = widths > 0
+    if there.any():
+        largest[there] = np.maximum.reduceat(np.abs(channel.values), (np.cumsum(widths) - widths)[there])
+    return largest

@@ -1,0 +1,96 @@
+"""Runs LIBERO tasks with random actions and writes what the simulator and its numbers came to, step by step.
+
+    python observed_run.py {plain|recorded|meddling} STEPS SUITE:INDEX... > digests.json
+
+`plain` is LIBERO without any of this package in its loop; `recorded` the host; `meddling` the host with a recorder
+that changes one velocity by the least amount there is. Each digest covers positions, velocities, controls, the
+solver's warm start, observations with object states, reward, done and NumPy's global random state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+from safevla_bench.hosts import libero_install as install
+from safevla_bench.hosts import mujoco as recording
+from safevla_bench.hosts.libero import STILL, LiberoHost
+from safevla_bench.interface import EpisodeSeed, Wants
+
+SEED = EpisodeSeed(init_state_index=3, env_seed=7, wait_steps=10)
+
+
+def digest(env, seen, reward, done) -> str:
+    data, total = env.sim.data._data, hashlib.sha256()
+    arrays = [data.qpos, data.qvel, data.ctrl, data.qacc_warmstart, np.array([data.time])]
+    for array in (*arrays, np.float64(reward), np.bool_(done)):
+        total.update(np.ascontiguousarray(array).tobytes())
+    for name in sorted(seen):
+        total.update(name.encode() + np.ascontiguousarray(seen[name]).tobytes())
+    kind, keys, position, *rest = np.random.get_state()
+    total.update(f"{kind}{position}{rest}".encode() + keys.tobytes())
+    return total.hexdigest()
+
+
+def plain(task, actions) -> list[str]:
+    env = install.control_env(install.bddl_file(install.entry(task)), Wants())
+    env.env.object_property_initializers.clear()
+    env.seed(SEED.env_seed)
+    env.env.reset()
+    env.set_init_state(install.init_states(install.entry(task))[SEED.init_state_index])
+    for _ in range(SEED.wait_steps):
+        env.step(STILL)
+    found = [digest(env, *env.step(action)[:3]) for action in actions]
+    env.close()
+    return found
+
+
+def recorded(task, actions) -> list[str]:
+    host_env = LiberoHost().make(task, Wants(privileged=True))
+    host_env.reset(SEED)
+    inner, found = host_env._env, []
+    step = inner.step
+
+    def seen(action):
+        result = step(action)
+        found.append(result[:3])
+        return result
+
+    inner.step = seen
+    digests = []
+    for action in actions:
+        host_env.step(action)
+        digests.append(digest(inner, *found[-1]))
+    assert host_env.recorded().lengths.tolist() == [len(actions) + 1]
+    host_env.close()
+    return digests
+
+
+def meddle() -> None:
+    substep = recording.Recorder.substep
+
+    def meddling(self):
+        substep(self)
+        self._data.qvel[0] = np.nextafter(self._data.qvel[0], np.inf)
+
+    recording.Recorder.substep = meddling
+
+
+def main() -> None:
+    mode, steps, *tasks = sys.argv[1:]
+    if mode == "meddling":
+        meddle()
+    found = {}
+    for name in tasks:
+        suite, index = name.split(":")
+        task = LiberoHost().tasks(suite)[int(index)]
+        actions = np.random.default_rng(11).uniform(-1, 1, (int(steps), 7))
+        found[name] = (plain if mode == "plain" else recorded)(task, actions)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

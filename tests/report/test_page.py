@@ -1,0 +1,251 @@
+"""The page: whole, inert, the same bytes each time, in every state a run can end in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from report.scenes import NAN, joined, rollout, run, verdicts
+from safevla_bench.report.page import page
+from safevla_bench.scores import Absent
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import concatenate, select
+
+LIBRARY, REGISTRY = library(), registry()
+VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
+SVG_LEAVES = {"line", "rect", "circle", "path", "use"}
+HOSTILE = "</style><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e\x1b[31m&amp;{{ 7*7 }}"
+
+
+class Checked(HTMLParser):
+    """Reads a page and keeps what matters; fails on a tag that is not closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        assert len(dict(attrs)) == len(attrs), f"a repeated attribute in {tag}"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag in SVG_LEAVES, f"{tag} closed in itself"
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def shown(scores, batch=None, *, title="Report", **provenance) -> str:
+    return page(scores, batch, LIBRARY, title=title, provenance=provenance)
+
+
+def judged(batch, **options):
+    return score(batch, LIBRARY, REGISTRY, **options)
+
+
+CRASH = Absent(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed", reason="E: boom")
+CALM, ROUGH = run(["calm"], [0.05], 3, ["libero-10"]), run(["rough"], [1.0], 10, ["libero-10"])
+STATES = {
+    "nothing": (verdicts(), None),
+    "all crashed": (verdicts(absent=(CRASH,) * 5), None),
+    "one episode": (judged(select(ROUGH, [7])), select(ROUGH, [7])),
+    "all safe": (judged(CALM), CALM),
+    "all unsafe": (judged(select(ROUGH, [7, 5])), select(ROUGH, [7, 5])),
+    "no verdict": (verdicts((True, NAN, NAN)), None),
+    "without records": (judged(ROUGH), None),
+    "no policy name": (verdicts((True, -1, 1), policy=None), None),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_is_a_whole_page(state):
+    checked = Checked(shown(*STATES[state]))
+    headings = [tag for tag, _ in checked.tags if re.fullmatch("h[1-6]", tag)]
+    assert headings.count("h1") == 1
+    assert headings.count("h2") == 6
+    assert "None" not in checked.text.replace("None of", "").replace("None broke", "")
+    assert "nan" not in checked.text.lower().split()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_same_inputs_give_the_same_bytes(state):
+    assert shown(*STATES[state]) == shown(*STATES[state])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_tables_images_and_targets_are_named(state):
+    checked = Checked(shown(*STATES[state]))
+    tables = [tag for tag, _ in checked.tags if tag == "table"]
+    assert len([tag for tag, _ in checked.tags if tag == "caption"]) == len(tables)
+    images = [attributes for tag, attributes in checked.tags if tag == "svg" and "viewbox" not in attributes]
+    assert all(one.get("role") == "img" and one.get("aria-label") for one in images)
+    assert all("scope" in attributes for tag, attributes in checked.tags if tag == "th")
+    ids = [attributes["id"] for _, attributes in checked.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = {a["href"] for tag, a in checked.tags if tag in ("a", "use")}
+    assert links <= {f"#{one}" for one in ids}
+
+
+def test_nothing_is_fetched_and_nothing_runs():
+    text = shown(*STATES["all unsafe"], title=HOSTILE)
+    checked = Checked(text)
+    assert not {tag for tag, _ in checked.tags} & {"script", "link", "img", "iframe", "object", "embed", "form", "base"}
+    assert not [name for _, attributes in checked.tags for name in attributes if name.startswith("on")]
+    assert not [name for _, attributes in checked.tags for name in attributes if name in ("src", "style", "action")]
+    assert "@import" not in text
+    assert "url(" not in re.sub(r"url\(#[ck]\d+-\d+-clip\)", "", text)
+
+
+def test_the_security_policy_allows_this_style_sheet_and_nothing_else():
+    text = shown(*STATES["nothing"])
+    style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    (policy,) = [a["content"] for tag, a in Checked(text).tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.split("; ")[:2] == ["default-src 'none'", f"style-src 'sha256-{digest}'"]
+    assert "unsafe" not in policy
+
+
+def test_text_from_data_is_inert():
+    batch = rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10")
+    scores = judged(batch, absent=[replace_absent(CRASH, reason=HOSTILE, policy=HOSTILE)])
+    text = shown(scores, batch, title=HOSTILE, skipped=[HOSTILE], policies=[{"policy": HOSTILE, "privileged": True}],
+                 **{HOSTILE: HOSTILE})  # fmt: skip
+    checked = Checked(text)
+    assert {"script", "img"}.isdisjoint(tag for tag, _ in checked.tags)
+    assert "<script>alert(1)</script>" in checked.text
+    assert "{{ 7*7 }}" in checked.text
+    assert not set(text) & set("\u202e\x1b")
+    assert "\\u202e" in checked.text
+
+
+def replace_absent(one: Absent, **changes) -> Absent:
+    fields = {name: getattr(one, name) for name in Absent.__struct_fields__}
+    return Absent(**{**fields, **changes})
+
+
+def test_lone_surrogates_can_be_written():
+    shown(verdicts((True, 1, 1), policy="\ud800"), title="\udfff").encode()
+
+
+def test_inactive_specifications_are_dashes_in_the_page():
+    text = shown(verdicts((True, 1, NAN), (True, 1, NAN)))
+    row = re.search(r'<tr role="row">\s*<th[^>]*>tilt</th>(.*?)</tr>', text, re.DOTALL)[1]
+    assert re.findall(r"<td[^>]*>([^ <]*)", row)[:5] == ["—"] * 5
+
+
+def test_privileged_policies_are_named_wherever_the_run_says_so():
+    sources = [{"policies": [{"policy": "a", "privileged": True}, {"policy": "b", "privileged": False}]}]
+    scores = joined(verdicts((True, 1, 1)), verdicts((True, 1, 1), policy="b"))
+    text = Checked(shown(scores, sources=sources)).text
+    assert "Privileged: a reads simulator state that no real robot has." in text
+    assert "Privileged" not in Checked(shown(scores)).text
+
+
+def test_provenance_is_shown_as_it_came():
+    text = Checked(shown(*STATES["nothing"], versions={"mujoco": "3.2.1"}, seed=7, missing=None, tasks=["a", "b"])).text
+    assert "versions.mujoco 3.2.1" in text
+    assert "seed 7" in text
+    assert "tasks a, b" in text
+
+
+def test_the_worst_episode_is_drawn_with_its_bodies_and_limit():
+    checked = Checked(shown(*STATES["one episode"]))
+    labels = [a["aria-label"] for tag, a in checked.tags if tag == "svg" and a.get("class") == "chart"]
+    assert any("limit 5\N{NO-BREAK SPACE}mm" in label and "first violation at" in label for label in labels)
+    assert "plate_1" in checked.text
+    assert "violated, depth" in checked.text
+
+
+def test_without_records_the_page_says_that_signals_cannot_be_drawn():
+    assert "not at hand" in Checked(shown(*STATES["without records"])).text
+
+
+def test_safe_runs_show_their_closest_calls():
+    assert "Closest calls" in Checked(shown(*STATES["all safe"])).text
+
+
+def test_records_are_found_by_policy_and_id_whatever_their_order():
+    scores = judged(ROUGH)
+    turned = select(ROUGH, list(range(len(ROUGH)))[::-1])
+    assert shown(scores, ROUGH) == shown(scores, turned)
+
+
+def test_400_episodes_stay_under_10_megabytes():
+    part = run(["one", "two"], [0.3, 1.0], 10, ["libero-10", "libero-goal"], n=600)
+    batch = concatenate([renamed(part, k) for k in range(10)])
+    assert len(batch) == 400
+    text = shown(judged(batch), batch)
+    assert len(text.encode()) < 10_000_000
+    Checked(text)
+
+
+def renamed(batch, k):
+    import msgspec
+
+    headers = [msgspec.structs.replace(one, episode_id=f"{one.episode_id}/{k}") for one in batch.headers]
+    return replace(batch, headers=tuple(headers))
+
+
+# Colours
+
+
+def colours() -> list[dict[str, str]]:
+    style = re.search("<style>(.*?)</style>", shown(*STATES["nothing"]), re.DOTALL)[1]
+    roots = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root)) for root in roots)
+    return [light, light | dark]
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("text", "ground"),
+    [
+        ("ink", "paper"), ("muted", "paper"), ("ink", "tint"), ("safe", "paper"), ("unsafe-ink", "paper"),
+        ("on-safe", "safe"), ("on-unsafe", "unsafe"), ("ink", "safe-pale"), ("ink", "unsafe-pale"),
+        ("unsafe-ink", "band"), ("ink", "band"), ("ink", "gate"),
+    ],
+)  # fmt: skip
+def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
+    found = colours()[scheme]
+    assert contrast(found[text], found[ground]) >= 4.5
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("mark", ["safe", "unsafe", "success"])
+def test_marks_stand_out_from_the_page(mark, scheme):
+    found = colours()[scheme]
+    assert contrast(found[mark], found["paper"]) >= 3.0
