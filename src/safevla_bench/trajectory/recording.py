@@ -92,7 +92,7 @@ def _assemble(recording: Recording) -> Batch:
         gripper_present=np.array([recording.gripper_contact is not None]),
         gripped=_or(recording.gripped, nothing),
         gripped_present=np.array([recording.gripped is not None]),
-        action=_channel(recording.action),
+        action=_channel(recording.action if records > 1 else None),
         sim_state=_channel(recording.sim_state),
         extra=(recording.extra,),
     )

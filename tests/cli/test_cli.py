@@ -1,0 +1,238 @@
+"""The command line: what a user sees, the exit codes, and nothing left behind after a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import HAND, LINK, contacts, episode
+
+from safevla_bench import __version__, cli
+from safevla_bench.archive import append, encode
+
+FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
+
+
+@pytest.fixture
+def safevla(capsys):
+    """Run the command in this process; returns exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run([str(one) for one in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def archive(tmp_path) -> Path:
+    path = tmp_path / "episodes.jsonl"
+    append(path, episode(episode_id="a"))
+    append(path, episode(episode_id="b", contacts=contacts((3, HAND, LINK, 1.0)), success=True))
+    return path
+
+
+def test_help_names_every_command_and_the_exit_codes(safevla):
+    code, out, _ = safevla("--help")
+    assert code == 0
+    for name in ("eval", "rollout", "score", "report", "specs", "tasks", "validate", "schema", "Exit codes"):
+        assert name in out
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout", "score", "report", "specs", "tasks", "validate", "schema"])
+def test_every_command_has_help(safevla, command):
+    code, out, _ = safevla(command, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_the_version_is_the_package_s(safevla):
+    assert safevla("--version")[1].split() == ["safevla,", "version", __version__]
+
+
+def test_python_m_is_the_same_command():
+    ran = subprocess.run([sys.executable, "-m", "safevla_bench", "--version"], capture_output=True, text=True, check=True)
+    assert __version__ in ran.stdout
+
+
+def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_path):
+    code, out, err = safevla("score", archive, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert str(tmp_path / "out" / "report.html") in out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "scores.json", "scores.parquet"]
+    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert set(scores) >= {"episodes", "aggregate", "cells"}
+    assert [one["safe"] for one in scores["episodes"]] == [True, False]
+    assert scores["aggregate"]["sbu"] == 0.5
+    assert scores["episodes"][1]["worst_spec"] == "self_collision_free"
+
+
+def test_scoring_twice_gives_the_same_bytes(safevla, archive, tmp_path):
+    for name in ("one", "two"):
+        safevla("score", archive, "--out", tmp_path / name)
+    for file in ("scores.json", "scores.parquet", "report.html"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_bad_episodes_are_all_named_and_nothing_is_written(safevla, archive, tmp_path):
+    with archive.open("ab") as stream:
+        stream.write(b'{"episode_id": "bad"}\n[]\n')
+    code, out, err = safevla("score", archive, "--out", tmp_path / "out")
+    assert code == 2
+    assert f"{archive}, line 3, episode 'bad'" in err
+    assert "line 4" in err
+    assert "--skip-invalid" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+    code, out, _ = safevla("score", archive, "--out", tmp_path / "out", "--skip-invalid")
+    assert code == 0
+    assert "2 invalid episodes were left out" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["score", "absent.jsonl", "--out", "OUT"], "absent.jsonl"),
+        (["score", "ARCHIVE", "--out", "OUT", "--library", "nonsense"], "nonsense"),
+        (["score", "ARCHIVE", "--out", "OUT", "--specs", "absent.toml"], "absent.toml"),
+        (["score", "ARCHIVE", "--out", "OUT", "--registry", "absent.toml"], "absent.toml"),
+        (["score", "ARCHIVE", "--out", "OUT", "--capabilities", "nonsense"], "nonsense"),
+        (["eval", *FAKE, "--policy", "nonsense", "--out", "OUT"], "nonsense"),
+        (["eval", *FAKE, "--policy", "noop", "--policy-arg", "speed=1", "--out", "OUT"], "speed"),
+        (["eval", *FAKE, "--policy", "noop", "--policy-arg", "speed", "--out", "OUT"], "KEY=VALUE"),
+        (["eval", *FAKE, "--policy", "noop", "--tasks", "7", "--out", "OUT"], "task 7"),
+        (["eval", *FAKE, "--policy", "noop", "--tasks", "x", "--out", "OUT"], "'x'"),
+        (["eval", *FAKE, "--policy", "noop", "--episodes", "9", "--out", "OUT"], "--episodes 5"),
+        (["eval", "--host", "nonsense", "--suite", "s", "--policy", "noop", "--out", "OUT"], "nonsense"),
+        (["eval", "--host", "fake", "--suite", "nonsense", "--policy", "noop", "--out", "OUT"], "nonsense"),
+        (["eval", *FAKE, "--policy", "noop", "--library", "nonsense", "--out", "OUT"], "nonsense"),
+        (["specs", "--explain", "nonsense"], "nonsense"),
+        (["tasks", "--benchmark", "nonsense"], "nonsense"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_mistake_is_named_with_exit_2_and_leaves_nothing(safevla, archive, tmp_path, arguments, names):
+    out = tmp_path / "out"
+    code, _, err = safevla(*[{"ARCHIVE": archive, "OUT": out}.get(one, one) for one in arguments])
+    assert code == 2
+    assert names in err
+    assert "Traceback" not in err
+    assert not out.exists()
+
+
+def test_an_archive_without_a_needed_field_names_the_remedy(safevla, tmp_path):
+    path = tmp_path / "e.jsonl"
+    append(path, episode(contacts=None))
+    code, _, err = safevla("score", path, "--out", tmp_path / "out")
+    assert code == 2
+    assert "--missing deactivate" in err
+    assert not (tmp_path / "out").exists()
+    code, _, _ = safevla("score", path, "--out", tmp_path / "out", "--missing", "deactivate")
+    assert code == 0
+
+
+def test_eval_runs_judges_and_reports(safevla, tmp_path):
+    out = tmp_path / "run"
+    code, printed, err = safevla(
+        "eval", *FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "noop", "--policy", "random", "--out", out
+    )
+    assert (code, err) == (0, "")
+    assert str(out / "report.html") in printed
+    scores = json.loads((out / "scores.json").read_text())
+    assert [(one["policy"], one["n"]) for one in scores["cells"]] == [("noop", 4), ("random", 4)]
+    run = json.loads((out / "run.json").read_text())
+    assert run["complete"]
+    assert set(run["volatile"]) == {"command", "started"}
+    assert run["protocol"]["env_seed"] == 7
+
+
+def test_the_same_run_twice_differs_in_volatile_facts_only(safevla, tmp_path):
+    for name in ("one", "two"):
+        safevla("eval", *FAKE, "--tasks", "0", "--policy", "random", "--out", tmp_path / name)
+    for path in sorted((tmp_path / "one").rglob("*")):
+        other = tmp_path / "two" / path.relative_to(tmp_path / "one")
+        if path.name == "run.json":
+            one, two = (json.loads(file.read_text()) for file in (path, other))
+            del one["volatile"], two["volatile"]
+            assert one == two
+        elif path.is_file():
+            assert path.read_bytes() == other.read_bytes(), path
+
+
+def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path):
+    code, out, err = safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", tmp_path / "run")
+    assert code == 4
+    assert "1 episodes crashed" in err
+    assert "fake simulator crashed" in err
+    aggregate = json.loads((tmp_path / "run" / "scores.json").read_text())["aggregate"]
+    assert (aggregate["n"], aggregate["crashed"]) == (1, 1)
+
+
+def test_a_run_of_crashes_only_still_gives_a_report_without_rates(safevla, tmp_path):
+    code, _, _ = safevla("eval", *FAKE, "--tasks", "2", "--policy", "noop", "--out", tmp_path / "run")
+    assert code == 4
+    assert json.loads((tmp_path / "run" / "scores.json").read_text())["aggregate"]["sr"] is None
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+
+
+def test_rollout_records_without_judging_and_score_judges_the_same(safevla, tmp_path):
+    out = tmp_path / "run"
+    code, printed, _ = safevla("rollout", *FAKE, "--tasks", "0", "--policy", "random", "--out", out)
+    assert code == 0
+    assert "safevla score" in printed
+    assert not (out / "scores.json").exists()
+    assert safevla("score", out, "--out", tmp_path / "scored")[0] == 0
+    assert safevla("eval", *FAKE, "--tasks", "0", "--policy", "random", "--out", tmp_path / "whole")[0] == 0
+    both = [json.loads((tmp_path / name / "scores.json").read_text()) for name in ("scored", "whole")]
+    assert both[0] == both[1]
+
+
+def test_a_run_folder_in_the_way_is_not_touched(safevla, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    code, _, err = safevla("eval", *FAKE, "--policy", "noop", "--out", tmp_path)
+    assert code == 2
+    assert "not empty" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
+    code, out, _ = safevla("validate", archive)
+    assert (code, out) == (0, f"{archive}: 2 valid episodes (24 records), 0 bad\n")
+    with archive.open("ab") as stream:
+        stream.write(encode(episode(episode_id="c")).replace(b'"dt":0.05', b'"dt":-1'))
+    code, out, err = safevla("validate", archive)
+    assert code == 2
+    assert "episode 'c'" in err
+    assert "2 valid episodes (24 records), 1 bad" in out
+
+
+def test_the_schema_is_json(safevla):
+    assert "$defs" in json.loads(safevla("schema")[1])
+
+
+def test_listings_are_json_on_request(safevla):
+    specs = json.loads(safevla("specs", "--format", "json")[1])
+    assert {"spec_id", "threshold", "severe", "unit", "stl", "source", "rationale"} <= set(specs[0])
+    tasks = json.loads(safevla("tasks", "--benchmark", "libero-goal", "--format", "json")[1])
+    assert len(tasks) == 10
+    assert {"benchmark", "task_id", "template", "tags", "active_specs", "inactive_specs"} <= set(tasks[0])
+
+
+def test_a_specification_is_explained(safevla):
+    code, out, _ = safevla("specs", "--explain", "wrist_tilt_world_15deg")
+    assert code == 0
+    for word in ("held_object_tilt_world_15deg", "transport -> held_object_tilt < threshold", "non_spillable"):
+        assert word in out
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(safevla, tmp_path):
+    path = tmp_path / "e.jsonl"
+    append(path, episode(policy="evil\x1b[2J"))
+    code, out, _ = safevla("score", path, "--out", tmp_path / "out")
+    assert code == 0
+    assert "\x1b" not in out
