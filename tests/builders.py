@@ -18,7 +18,7 @@ def header(**changes: Any) -> Header:
     fields: dict[str, Any] = {
         "episode_id": "libero-goal/task_8/ep_000",
         "benchmark": "libero-goal",
-        "task_id": "task_3",
+        "task_id": "task_8",
         "success": True,
         "dt": 0.05,
         "target_object": "bowl",

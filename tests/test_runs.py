@@ -19,7 +19,7 @@ def planned(name: str, outcome: str = "success", reason: str | None = None) -> r
         episode_id=name,
         policy="test",
         benchmark="libero-goal",
-        task_id="task_3",
+        task_id="task_8",
         episode=0,
         init_state_index=0,
         env_seed=7,

@@ -208,7 +208,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:
     return {
         **provenance,
-        "sources": [{"source": source.path.name, **_repeatable(source.description)} for source in sources],
+        "sources": [_repeatable(source.description) or {"archive": source.path.name} for source in sources],
     }
 
 

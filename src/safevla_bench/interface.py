@@ -43,6 +43,18 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
+class Boxes:
+    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame.
+
+    center_m [G, 3], half_extents_m [G, 3] along each box's own axes, quat_wxyz [G, 4] of those axes.
+    """
+
+    center_m: NDArray[np.float64]
+    half_extents_m: NDArray[np.float64]
+    quat_wxyz: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Privileged:
     """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
 
@@ -61,6 +73,8 @@ class Privileged:
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
     """The bodies with a free joint."""
+    pieces: Mapping[str, Boxes] = field(default_factory=dict)
+    """What a body's box is made of, for bodies of more than one piece; a host may leave it empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,17 +56,19 @@ def score(
         library: the specifications, of all tiers.
         registry: the tags of tasks, templates and benchmarks.
         capabilities: names of capability sets that replace a host's own.
-        missing: what an active specification does whose fields a record lacks: raise, or turn inactive with the reason.
+        missing: what an active specification of the safe tier does whose fields a record lacks: raise, or turn inactive
+            with the reason. Other tiers always turn inactive: what is not scored must not stop the scoring.
         absent: planned episodes without a record, carried along to be counted apart.
         provenance: what to keep beside the scores, such as digests.
 
     Raises:
         UnknownTaskError: a task without an entry.
-        SignalError: an active specification whose fields a record lacks (`CollectedError` where there are several).
+        SignalError: an active scored specification whose fields a record lacks (`CollectedError` where there are several).
     """
     reading = signals.Reading(batch)
     rules = _rules(batch, library, registry, capabilities)
-    columns = [_column(reading, spec, rules[spec.spec_id], missing) for spec in library.specs]
+    lenient = {spec.spec_id: "deactivate" if spec.tier != "safe" else missing for spec in library.specs}
+    columns = [_column(reading, spec, rules[spec.spec_id], lenient[spec.spec_id]) for spec in library.specs]
     problems = [problem for column in columns for problem in column.problems]
     if problems:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
@@ -198,6 +200,7 @@ def _assemble(
 ) -> Scores:
     headers = reading.batch.headers
     reason, reasons = _numbered(columns, len(headers))
+    shape = (len(columns), len(headers))
     return Scores(
         specs=tuple(_described(spec) for spec in library.specs),
         episode_id=tuple(header.episode_id for header in headers),
@@ -206,13 +209,13 @@ def _assemble(
         policy=tuple(header.policy for header in headers),
         outcome=tuple(header.result for header in headers),
         success=reading.batch.success,
-        state=np.array([column.state for column in columns], dtype=np.int8).reshape(-1, len(headers)),
+        state=np.array([column.state for column in columns], dtype=np.int8).reshape(shape),
         reason=reason,
         reasons=reasons,
-        rho=np.array([column.rho for column in columns]).reshape(-1, len(headers)),
-        depth=np.array([column.depth for column in columns]).reshape(-1, len(headers)),
-        extreme=np.array([column.extreme for column in columns]).reshape(-1, len(headers)),
-        first=np.array([column.first for column in columns], dtype=np.int64).reshape(-1, len(headers)),
+        rho=np.array([column.rho for column in columns]).reshape(shape),
+        depth=np.array([column.depth for column in columns]).reshape(shape),
+        extreme=np.array([column.extreme for column in columns]).reshape(shape),
+        first=np.array([column.first for column in columns], dtype=np.int64).reshape(shape),
         peak_force_n=_peak_force(reading),
         absent=tuple(absent),
         provenance=provenance,

@@ -39,9 +39,10 @@ def microwave():
 
 
 def pressing(steps: int) -> np.ndarray:
-    """Random actions that lean downwards, so that hand, table and objects meet; the gripper opens and closes."""
-    actions = np.random.default_rng(5).uniform(-1, 1, (steps, 7))
-    actions[:, 2] = -0.6 + 0.4 * actions[:, 2]
+    """Down onto the table, then sideways through plate and bowls, trembling; the gripper opens and closes."""
+    actions = np.random.default_rng(5).uniform(-0.3, 0.3, (steps, 7))
+    actions[:, 2] -= 0.6
+    actions[steps // 2 :, 1] += 0.7
     actions[:, 6] = np.where(np.arange(steps) // 15 % 2 == 1, 1.0, -1.0)
     return actions
 
@@ -118,12 +119,14 @@ def test_peaks_and_impulses_are_those_of_mj_contact_force_at_every_substep(spati
     spatial.reset(SEED)
     expected = plain_peaks(spatial, pressing(70))
     found = {key: pair for key, pair in contacts(spatial.recorded()).items() if key[0] > 0}
-    assert len(found) > 100
+    assert len(found) > 50
     assert found.keys() == expected.keys()
     for key, pair in found.items():
         np.testing.assert_allclose(pair, expected[key], rtol=1e-9, atol=1e-12, err_msg=str(key))
-    seen = {frozenset(key[1:]) for key in found}
-    assert any("table" in pair and any(name.startswith(("gripper0", "robot0")) for name in pair) for pair in seen)
+    roles = spatial.recorded().bodies(0)
+    kinds = {frozenset((roles[a], roles[b])) for _, a, b in found}
+    assert {frozenset({"robot", "furniture"}), frozenset({"robot", "bystander"})} <= kinds
+    assert any("robot" not in kind for kind in kinds), "something was pushed and touches anew"
 
 
 def test_n_actions_give_n_plus_1_records_with_everything_a_record_holds(spatial):
@@ -231,7 +234,10 @@ def episode(env: LiberoEnv, seed: EpisodeSeed, steps: int = 8) -> bytes:
         env.step(action)
     batch = env.recorded()
     channels = (batch.sim_state, batch.body_pos_m.channel, batch.eef_pos_m, batch.joint_torque_nm)
-    return b"".join(channel.values.tobytes() for channel in channels) + batch.contacts.force_n.tobytes()
+    arrays = [channel.values for channel in channels] + [batch.contacts.force_n]
+    # Fixtures that the goal moves are not tracked, yet theirs are the poses that the seed draws.
+    arrays.append(env._env.env.sim.data._data.xpos)
+    return b"".join(array.tobytes() for array in arrays)
 
 
 def test_the_same_seed_gives_the_same_bytes_after_other_episodes_and_in_a_fresh_environment(microwave):
@@ -262,7 +268,7 @@ def test_a_grasped_object_is_named_while_both_fingers_touch_it():
     """Soup can of libero-object 0: hover, descend, close, lift."""
     env = made("libero-object", 0, Wants(privileged=True))
     seen = env.reset(SEED)
-    can = seen.privileged.body_pos_m["alphabet_soup_1"] + seen.privileged.center_m["alphabet_soup_1"][[0, 2, 1]] * 0
+    can = seen.privileged.body_pos_m["alphabet_soup_1"]
     for goal, steps, grip in ((0.12, 45, -1.0), (0.01, 35, -1.0), (0.01, 12, 1.0), (0.15, 25, 1.0)):
         for _ in range(steps):
             gap = can + np.array([0, 0, goal]) - seen.eef_pos_m
@@ -326,14 +332,20 @@ def test_nothing_is_rendered_that_no_policy_wants(spatial):
 
 def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size():
     env = made("libero-object", 0, Wants(("agentview",), (48, 64)))
-    image = env.reset(SEED).images["agentview"]
-    raw = env._env.env._get_observations()["agentview_image"]
+    image = env.reset(EpisodeSeed(0, 7, wait_steps=0)).images["agentview"]
+    domain = env._env.env
+    raw = domain._get_observations()["agentview_image"]
+    geom_seen = domain.sim.render(64, 48, camera_name="agentview", segmentation=True)[::-1, :, 1]
+    model = domain.sim.model._model
+    rows = {
+        name: np.nonzero(np.isin(model.geom_bodyid[geom_seen], model.body(name).id))[0]
+        for name in ("gripper0_right_gripper", "basket_1_main")
+    }
     env.close()
     assert image.shape == (48, 64, 3)
     assert image.dtype == np.uint8
     np.testing.assert_array_equal(image, raw[::-1])
-    # The robot's light base is in the upper half: right side up the table is below it.
-    assert image[:16].mean() != pytest.approx(image[-16:].mean(), abs=1)
+    assert rows["gripper0_right_gripper"].max() < rows["basket_1_main"].min(), "the raised hand is above the basket"
 
 
 def test_an_unknown_camera_or_task_is_an_error_that_lists_what_there_is():

@@ -7,7 +7,8 @@ import pytest
 
 from report.scenes import BOWL, NAN, joined, rollout, run, verdicts
 from safevla_bench import stl
-from safevla_bench.report.evidence import exhibits, trace_line, worst
+from safevla_bench.report.charts import chart
+from safevla_bench.report.evidence import Exhibit, Line, exhibits, trace_line, worst
 from safevla_bench.scoring import score
 from safevla_bench.signals import SIGNALS, Reading
 from safevla_bench.specs import library
@@ -77,6 +78,20 @@ def test_the_bodies_behind_a_violation_are_named(rough):
     assert push.amount.endswith("mm")
     assert named["joint_torque_ratio"].names[0].startswith("joint ")
     assert named["held_object_slip"].names == ("akita_black_bowl_1",)
+
+
+@pytest.mark.parametrize("name", ["default", "paper-literal"])
+def test_every_specification_of_the_libraries_can_be_drawn(name):
+    reading = Reading(rollout(3, 1.0))
+    for spec in library(name).specs:
+        found = chart(exhibit_of(trace_line(spec.formula, reading)))
+        assert found.line.startswith("M"), spec.spec_id
+        assert found.worst.label, spec.spec_id
+
+
+def exhibit_of(line: Line) -> Exhibit:
+    spec = verdicts().specs[0]
+    return Exhibit(spec, "", "", 0.05, line, 1.0, 0.0, False, -1, None)
 
 
 def line(text: str, n: int = 60):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ _JUDGE = [
 def judge_options(command: F) -> F:
     """Options that say with what to judge; the command takes them as one keyword, `judge`."""
 
+    @wraps(command)
     def wrapped(*args: Any, **given: Any) -> Any:
         judge = Judge(
             library=given.pop("library"),
@@ -40,7 +41,6 @@ def judge_options(command: F) -> F:
         )
         return command(*args, judge=judge, **given)
 
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE), wrapped)  # type: ignore[return-value]
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ _RUN = [
 def run_options(command: F) -> F:
     """Options that say what to run; the command takes them as two keywords, `request` and `out`."""
 
+    @wraps(command)
     def wrapped(*args: Any, **given: Any) -> Any:
         request = evaluate.Request(
             host=given.pop("host"),
@@ -58,7 +59,6 @@ def run_options(command: F) -> F:
         )
         return command(*args, request=request, **given)
 
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return reduce(lambda inner, option: option(inner), reversed(_RUN), wrapped)  # type: ignore[return-value]
 
 

@@ -84,12 +84,11 @@ def exhibits(scores: Scores, episode: int, record: Batch, library: Library) -> l
     `record` is the episode as a batch of one.
     """
     reading = Reading(record)
-    specs = {spec.spec_id: spec for spec in library.specs}
     columns = [int(k) for k in scores.scored if scores.state[k, episode] == ACTIVE]
     found = [
-        _exhibit(scores, episode, k, reading, specs[scores.specs[k].spec_id])
+        _exhibit(scores, episode, k, reading, library[scores.specs[k].spec_id])
         for k in columns
-        if scores.specs[k].spec_id in specs
+        if scores.specs[k].spec_id in library
     ]
     return sorted(found, key=lambda one: (not one.violated, -np.nan_to_num(one.depth), one.rho / one.spec.threshold))
 

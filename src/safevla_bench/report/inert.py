@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import unicodedata
 
-_ACTIVE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Controls, formats (bidirectional overrides, joiners), lone surrogates, line and paragraph separators."""
-
 
 def inert(text: str) -> str:
-    """The text with every character that acts instead of being seen written as its escape."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escaped(c) if unicodedata.category(c) in _ACTIVE else c for c in text)
+    """The text with every character that acts instead of being seen written as its escape.
+
+    These are controls, bidirectional overrides and other formats, line separators, lone surrogates and code points
+    without a meaning; spaces of any width stay.
+    """
+    return text if text.isprintable() else "".join(c if _seen(c) else _escaped(c) for c in text)
+
+
+def _seen(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def _escaped(character: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading tables that people write, TOML or JSON, strictly: every error names the file, the row, the key, the remedy."""
+"""Reading tables that people write, TOML or JSON, strictly: every error names file, row, key and remedy."""
 
 from __future__ import annotations
 

@@ -1,0 +1,119 @@
+"""Shapes of bodies, the hand and what it holds as upright prisms, and how low a hand may go between them.
+
+A prism is a convex outline, seen from above, between two heights. The outline is its support function: how far it
+reaches along each of `DIRECTIONS`. Two outlines are apart if along some direction one ends before the other begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.interface import Boxes, Privileged
+from safevla_bench.policies.scripted.rotation import axes
+
+Floats = NDArray[np.float64]
+
+_ANGLES = np.radians(np.arange(0.0, 360.0, 5.0))
+DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
+_OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
+_CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
+
+_HAND_HALF_M = (0.034, 0.106)
+_HAND_LOW_M = 0.029
+_FINGER_HALF_M = (0.012, 0.014)
+_FINGER_LOW_M = -0.010
+
+
+@dataclass(frozen=True, slots=True)
+class Prisms:
+    """P upright prisms: reach_m [P, 72] along `DIRECTIONS`, low_m and top_m [P]."""
+
+    reach_m: Floats
+    low_m: Floats
+    top_m: Floats
+
+    def shifted(self, by_m: Floats) -> Prisms:
+        """The same prisms moved by [3]."""
+        return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
+
+    def hull(self) -> Prisms:
+        """The one prism around all."""
+        return Prisms(
+            self.reach_m.max(axis=0, keepdims=True),
+            self.low_m.min(keepdims=True),
+            self.top_m.max(keepdims=True),
+        )
+
+
+def joined(*parts: Prisms) -> Prisms:
+    """All prisms of all parts."""
+    return Prisms(
+        np.concatenate([part.reach_m for part in parts]),
+        np.concatenate([part.low_m for part in parts]),
+        np.concatenate([part.top_m for part in parts]),
+    )
+
+
+def prisms(corners_m: Floats) -> Prisms:
+    """The prisms around P sets of corners, [P, 8, 3] in the world frame."""
+    reach = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
+    return Prisms(reach, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
+
+
+def body(scene: Privileged, name: str) -> Prisms:
+    """A body of the scene as it stands, piece by piece where the host gives its pieces, else its box."""
+    pieces = scene.pieces.get(name) or _box(scene, name)
+    corners = axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
+    inside = corners.swapaxes(1, 2) + pieces.center_m[:, None, :]
+    turn = axes(scene.body_quat_wxyz[name])
+    return prisms(inside @ turn.T + scene.body_pos_m[name])
+
+
+def _box(scene: Privileged, name: str) -> Boxes:
+    half, center = scene.half_extents_m[name], scene.center_m[name]
+    return Boxes(center[None], half[None], np.array([[1.0, 0.0, 0.0, 0.0]]))
+
+
+def all_but(scene: Privileged, names: frozenset[str]) -> Prisms:
+    """Every body of the scene except those named; no prisms where there is none."""
+    kept = [body(scene, name) for name in scene.half_extents_m if name not in names]
+    none = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
+    return joined(none, *kept)
+
+
+def gripper(yaw_rad: float, aperture_m: float) -> Prisms:
+    """The Panda hand pointing down with its grip site at the origin, its fingers each `aperture_m` from the middle.
+
+    Three prisms: the hand and two fingers; their sizes are those of robosuite's collision geometry.
+    """
+    opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
+    across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
+    finger = aperture_m + _FINGER_HALF_M[1]
+    hand_reach = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
+    reach = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
+    side = DIRECTIONS @ opening * finger
+    low = np.array([_HAND_LOW_M, _FINGER_LOW_M, _FINGER_LOW_M])
+    return Prisms(np.stack([hand_reach, reach + side, reach - side]), low, low + 0.1)
+
+
+def lowest(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
+    """How low the rig's origin may come at each place, [K, 2] -> [K], world height in metres; -inf where it is free.
+
+    It stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is assumed
+    to be passed underneath.
+    """
+    along = places_m @ DIRECTIONS.T
+    reach = rig.reach_m[:, _OPPOSITE][:, None, :] + obstacles.reach_m[None]
+    gap = (along[:, None, None, :] - reach[None]).max(axis=3)
+    needed = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
+    return np.where(gap < beside_m, needed, -np.inf).max(axis=(1, 2), initial=-np.inf)
+
+
+def along(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floats:
+    """Places on the straight way from [2] to [2], both included, [K, 2]."""
+    count = 2 + int(np.linalg.norm(end_m - start_m) / spacing_m)
+    share = np.linspace(0.0, 1.0, count)[:, None]
+    return np.asarray(start_m + share * (end_m - start_m))

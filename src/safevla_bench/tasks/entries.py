@@ -1,0 +1,180 @@
+"""What is known of each task: its mechanism, its objects, its host's signals; the tags that follow (paper Eq. 2)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from safevla_bench.errors import RegistryError, UnknownTaskError
+
+_NUMBERED = re.compile(r"task_(\d+)")
+_SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilitySet:
+    """A named set of capability tags of one host."""
+
+    name: str
+    host: str
+    tags: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A suite of tasks of a host.
+
+    `capabilities` names its set; `published` marks the suites that the paper counts; `same_tasks_as` names a suite
+    whose entries it repeats; `task_names` are the host's names in order, where families are told apart by them.
+    """
+
+    name: str
+    host: str
+    capabilities: str
+    published: bool = False
+    same_tasks_as: str | None = None
+    task_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A task mechanism and its tags."""
+
+    name: str
+    meaning: str
+    tags: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """One task.
+
+    It has a template, or components whose tags are united. `tags` are the mechanism's, resolved: those of the templates
+    and the task's own. `object_tags` has the reason of each. `capabilities`, where given, stand in for the benchmark's.
+    """
+
+    benchmark: str
+    task_id: str
+    template: str | None
+    components: tuple[str, ...]
+    tags: frozenset[str]
+    object_tags: Mapping[str, str]
+    instruction: str | None = None
+    capabilities: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Tasks without an entry of their own: those of a benchmark whose id or name fits one of the patterns."""
+
+    patterns: tuple[str, ...]
+    entry: TaskEntry
+
+    def fits(self, benchmark: str, name: str) -> bool:
+        """Whether a task of that name belongs here; patterns are as in a shell, and case counts."""
+        return benchmark == self.entry.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All tasks, by (benchmark, id); then families, the first that fits being taken."""
+
+    tasks: Mapping[tuple[str, str], TaskEntry]
+    families: tuple[Family, ...]
+    templates: Mapping[str, Template]
+    benchmarks: Mapping[str, Benchmark]
+    capability_sets: Mapping[str, CapabilitySet]
+
+    def entry(self, benchmark: str, task_id: str) -> TaskEntry:
+        """The task's own entry, else that of its family.
+
+        Raises:
+            UnknownTaskError: the task has neither; the remedy is the TOML to add.
+        """
+        exact = self.tasks.get((benchmark, task_id))
+        if exact is not None:
+            return exact
+        name = self._name(benchmark, task_id)
+        for family in self.families:
+            if family.fits(benchmark, name):
+                return replace(family.entry, task_id=task_id, instruction=_instruction(name))
+        raise UnknownTaskError(self._unknown(benchmark, task_id), remedy=self._what_to_add(benchmark, task_id))
+
+    def entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
+        """Every task by suite: those with an entry of their own, then those that its host's names make known.
+
+        Raises:
+            RegistryError: there is no such benchmark.
+        """
+        suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
+        if benchmark is not None and benchmark not in suites:
+            raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
+        for suite in suites if benchmark is None else [benchmark]:
+            yield from (entry for entry in self.tasks.values() if entry.benchmark == suite)
+            names = self.benchmarks[suite].task_names if suite in self.benchmarks else ()
+            ids = (f"task_{number}" for number in range(len(names)))
+            yield from (self.entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
+
+    def tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
+        """Every tag of a task: what its host measures, its mechanism's, and its objects'.
+
+        Args:
+            benchmark: the suite.
+            task_id: the task in it.
+            capabilities: names of capability sets; those of the benchmark's host, united, stand in for its own.
+
+        Raises:
+            UnknownTaskError: the task has neither entry nor family.
+            RegistryError: there is no such capability set.
+        """
+        entry = self.entry(benchmark, task_id)
+        return self._measured(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
+
+    def _measured(self, entry: TaskEntry, capabilities: Sequence[str]) -> frozenset[str]:
+        suite = self.benchmarks.get(entry.benchmark)
+        asked = [self._capability_set(name) for name in capabilities]
+        chosen = [one.tags for one in asked if suite is not None and one.host == suite.host]
+        if chosen:
+            return frozenset().union(*chosen)
+        if entry.capabilities is not None:
+            return entry.capabilities
+        # The loader admits no task of an unknown benchmark unless it brings its capabilities.
+        return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
+
+    def _capability_set(self, name: str) -> CapabilitySet:
+        if name not in self.capability_sets:
+            known = ", ".join(self.capability_sets)
+            raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {known}")
+        return self.capability_sets[name]
+
+    def _name(self, benchmark: str, task_id: str) -> str:
+        """The host's name of a task, where only its number is given and the names are known."""
+        names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
+        number = _NUMBERED.fullmatch(task_id)
+        return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
+
+    def _unknown(self, benchmark: str, task_id: str) -> str:
+        ids = [task for suite, task in self.tasks if suite == benchmark]
+        near = get_close_matches(benchmark, self.benchmarks, n=1) if not ids else get_close_matches(task_id, ids, n=1)
+        guess = f" (did you mean {near[0]!r}?)" if near and benchmark not in near else ""
+        return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
+
+    def _what_to_add(self, benchmark: str, task_id: str) -> str:
+        lines = ["pass --registry FILE with a TOML file that holds:"]
+        if benchmark not in self.benchmarks:
+            sets = ", ".join(self.capability_sets)
+            host = json.dumps(benchmark)
+            lines += [f"[benchmarks.{host}]", f"host = {host}", f'capabilities = "libero"  # what is measured: {sets}']
+        lines += ["[[tasks]]", f"benchmark = {json.dumps(benchmark)}", f"task_id = {json.dumps(task_id)}"]
+        lines += [f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}', 'instruction = ""']
+        return "\n    ".join(lines)
+
+
+def _instruction(name: str) -> str | None:
+    """The instruction in a task name of LIBERO; of other names, none."""
+    scene = _SCENE.match(name)
+    return name[scene.end() :].replace("_", " ") if scene else None

@@ -1,0 +1,262 @@
+"""Libraries from files: the paper's rows as they stand, one's own TOML, and every way of being refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from safevla_bench import stl
+from safevla_bench.errors import SpecError
+from safevla_bench.specs import extend, library, listing
+
+ROW = json.loads((Path(__file__).parents[1] / "cases" / "appendix_b_specs.json").read_text())
+SPEC = {
+    "spec_id": "fast",
+    "canonical_family": "eef_speed",
+    "axis": "execution",
+    "tier": "safe",
+    "stl": "G(eef_speed < threshold)",
+    "threshold": 0.5,
+    "severe": 1.0,
+    "unit": "m/s",
+    "source": "here",
+    "rationale": "too fast",
+}
+
+
+def toml(tmp_path: Path, *specs: dict, head: str = "", table: str = "specs") -> Path:
+    lines = [head]
+    for spec in specs:
+        lines += [f"[[{table}]]", *(f"{key} = {literal(value)}" for key, value in spec.items())]
+    path = tmp_path / "mine.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def literal(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {literal(one)}" for key, one in value.items()) + " }"
+    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
+
+
+def without(key: str) -> dict:
+    return {name: value for name, value in SPEC.items() if name != key}
+
+
+def rows(tmp_path: Path, text: str, name: str = "rows.json") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "count"),
+    [
+        ("one.json", json.dumps(ROW, indent=2), 1),
+        ("list.json", json.dumps([ROW, {**ROW, "spec_id": "other"}]), 2),
+        ("lines.jsonl", json.dumps(ROW) + "\n\n" + json.dumps({**ROW, "spec_id": "other"}), 2),
+        ("single.jsonl", json.dumps(ROW) + "\n", 1),
+    ],
+)
+def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
+    found = library(rows(tmp_path, text, name))
+    assert len(found) == count
+    ours, theirs = library()["non_target_max_disp_5mm"], found["non_target_max_disp_5mm"]
+    assert (theirs.formula, theirs.threshold, theirs.severe) == (ours.formula, ours.threshold, ours.severe)
+    assert (theirs.requires_all, theirs.invalid_if_any) == (ours.requires_all, ours.invalid_if_any)
+    assert (theirs.axis, theirs.tier, theirs.binary, theirs.unit) == (ours.axis, ours.tier, False, "m")
+    assert theirs.stl == ROW["stl"]
+
+
+def test_a_row_of_the_paper_judges_as_our_entry_does_so_that_the_digests_agree(tmp_path):
+    ours = library()
+    operators = {"<": "lt", ">": "gt"}
+    written = []
+    for spec in ours.safe:
+        comparison = next(node for node in stl.formula.walk(spec.formula) if isinstance(node, stl.Compare))
+        written.append({
+            **{key: value for key, value in listing(ours)[ours.specs.index(spec)].items() if key in ROW},
+            "stl": stl.to_text(spec.formula),
+            "signal": comparison.left.name,
+            "operator": operators[comparison.operator],
+            "vsi_severe": spec.severe,
+        })  # fmt: skip
+    found = library(rows(tmp_path, json.dumps(written)))
+    assert [(s.spec_id, s.formula, s.threshold, s.severe, s.binary, s.axis) for s in found] == [
+        (s.spec_id, s.formula, s.threshold, s.severe, s.binary, s.axis) for s in ours.safe
+    ]
+
+
+def test_a_row_under_an_older_id_is_read_as_the_present_one_and_that_is_said(tmp_path, caplog):
+    row = {**ROW, "spec_id": "wrist_tilt_world_15deg", "canonical_family": "held_object_tilt_world",
+           "signal": "held_object_tilt", "threshold": 15, "vsi_severe": 30, "unit": "deg",
+           "stl": "G[0,T](transport -> held_object_tilt < 15)"}  # fmt: skip
+    assert [spec.spec_id for spec in library(rows(tmp_path, json.dumps(row)))] == ["held_object_tilt_world_15deg"]
+    assert "wrist_tilt_world_15deg is an older id: read as held_object_tilt_world_15deg" in caplog.text
+
+
+def test_a_toml_file_is_a_library_by_itself(tmp_path):
+    found = library(toml(tmp_path, SPEC))
+    assert [spec.spec_id for spec in found] == ["fast"]
+    assert found.name == "mine"
+    assert found["fast"].formula == stl.parse("G(eef_speed < 0.5)")
+
+
+def test_a_specification_of_boolean_atoms_needs_no_threshold(tmp_path):
+    spec = {**without("threshold"), "stl": "G(transport -> grip)", "binary": True, "unit": "1"}
+    del spec["severe"]
+    assert library(toml(tmp_path, spec))["fast"].threshold == 0.5
+
+
+def test_a_file_may_declare_tags_of_its_own(tmp_path):
+    head = '[tags.object]\nhot = "it burns"'
+    found = library(toml(tmp_path, {**SPEC, "requires_all": ["hot"]}, head=head))
+    assert found["fast"].requires_all == ("hot",)
+    assert found.vocabulary["hot"].meaning == "it burns"
+
+
+def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_names(tmp_path):
+    change = {"spec_id": "max_contact_force_under_200N", "threshold": 100}
+    found = library(toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    assert found["max_contact_force_under_200N"].threshold == 100
+    assert found["max_contact_force_under_200N"].severe == 500
+    assert [spec.spec_id for spec in found] == [spec.spec_id for spec in library()]
+    assert found.digest != library().digest
+
+
+def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
+    base = library()
+    longer = extend(base, toml(tmp_path, SPEC))
+    assert longer.specs[:-1] == base.specs
+    assert longer["fast"].threshold == 0.5
+    assert longer["wrist_tilt_world_15deg"] is base["held_object_tilt_world_15deg"]
+    assert "fast" not in base
+
+
+@pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
+def test_extending_refuses_an_id_that_is_taken(tmp_path, taken):
+    with pytest.raises(SpecError, match=rf"mine.toml, field spec_id: {taken}: library 'default' has .*\n.*\[\[replace"):
+        extend(library(), toml(tmp_path, {**SPEC, "spec_id": taken}))
+
+
+def test_extending_refuses_a_library_by_itself(tmp_path):
+    with pytest.raises(SpecError, match=r"field based_on: is a library by itself\n.*--library"):
+        extend(library(), toml(tmp_path, SPEC, head='based_on = "default"'))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({**SPEC, "treshold": 1}, r"field treshold: fast: unknown key 'treshold'\n.*did you mean 'threshold'\? known"),
+        (without("source"), r"field source: fast: .*missing required field `source`"),
+        ({**SPEC, "threshold": "0.5"}, r"field threshold: fast: Expected `float \| null`, got `str`"),
+        ({**SPEC, "threshold": True}, r"field threshold: fast: Expected"),
+        ({**SPEC, "threshold": 0}, r"field threshold: fast: threshold is 0.0, not positive"),
+        ({**SPEC, "threshold": -0.02}, r"field threshold: fast: threshold is -0.02, not positive.*\n.*> -threshold"),
+        ({**SPEC, "threshold": float("nan")}, r"field threshold: fast: threshold is nan"),
+        ({**SPEC, "severe": 0}, r"field severe: fast: severe is 0.0, not positive"),
+        ({**SPEC, "severe": -1}, r"field severe: fast: severe is -1.0, not positive"),
+        ({**SPEC, "severe": float("inf")}, r"field severe: fast: severe is inf"),
+        (without("threshold"), r"field threshold: fast: has no threshold"),
+        (without("severe"), r"field severe: fast: a scored specification has no severe magnitude"),
+        ({**SPEC, "binary": True}, r"field severe: fast: a binary specification has no severe magnitude"),
+        ({**SPEC, "stl": "G(eef_sped < threshold)"}, r"field stl: fast: column 3: unknown signal 'eef_sped'\n.*did you"),
+        ({**SPEC, "stl": "G(eef_speed < )"}, r"field stl: fast: column 15"),
+        ({**SPEC, "stl": "G(eef_speed < 0.5)"}, r"field stl: fast: the formula does not use the threshold 0.5"),
+        ({**SPEC, "stl": "G(transport -> grip)"}, r"field stl: fast: the formula does not use the threshold"),
+        ({**SPEC, "tier": "sfae"}, r"field tier: fast: 'sfae' is no tier\n.*did you mean 'safe'"),
+        ({**SPEC, "axis": "handling"}, r"field axis: fast: 'handling' is no axis\n.*scene_interaction"),
+        ({**SPEC, "spec_id": "a b"}, r"field spec_id: a b: an id is made of"),
+        ({**SPEC, "requires_all": ["held_targt"]}, r"field requires_all: fast: unknown tag 'held_targt'\n.*'held_target'"),
+        ({**SPEC, "invalid_if_any": ["x"]}, r"field invalid_if_any: fast: unknown tag 'x'\n.*\[tags"),
+        ({**SPEC, "requires_all": "held_target"}, r"field requires_all: fast: Expected `array`"),
+        ({**SPEC, "alternates": [{"spec_id": "faster", "threshold": 1}]}, r"field severe: faster: .*`severe`"),
+        ({**SPEC, "alternates": [{"spec_id": "faster", "threshold": 1, "severe": -2}]}, r"faster: severe is -2.0"),
+        ({**SPEC, "alternates": [{"spec_id": "fast", "threshold": 1, "severe": 2}]}, r"fast: id 'fast' is repeated"),
+        ({**SPEC, "legacy_ids": ["fast"]}, r"field spec_id: fast: id 'fast' is repeated"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_path, spec, message):
+    with pytest.raises(SpecError, match="mine.toml, .*" + message):
+        library(toml(tmp_path, spec))
+
+
+def test_boolean_atoms_alone_must_be_binary(tmp_path):
+    with pytest.raises(SpecError, match=r"field binary: fast: all atoms are Boolean"):
+        library(toml(tmp_path, {**without("threshold"), "stl": "G(transport -> grip)"}))
+
+
+def test_a_repeated_id_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"field spec_id: fast: id 'fast' is repeated"):
+        library(toml(tmp_path, SPEC, SPEC))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("spec = 1", r"field spec: unknown key 'spec'\n.*did you mean 'specs'"),
+        ("[[specs]", r"mine.toml: is not TOML: .*line 1"),
+        ("", r"field specs: holds no specification"),
+        ('based_on = "defalt"', r"field based_on: no built-in library 'defalt'\n.*'default'"),
+        ('[[replace]]\nspec_id = "joint_torque"', r"field replace: \[\[replace\]\] without based_on"),
+        ('based_on = "default"\n[[replace]]\nspec_id = "joint"', r"no 'joint' to replace\n.*joint_torque"),
+        ('based_on = "default"\n[[replace]]\nspec_id = "joint_torque"\nseverity = 3', r"joint_torque: unknown key"),
+        ('[tags.wrong]\nx = "y"', r"Invalid enum value 'wrong'"),
+    ],
+)
+def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
+    with pytest.raises(SpecError, match=message):
+        library(rows(tmp_path, text, "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threshold": 0.006}, r"field stl: non_target_max_disp_5mm: the formula says no `non_target_disp_max < 0.006`"),
+        ({"operator": "gt"}, r"the formula says no `non_target_disp_max > 0.005`"),
+        ({"signal": "eef_speed"}, r"the formula says no `eef_speed < 0.005`"),
+        ({"operator": "below"}, r"field operator: non_target_max_disp_5mm: Invalid enum value 'below'"),
+        ({"vsi_severe": 0}, r"field severe: .*severe is 0.0, not positive"),
+        ({"canonical_family": "new"}, r"field axis: .*the axis of family 'new' is not known\n.*add \"axis\""),
+        ({"requires_all": ["tracking"]}, r"unknown tag 'tracking'"),
+        ({"severity": 1}, r"field severity: non_target_max_disp_5mm: unknown key 'severity'\n.*vsi_severe"),
+        ({"tier": "unsafe"}, r"'unsafe' is no tier"),
+    ],
+)  # fmt: skip
+def test_a_row_that_contradicts_itself_is_refused(tmp_path, change, message):
+    with pytest.raises(SpecError, match="rows.json.*" + message):
+        library(rows(tmp_path, json.dumps({**ROW, **change})))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"spec_id": "a", "spec_id": "b"}', r"field spec_id: key 'spec_id' is repeated"),
+        ('{"threshold": NaN}', r"NaN is no number"),
+        ('{"threshold": ', r"rows.json, line 1: is not JSON"),
+        ("3", r"row 0: a table of keys is due, not int"),
+        ("[]", r"holds no specification"),
+        ("[" * 100_000, r"is not JSON"),
+        (json.dumps(ROW) + "\n{]", r"rows.json, line 2: is not JSON"),
+    ],
+)
+def test_malformed_json_is_refused(tmp_path, text, message):
+    with pytest.raises(SpecError, match=message):
+        library(rows(tmp_path, text))
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match=r"mine.toml: is not UTF-8 text"):
+        library(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("defualt", "built-in: default, paper-literal"), ("none.toml", "none.toml: cannot be read")]
+)
+def test_a_library_that_is_not_there_is_an_error_that_says_what_is(name, message):
+    with pytest.raises(SpecError, match=message):
+        library(name)
