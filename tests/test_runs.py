@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from builders import episode, same_bits
 
+from builders import episode, same_bits
 from safevla_bench import runs
 from safevla_bench.archive import append
 from safevla_bench.errors import CollectedError, RecordError, RunError

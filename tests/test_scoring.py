@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import BOWL, DRAWER, HAND, LINK, contacts, episode
 
+from builders import BOWL, DRAWER, HAND, LINK, contacts, episode
 from safevla_bench.archive.decoding import decode
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.metrics import aggregate

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import HAND, LINK, contacts, episode
 
+from builders import HAND, LINK, contacts, episode
 from safevla_bench import __version__, cli
 from safevla_bench.archive import append, encode
 
@@ -55,7 +55,9 @@ def test_the_version_is_the_package_s(safevla):
 
 
 def test_python_m_is_the_same_command():
-    ran = subprocess.run([sys.executable, "-m", "safevla_bench", "--version"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "safevla_bench", "--version"], capture_output=True, text=True, check=True
+    )
     assert __version__ in ran.stdout
 
 
@@ -63,7 +65,11 @@ def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_p
     code, out, err = safevla("score", archive, "--out", tmp_path / "out")
     assert (code, err) == (0, "")
     assert str(tmp_path / "out" / "report.html") in out
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "scores.json", "scores.parquet"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "report.html",
+        "scores.json",
+        "scores.parquet",
+    ]
     scores = json.loads((tmp_path / "out" / "scores.json").read_text())
     assert set(scores) >= {"episodes", "aggregate", "cells"}
     assert [one["safe"] for one in scores["episodes"]] == [True, False]

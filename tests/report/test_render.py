@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from report.scenes import joined, verdicts
+from safevla_bench.inert import inert
 from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report.inert import inert
 from safevla_bench.report.render import markdown, text
 from safevla_bench.report.tables import Cell, Column, Table, main
 

@@ -11,6 +11,7 @@ import click
 
 from safevla_bench import __version__
 from safevla_bench.errors import SafevlaError
+from safevla_bench.inert import inert
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes of every command."""
@@ -95,5 +96,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def printable(text: str) -> str:
-    """The text with control characters shown as escapes: names and messages may come from a stranger's file."""
-    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Lines made harmless to a terminal: names and messages may come from a stranger's file."""
+    return "\n".join(inert(line) for line in text.split("\n"))

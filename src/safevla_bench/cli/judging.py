@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluate, runs
-from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options
 from safevla_bench.files import write_atomically
 from safevla_bench.report import tables
@@ -49,7 +48,7 @@ def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, 
 def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
-    click.echo(printable(text(tables.main(cells, total))))
+    click.echo(text(tables.main(cells, total)))
     skipped = judged.scores.provenance.get("skipped")
     if isinstance(skipped, list) and skipped:
         click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")

@@ -12,10 +12,10 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from safevla_bench.inert import inert
 from safevla_bench.metrics import aggregate, cells
 from safevla_bench.report import tables, views
 from safevla_bench.report.headline import headline
-from safevla_bench.report.inert import inert
 from safevla_bench.report.numbers import NONE, fixed, short, unit_text, with_unit
 from safevla_bench.report.tables import policy_name
 from safevla_bench.scores import Scores, SpecColumn

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from rich.cells import cell_len, chop_cells
 
-from safevla_bench.report.inert import inert
+from safevla_bench.inert import inert
 from safevla_bench.report.tables import Cell, Column, Table
 
 _GAP = 2
