@@ -16,10 +16,10 @@ __all__ = ["append", "encode", "form_of", "open_archive", "read", "schema"]
 
 def form_of(path: Path) -> str:
     """The suffix that names a file's form; `RecordError` where there is none that we read."""
-    for suffix in sorted(jsonl.SUFFIXES, key=len, reverse=True):
+    for suffix in (*jsonl.SUFFIXES, jsonl.WHOLE):
         if path.name.endswith(suffix):
             return suffix
-    remedy = f"Archives are files ending in {', '.join(jsonl.SUFFIXES)}."
+    remedy = f"Archives are files ending in {', '.join([*jsonl.SUFFIXES, jsonl.WHOLE])}."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 

@@ -1,4 +1,4 @@
-"""JSON Lines: one episode a line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`).
+"""JSON Lines: one episode a line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); `.json` is one episode.
 
 Each episode is a compressed member of its own, so that a file can be appended to, and what a crash cuts off is the last
 episode only. No time and no name enters the compressed bytes.
@@ -20,6 +20,8 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+WHOLE = ".json"
+"""One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
 _REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
@@ -53,7 +55,9 @@ def _lines(path: Path) -> Iterator[bytes]:
     place = Place(file=str(path))
     try:
         with path.open("rb") as stream:
-            if path.name.endswith(".zst"):
+            if path.name.endswith(WHOLE):
+                yield stream.read()
+            elif path.name.endswith(".zst"):
                 yield from _split(_frames(stream))
             else:
                 yield from gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.evaluate import Judge
+from safevla_bench.inert import inert
 from safevla_bench.rollout import Observer, Outcome, Planned
 from safevla_bench.scoring import score
 
@@ -21,7 +22,7 @@ def watching(judge: Judge) -> Iterator[Observer | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield Bar(progress, judge)
 
@@ -71,7 +72,7 @@ class Bar:
     def _describe(self, where: str) -> None:
         rates = [f"{name} {100 * count / self.done:.0f} %" for name, count in self._counts()] if self.done else []
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
-        self.progress.update(self.task, description=" · ".join([where, *rates, *crashed]))
+        self.progress.update(self.task, description=" · ".join([inert(where), *rates, *crashed]))
 
     def _counts(self) -> list[tuple[str, int]]:
         return [("SR", self.success), ("Safety", self.safe), ("SBU", self.sbu)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import reduce, wraps
 from pathlib import Path
@@ -90,7 +91,7 @@ def rollout_command(context: click.Context, request: evaluate.Request, out: Path
 
     Recording changes nothing that the policy or the simulator sees.
     """
-    with watching(evaluate.Judge()) as observer:
+    with _kept(out), watching(evaluate.Judge()) as observer:
         outcomes = evaluate.roll_out(request, out, observer)
     crashed = {one.planned.episode_id: one.reason for one in outcomes if one.outcome == "crashed"}
     _report_crashes(crashed)
@@ -108,7 +109,7 @@ def eval_command(context: click.Context, request: evaluate.Request, out: Path, j
 
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
     """
-    with watching(judge) as observer:
+    with _kept(out), watching(judge) as observer:
         judged = evaluate.evaluate(request, judge, out, observer)
     crashed = {one.episode_id: one.reason for one in judged.scores.absent}
     say(judged)
@@ -116,6 +117,18 @@ def eval_command(context: click.Context, request: evaluate.Request, out: Path, j
     click.echo(f"Run folder: {out}")
     click.echo(f"Next: open {out / runs.REPORT} in a browser.")
     context.exit(CRASHED if crashed else OK)
+
+
+@contextmanager
+def _kept(out: Path) -> Iterator[None]:
+    """Say what an interrupted run leaves behind."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out.exists():
+            folder = shlex.quote(str(out))
+            click.echo(f"The episodes finished so far are in {folder}; safevla score {folder} --out DIR", err=True)
+        raise
 
 
 def _report_crashes(crashed: Mapping[str, str | None]) -> None:

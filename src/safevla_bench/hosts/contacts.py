@@ -7,7 +7,7 @@ small NumPy call in the middle of a simulation costs several times what it costs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,56 +101,72 @@ def joined(lists: Sequence[ContactList]) -> ContactList:
 
 
 class ContactLog:
-    """Copies of the contact lists since the last `take`."""
+    """Copies of the contact lists since the last `take`, in arrays that are kept and used again."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self._pyramidal = bool(model.opt.cone == 0)
-        self._lists: list[tuple[NDArray[np.generic], ...]] = []
+        self._counts: list[int] = []
+        self._rows: list[int] = []
+        self._geoms = np.empty((2, 1024), dtype=np.int32)
+        self._address = np.empty(1024, dtype=np.int32)
+        self._dim = np.empty(1024, dtype=np.int32)
+        self._friction = np.empty((1024, 5))
+        self._efc = np.empty(4096)
+        self._contacts_used = self._rows_used = 0
 
     def __len__(self) -> int:
-        return len(self._lists)
+        return len(self._counts)
 
     def note(self, data: mujoco.MjData) -> None:
         """Copy the contact list as it stands; writes nothing to the simulator."""
-        listed = data.contact
-        self._lists.append(
-            (
-                listed.geom1.copy(),
-                listed.geom2.copy(),
-                listed.efc_address.copy(),
-                listed.dim.copy(),
-                data.efc_force.copy(),
-                listed.friction.copy() if self._pyramidal else _NOTHING,
-            )
-        )
+        listed, efc = data.contact, data.efc_force
+        geom1 = listed.geom1
+        start, row = self._contacts_used, self._rows_used
+        end, last = start + len(geom1), row + len(efc)
+        if end > len(self._address) or last > len(self._efc):
+            self._grow(end, last)
+        self._geoms[0, start:end] = geom1
+        self._geoms[1, start:end] = listed.geom2
+        self._address[start:end] = listed.efc_address
+        self._dim[start:end] = listed.dim
+        if self._pyramidal:
+            self._friction[start:end] = listed.friction
+        self._efc[row:last] = efc
+        self._counts.append(end - start)
+        self._rows.append(row)
+        self._contacts_used, self._rows_used = end, last
 
     def take(self) -> Touches:
-        """The contacts noted, one substep a note, and an empty log after.
+        """The contacts noted, one substep a note, and an empty log after; good until the next `note`.
 
         A listed contact without constraint (`efc_address` below zero) does not touch and is left out.
         """
-        lists, self._lists = self._lists, []
-        geom1, geom2, address, dim, efc, friction = (np.concatenate(column) for column in zip(*lists, strict=True))
-        substep = np.repeat(np.arange(len(lists)), [len(one[0]) for one in lists])
-        offset = np.cumsum([0] + [len(one[4]) for one in lists[:-1]])
-        row = address + offset[substep]
-        whole = Touches(len(lists), substep, geom1, geom2, row, dim, friction if self._pyramidal else None, efc)
+        counts, rows, used = self._counts, self._rows, self._contacts_used
+        self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
+        address = self._address[:used]
+        whole = Touches(
+            substeps=len(counts),
+            substep=np.repeat(np.arange(len(counts)), counts),
+            geom1=self._geoms[0, :used],
+            geom2=self._geoms[1, :used],
+            row=address + np.repeat(np.array(rows, dtype=np.int64), counts),
+            dim=self._dim[:used],
+            friction=self._friction[:used] if self._pyramidal else None,
+            efc=self._efc,
+        )
         touching = address >= 0
         return whole if touching.all() else _only(whole, touching)
 
-
-_NOTHING = np.empty(0)
+    def _grow(self, contacts: int, rows: int) -> None:
+        """Room for at least twice as much as asked for, what is there kept."""
+        more = max(2 * contacts - len(self._address), 0)
+        self._geoms = np.pad(self._geoms, ((0, 0), (0, more)))
+        self._address, self._dim = np.pad(self._address, (0, more)), np.pad(self._dim, (0, more))
+        self._friction = np.pad(self._friction, ((0, more), (0, 0)))
+        self._efc = np.pad(self._efc, (0, max(2 * rows - len(self._efc), 0)))
 
 
 def _only(touches: Touches, which: Bools) -> Touches:
+    columns = ("substep", "geom1", "geom2", "row", "dim")
     friction = None if touches.friction is None else touches.friction[which]
-    return Touches(
-        touches.substeps,
-        touches.substep[which],
-        touches.geom1[which],
-        touches.geom2[which],
-        touches.row[which],
-        touches.dim[which],
-        friction,
-        touches.efc,
-    )
+    return replace(touches, friction=friction, **{name: getattr(touches, name)[which] for name in columns})

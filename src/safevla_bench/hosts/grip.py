@@ -20,13 +20,14 @@ def gripped(touches: Touches, instants: Ints, fingers: Ints, place: Ints, robot:
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
     instant_of = np.full(touches.substeps, NOTHING)
     instant_of[instants] = np.arange(len(instants))
-    side = fingers[touches.geom1] + fingers[touches.geom2]
-    other = place[np.where(fingers[touches.geom1] > 0, touches.geom2, touches.geom1)]
-    near = np.flatnonzero((side > 0) & (instant_of[touches.substep] != NOTHING) & ~robot[other])
-    at = instant_of[touches.substep[near]]
-    for instant in np.unique(at):
-        here = near[at == instant]
-        holding[instant] = _strongest(touches, here, side[here], other[here])
+    now = np.flatnonzero(instant_of[touches.substep] != NOTHING)
+    first, second = fingers[touches.geom1[now]], fingers[touches.geom2[now]]
+    other = place[np.where(first > 0, touches.geom2[now], touches.geom1[now])]
+    near = (first + second > 0) & ~robot[other]
+    at = instant_of[touches.substep[now]]
+    for instant in np.unique(at[near]):
+        here = np.flatnonzero(near & (at == instant))
+        holding[instant] = _strongest(touches, now[here], first[here] + second[here], other[here])
     return holding
 
 

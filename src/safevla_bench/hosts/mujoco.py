@@ -26,7 +26,7 @@ from safevla_bench.trajectory import ContactList, Header, Recording
 if TYPE_CHECKING:
     import mujoco
 
-_BLOCK = 32
+_BLOCK = 8
 """Control steps whose contacts are judged together; bounds what is held back to a few megabytes."""
 
 

@@ -123,11 +123,13 @@ def _assemble(name: str, source: Source, known: Mapping[str, Tag]) -> Library:
     tags = {**known, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
+    taken: set[str] = set()
     for entry in (entry for draft in source.drafts for entry in _entries(draft)):
         spec_id = entry.row.spec_id
-        for taken in (spec_id, *entry.row.legacy_ids):
-            if taken in legacy or any(taken == spec.spec_id for spec in specs):
-                raise entry.origin.fail(f"id {taken!r} is repeated", field="spec_id", remedy="choose another id")
+        for one in (spec_id, *entry.row.legacy_ids):
+            if one in taken:
+                raise entry.origin.fail(f"id {one!r} is repeated", field="spec_id", remedy="choose another id")
+            taken.add(one)
         specs.append(_spec(entry, tags))
         legacy |= dict.fromkeys(entry.row.legacy_ids, spec_id)
     return Library(name, tuple(specs), legacy, tags)

@@ -145,8 +145,10 @@ def _paper_draft(row: object, place: Origin) -> Draft:
     paper = typed(row, PaperRow, origin)
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
+    spec_id = _current_id(paper.spec_id)
     written: dict[str, object] = {
-        "spec_id": _current_id(paper.spec_id),
+        "spec_id": spec_id,
+        "legacy_ids": [] if spec_id == paper.spec_id else [paper.spec_id],
         "canonical_family": paper.canonical_family,
         "axis": paper.axis or _axis_of(paper.canonical_family, origin),
         "tier": paper.tier,

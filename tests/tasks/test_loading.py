@@ -1,0 +1,196 @@
+"""Registries from files: a user's own TOML, the paper's rows, and every way of being refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from safevla_bench.errors import RegistryError, UnknownTaskError
+from safevla_bench.specs import library
+from safevla_bench.tasks import active, listing, registry
+
+CASES = Path(__file__).parents[1] / "cases"
+ROW = json.loads((CASES / "appendix_b_tags.json").read_text())
+OWN = """
+[benchmarks.mine]
+host = "mine"
+capabilities = "seen"
+[capabilities.seen]
+host = "mine"
+tags = ["joint_torque_signal"]
+"""
+TASK = """
+[[tasks]]
+benchmark = "mine"
+task_id = "wipe"
+template = "push-no-lift"
+instruction = "wipe the table"
+"""
+
+
+def written(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def row(**changes: object) -> str:
+    return json.dumps({**ROW, **changes})
+
+
+def test_the_paper_s_row_and_specification_activate_what_the_paper_shows():
+    chosen = library(CASES / "appendix_b_specs.json")
+    tags = registry([CASES / "appendix_b_tags.json"]).tags("libero-spatial", "task_0")
+    assert [spec.spec_id for spec in active(chosen, tags)] == ["non_target_max_disp_5mm"]
+    assert tags == {*ROW["task_tags"], *ROW["object_tags"], *ROW["benchmark_signal_tags"]}
+
+
+def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other(tmp_path):
+    changed = registry([written(tmp_path, row(), "rows.json")])
+    before, after = list(registry().entries()), list(changed.entries())
+    differing = [(one.benchmark, one.task_id) for one, other in zip(before, after, strict=True) if one != other]
+    assert differing == [("libero-spatial", "task_0")]
+    assert "gripper_contact_signal" not in changed.tags("libero-spatial", "task_0")
+    assert "gripper_contact_signal" in changed.tags("libero-spatial", "task_1")
+
+
+def test_capabilities_that_are_asked_for_go_before_those_of_a_row(tmp_path):
+    changed = registry([written(tmp_path, row(), "rows.json")])
+    assert "gripper_contact_signal" in changed.tags("libero-spatial", "task_0", ["libero-full"])
+
+
+def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
+    rows = [row(benchmark="new", task_id="a"), row(benchmark="new", task_id="b", task_tags=None)]
+    found = registry([written(tmp_path, "\n".join(rows), "rows.jsonl")])
+    assert [entry.task_id for entry in found.entries("new")] == ["a", "b"]
+    assert "object_transport" not in found.tags("new", "a")
+    assert "object_transport" in found.tags("new", "b")
+
+
+def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_families(tmp_path):
+    more = """
+    [templates.pour]
+    meaning = "pour a liquid"
+    tags = ["held_target", "hot"]
+    [tags.object]
+    hot = "it burns"
+    [[families]]
+    benchmark = "mine"
+    patterns = ["Pour*"]
+    template = "pour"
+    tags = ["scene_contact_risk"]
+    object_tags = { spillable = "a full jug" }
+    """
+    found = registry([written(tmp_path, OWN + TASK + more)])
+    assert found.tags("mine", "wipe") == {"joint_torque_signal", *registry().templates["push-no-lift"].tags}
+    expected = {"joint_torque_signal", "held_target", "hot", "scene_contact_risk", "spillable"}
+    assert found.tags("mine", "PourTea") == expected
+    assert [entry.task_id for entry in found.entries("mine")] == ["wipe"]
+    assert "mine" not in registry().benchmarks
+
+
+def test_a_user_s_family_is_asked_before_the_built_in_ones_and_an_entry_before_both(tmp_path):
+    text = '[[families]]\nbenchmark = "robocasa-365"\npatterns = ["Open*"]\ntemplate = "navigate"\n'
+    found = registry([written(tmp_path, text)])
+    assert found.entry("robocasa-365", "OpenFridge").template == "navigate"
+    assert found.entry("robocasa-365", "OpenDrawer").template == "articulated-manipulation"
+
+
+def test_files_may_refer_to_each_other(tmp_path):
+    files = [written(tmp_path, TASK, "tasks.toml"), written(tmp_path, OWN, "bench.toml")]
+    assert registry(files).entry("mine", "wipe").instruction == "wipe the table"
+
+
+@pytest.mark.parametrize(("benchmark", "task_id"), [("my bench", 'say "hi"'), ("libero-goal", "task_10")])
+def test_an_unknown_task_says_what_to_add_and_that_text_works(tmp_path, benchmark, task_id):
+    with pytest.raises(UnknownTaskError, match=f"benchmark {benchmark!r} has no task .*\n.*--registry FILE") as error:
+        registry().tags(benchmark, task_id)
+    toml = error.value.remedy.split("\n", 1)[1]
+    found = registry([written(tmp_path, toml)])
+    assert found.entry(benchmark, task_id).template == "pnp-basic"
+    assert found.tags(benchmark, task_id)
+
+
+def test_an_unknown_task_suggests_what_was_perhaps_meant():
+    with pytest.raises(UnknownTaskError, match=r"did you mean 'OpenDrawer'\?"):
+        registry().entry("robocasa-365", "openDrawer")
+    with pytest.raises(UnknownTaskError, match=r"did you mean 'libero-goal'\?"):
+        registry().entry("libero_goal", "task_0")
+
+
+def test_an_unknown_benchmark_or_capability_set_lists_those_there_are():
+    with pytest.raises(RegistryError, match=r"no benchmark 'libero'\n.*libero-spatial"):
+        listing(registry(), library(), "libero")
+    with pytest.raises(RegistryError, match=r"no capability set 'full'\n.*libero-full"):
+        registry().tags("libero-goal", "task_0", ["full"])
+
+
+REFUSED = [
+    ("task = 1", r"field task: unknown key 'task'\n.*did you mean 'tasks'"),
+    ("[[tasks]", r"is not TOML"),
+    (OWN + TASK + TASK, r"task mine wipe exists already"),
+    ('[templates.pnp-basic]\nmeaning = "x"\ntags = []', r"template pnp-basic exists already"),
+    ('[capabilities.libero]\nhost = "x"\ntags = []', r"capability set libero exists already"),
+    ('[benchmarks.libero-goal]\nhost = "x"\ncapabilities = "libero"', r"benchmark libero-goal exists already"),
+    ('[benchmarks.b]\nhost = "x"\ncapabilities = "libro"', r"field capabilities: benchmarks.b: 'libro' .*\n.*'libero'"),
+    ('[benchmarks.b]\nhost = "x"\ncapabilities = "fake"\nsame_tasks_as = "c"', r"field same_tasks_as: .*'c'"),
+    ('[benchmarks.b]\nhost = "x"', r"field capabilities: benchmarks.b: .*missing required field `capabilities`"),
+    ('[capabilities.c]\nhost = "x"\ntags = ["contact"]', r"field tags: capabilities.c: unknown tag 'contact'"),
+    ('[capabilities.c]\nhost = "x"\ntags = ["held_target"]', r"tags: capabilities.c: 'held_target' is of class"),
+    ('[templates.t]\nmeaning = "x"\ntags = ["held"]', r"field tags: templates.t: unknown tag 'held'\n.*\[tags"),
+    ('[templates.t]\nmeaning = "x"\ntags = ["target_pose_signal"]', r"templates.t: 'target_pose_signal' is of class"),
+    (TASK, r"field benchmark: mine wipe: 'mine' is none of the benchmarks"),
+    (OWN + TASK.replace("push-no-lift", "push"), r"field template: mine wipe: 'push' .*\n.*push-no-lift"),
+    (OWN + TASK + 'components = ["navigate"]', r"field template: mine wipe: has both or neither"),
+    (OWN + TASK.replace('template = "push-no-lift"', ""), r"field template: mine wipe: has both or neither"),
+    (OWN + TASK.replace('template = "push-no-lift"', 'components = ["nav"]'), r"field components: mine wipe: 'nav'"),
+    (OWN + TASK + 'tags = ["held"]', r"field tags: mine wipe: unknown tag 'held'\n.*known tags: .*held_target"),
+    (OWN + TASK + "object_tags = { wet = 'x' }", r"field object_tags: mine wipe: unknown tag 'wet'"),
+    (OWN + TASK + "object_tags = { spillable = ' ' }", r"object_tags: mine wipe: object tag 'spillable' has"),
+    (OWN + TASK + 'object_tags = ["spillable"]', r"field object_tags: mine wipe: Expected `object`"),
+    (OWN + TASK.replace("instruction", "instructions"), r"field instructions: mine wipe: unknown key"),
+    (OWN + '[[families]]\nbenchmark = "mine"\npatterns = []\ntemplate = "navigate"', r"field patterns: mine: a family"),
+    (OWN + '[[families]]\nbenchmark = "other"\npatterns = ["*"]\ntemplate = "navigate"', r"'other' is none of the"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_a_contradiction_is_refused_and_names_file_row_and_key(tmp_path, text, message):
+    with pytest.raises(RegistryError, match=re.compile(f"mine.toml.*(?:{message})", re.DOTALL)):
+        registry([written(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"[{row()}, {row()}]", r"task libero-spatial task_0 exists already"),
+        (row(tags=[]), r"field tags: libero-spatial task_0: unknown key 'tags'\n.*'task_tags'"),
+        (row(task_tags=["held"]), r"field task_tags: libero-spatial task_0: unknown tag 'held'"),
+        (row(object_tags=["wet"]), r"field object_tags: libero-spatial task_0: unknown tag 'wet'"),
+        (row(benchmark_signal_tags=["held_target"]), r"field benchmark_signal_tags: .* is of class mechanism"),
+        (row(task_tags=["target_pose_signal"]), r"field task_tags: .* is of class capability"),
+        (row(benchmark="new", benchmark_signal_tags=None), r"field benchmark: new task_0: 'new' is none of the"),
+        (row(task_tags=None, template="pnp"), r"field template: libero-spatial task_0: 'pnp' is none of the templates"),
+        (row(template=None), r"field template: libero-spatial task_0: has both or neither"),
+        ("[1]", r"row 0: a table of keys is due, not int"),
+        ('{"benchmark": "a", "benchmark": "b"}', r"key 'benchmark' is repeated"),
+    ],
+)  # fmt: skip
+def test_a_row_that_contradicts_itself_is_refused(tmp_path, text, message):
+    with pytest.raises(RegistryError, match="rows.json.*" + message):
+        registry([written(tmp_path, text, "rows.json")])
+
+
+def test_the_same_task_in_two_files_is_refused(tmp_path):
+    files = [written(tmp_path, row(), "a.json"), written(tmp_path, row(), "b.json")]
+    with pytest.raises(RegistryError, match=r"b.json: task libero-spatial task_0 exists already"):
+        registry(files)
+
+
+@pytest.mark.parametrize(("name", "message"), [("none.toml", "cannot be read"), ("rows.yaml", "is no registry file")])
+def test_a_file_that_cannot_be_read_is_refused(name, message):
+    with pytest.raises(RegistryError, match=f"{name}: {message}"):
+        registry([Path(name)])
