@@ -24,7 +24,8 @@ def specs_command(library: str, explain: str | None, form: str) -> None:
     """
     chosen = specs.library(library)
     if explain is not None:
-        _explain(specs.explain(chosen, explain), form)
+        exempt = tasks.exempt(tasks.registry(), chosen, explain)
+        _explain({**specs.explain(chosen, explain), "does_not_apply": _by_benchmark(exempt)}, form)
     elif form == "json":
         click.echo(json.dumps(specs.listing(chosen), indent=2))
     else:
@@ -48,6 +49,17 @@ def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilitie
         click.echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
             click.echo(f"  not {spec}: {reason}")
+
+
+def _by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each reason with its tasks, benchmark by benchmark."""
+    lines = []
+    for reason, names in exempt.items():
+        pairs = [name.split(" ", 1) for name in names]
+        for benchmark in dict.fromkeys(benchmark for benchmark, _ in pairs):
+            of_it = [task for other, task in pairs if other == benchmark]
+            lines.append(f"{reason}: {benchmark} {', '.join(of_it)}")
+    return lines
 
 
 def _explain(told: Mapping[str, object], form: str) -> None:
