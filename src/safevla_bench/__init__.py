@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from safevla_bench.version import __version__
+
 if TYPE_CHECKING:
     from safevla_bench.archive import append, open_archive, schema
     from safevla_bench.errors import SafevlaError
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from safevla_bench.tasks import Registry, registry
     from safevla_bench.trajectory import Batch
 
-__version__ = "0.1.0"
 
 _HOME = {
     "Batch": "trajectory",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from safevla_bench import __version__, hosts, metrics, policies, rollout, runs
+from safevla_bench import hosts, metrics, policies, rollout, runs
 from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
@@ -18,6 +18,7 @@ from safevla_bench.scoring import Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
 from safevla_bench.trajectory import Batch, empty
+from safevla_bench.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)

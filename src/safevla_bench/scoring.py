@@ -63,7 +63,7 @@ def score(
 
     Raises:
         UnknownTaskError: a task without an entry.
-        SignalError: an active scored specification whose fields a record lacks (`CollectedError` where there are several).
+        SignalError: an active scored specification whose fields a record lacks; `CollectedError` where there are several.
     """
     reading = signals.Reading(batch)
     rules = _rules(batch, library, registry, capabilities)

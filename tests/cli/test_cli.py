@@ -171,7 +171,7 @@ def test_the_same_run_twice_differs_in_volatile_facts_only(safevla, tmp_path):
 
 
 def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path):
-    code, out, err = safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", tmp_path / "run")
+    code, _, err = safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", tmp_path / "run")
     assert code == 4
     assert "1 episodes crashed" in err
     assert "fake simulator crashed" in err

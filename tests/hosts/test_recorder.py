@@ -191,6 +191,16 @@ def test_a_hook_set_later_by_somebody_else_stays():
     assert calls == [1]
 
 
+def test_substeps_of_a_control_step_that_broke_off_are_in_no_record():
+    sim, recorder, _ = squeezed(40)
+    for _ in range(3):
+        sim.step()
+    broken = recorder.recording(header())
+    assert broken.records == 41
+    assert broken.contacts.record.max() == 40
+    np.testing.assert_array_equal(broken.contacts.force_n, squeezed(40)[1].recording(header()).contacts.force_n)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_diverging_simulation_is_an_error_and_no_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log file where it runs

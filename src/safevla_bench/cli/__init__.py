@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from safevla_bench import __version__
 from safevla_bench.errors import SafevlaError
 from safevla_bench.inert import inert
+from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes of every command."""

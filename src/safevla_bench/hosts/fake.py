@@ -8,12 +8,12 @@ succeed by violating something, fail, or (task 2) crash.
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import __version__
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.privileged import read_only
@@ -72,7 +72,7 @@ class FakeHost:
 
     def versions(self) -> dict[str, str]:
         """Versions of all that a trajectory depends on."""
-        return {"numpy": np.__version__, "safevla-bench": __version__}
+        return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
 
 
 @dataclass

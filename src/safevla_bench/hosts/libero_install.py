@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safevla_bench import __version__
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.interface import Task, Wants
@@ -44,8 +43,8 @@ def versions() -> dict[str, str]:
         HostError: LIBERO is not installed, or with a robosuite that it does not run on.
     """
     require()
-    named = ("mujoco", "robosuite", DISTRIBUTION, "numpy")
-    return {name: importlib.metadata.version(name) for name in named} | {"safevla-bench": __version__}
+    named = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
+    return {name: importlib.metadata.version(name) for name in named}
 
 
 def require() -> None:

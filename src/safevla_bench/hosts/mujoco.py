@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from safevla_bench.trajectory import ContactList, Header, Recording
 if TYPE_CHECKING:
     import mujoco
 
-_BLOCK = 8
+_BLOCK = 32
 """Control steps whose contacts are judged together; bounds what is held back to a few megabytes."""
 
 
@@ -136,7 +136,8 @@ class Recorder:
     def _judge(self, touches: Touches, ends: NDArray[np.int64], substep_s: float | None) -> None:
         judged = sum(len(block) for block in self._gripped)
         owner = judged + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        which = np.flatnonzero(self._filter.counted(touches))
+        # Substeps after the last end belong to a control step that broke off: there is no record of it.
+        which = np.flatnonzero(self._filter.counted(touches) & (touches.substep < ends[-1]))
         self._contacts.append(peaks(touches, which, owner, self._place, substep_s))
         self._gripped.append(gripped(touches, ends - 1, self._fingers, self._place, self._robot))
 
@@ -154,14 +155,11 @@ def _read(data: mujoco.MjData, scene: Scene) -> _State:
     )
 
 
-class Simulation(Protocol):
-    """Whatever owns the method that advances physics by one substep, such as robosuite's `MjSim`."""
-
-
-def hook(simulation: Simulation, method: str, after: Callable[[], None]) -> Callable[[], None]:
+def hook(simulation: object, method: str, after: Callable[[], None]) -> Callable[[], None]:
     """Call `after` behind every call of `simulation.method`, on this one instance; returns what undoes it.
 
-    robosuite makes a new simulation at each reset, so the hook goes with the old one and is set anew.
+    `simulation` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`. robosuite
+    makes a new one at each reset, so the hook goes with the old one and is set anew.
     """
     original = getattr(simulation, method)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Privileged
 from safevla_bench.policies.scripted.rotation import axes, yaw_to_open_along
-from safevla_bench.policies.scripted.shapes import Prisms, gripper, lowest
+from safevla_bench.policies.scripted.shapes import Prisms, body, gripper, lowest
 
 Floats = NDArray[np.float64]
 
@@ -17,47 +19,69 @@ WIDEST_HALF_M = 0.036
 """Half of the widest object that fits between the open fingers with a little room."""
 OPEN_M = 0.039
 DEPTH_M = 0.026
-"""How far below an object's top the fingertips' middle goes; the hand itself begins 31 mm above it."""
+"""How far below an object's top the middle of the fingertips goes; the hand itself begins 31 mm above it."""
 LEAST_DEPTH_M = 0.010
 LEAST_HEIGHT_M = 0.012
 """Above an object's bottom, so that the fingertips stay off what it stands on."""
-RIM_INSET_M = 0.004
-RIM_APERTURE_M = 0.025
 ROOM_M = 0.014
 """Between an object's side and each finger before they close."""
+RIM_INSET_M = 0.005
+RIM_APERTURE_M = 0.020
 RIM_ANGLES = 24
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
+"""Where along an object's length to take hold, in halves of it from the middle."""
+SKEWS_RAD = (0.0, -0.26, 0.26)
+"""By how much the fingers may be off an object's sides; closing aligns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
-    """place_m [3] of the grip site, world frame; yaw of the downward hand; each finger's distance from the middle."""
+    """place_m [3] of the grip site, world frame; yaw of the downward hand; each finger's distance from the middle.
+
+    `blocked_m`: how far its surroundings keep it above the height that is best, at a quarter of the clearance
+    and at all of it. `off_m`: how far it is from the object's middle or rim, along the object.
+    """
 
     place_m: Floats
     yaw_rad: float
     aperture_m: float
-    blocked_m: float = 0.0
-    """By how much its surroundings keep it above the height that is best."""
+    blocked_m: tuple[float, float] = (0.0, 0.0)
+    off_m: float = 0.0
 
 
 def grasps(scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float) -> tuple[Grasp, ...]:
-    """Every way to take hold of a body, the best first: least blocked, then least turning from `yaw_rad`."""
-    found = [_fitted(grasp, obstacles, clearance_m) for grasp in _candidates(scene, name, yaw_rad)]
+    """Every way to take hold of a body, the best first."""
+    itself = body(scene, name)
+    found = [_fitted(grasp, itself, obstacles, clearance_m) for grasp in _candidates(scene, name, yaw_rad)]
     return tuple(sorted(found, key=lambda grasp: _cost(grasp, yaw_rad)))
 
 
 def _cost(grasp: Grasp, yaw_rad: float) -> float:
-    """A centimetre less depth weighs as much as a half turn; what cannot hold comes last."""
-    hopeless = grasp.blocked_m > DEPTH_M - LEAST_DEPTH_M
-    return grasp.blocked_m / 0.01 + abs(grasp.yaw_rad - yaw_rad) / np.pi + 100.0 * hopeless
+    """In units of 5 mm less depth; what is too shallow to hold comes last.
+
+    A half turn of the hand costs as much, and so does 0.25 m of reach: the arm stands at the scene's -x side and gets
+    stiff when it is stretched.
+    """
+    tight, wide = grasp.blocked_m
+    hopeless = tight > DEPTH_M - LEAST_DEPTH_M
+    turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + grasp.place_m[0] / 0.25 + grasp.off_m / 0.02 + 100.0 * hopeless
 
 
-def _fitted(grasp: Grasp, obstacles: Prisms, clearance_m: float) -> Grasp:
-    """The grasp, raised as far as what stands around it demands."""
-    rig = gripper(grasp.yaw_rad, grasp.aperture_m)
-    floor = float(lowest(rig, grasp.place_m[None, :2], obstacles, clearance_m, min(clearance_m, 0.004))[0])
-    height = max(float(grasp.place_m[2]), floor)
-    blocked = height - float(grasp.place_m[2])
-    return replace(grasp, place_m=np.array([*grasp.place_m[:2], height]), blocked_m=blocked)
+def _fitted(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
+    """The grasp, raised as far as the object and what stands around it demand."""
+    best = float(grasp.place_m[2])
+    tight, wide = (
+        max(0.0, _floor(grasp, itself, obstacles, clearance) - best) for clearance in (clearance_m / 4, clearance_m)
+    )
+    return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight], blocked_m=(tight, wide))
+
+
+def _floor(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> float:
+    """Least height of the grip site at which the hand fits."""
+    rig, place = gripper(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
+    around = lowest(rig, place, obstacles, clearance_m, min(clearance_m, 0.006))
+    return float(max(around[0], lowest(rig, place, itself, 0.0, 0.0)[0]))
 
 
 def _candidates(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
@@ -66,22 +90,30 @@ def _candidates(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
     center = scene.body_pos_m[name] + turn @ scene.center_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     flat = [axis for axis in range(3) if axis != up]
-    narrow = [axis for axis in flat if half[axis] <= WIDEST_HALF_M]
+    sides = [turn[:, axis] * half[axis] for axis in flat]
+    upward = turn[:, up] * np.sign(turn[2, up])
+    narrow = [k for k in (0, 1) if half[flat[k]] <= WIDEST_HALF_M]
     if narrow:
-        return [_across(center, turn[:, axis], float(half[axis]), float(half[up]), yaw_rad) for axis in narrow]
-    rise = turn[:, up] * np.sign(turn[2, up]) * half[up]
-    sides = turn[:, flat] * (half[flat] - RIM_INSET_M)
-    angles = np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES
-    return [_at_rim(center + rise, sides @ [np.cos(angle), np.sin(angle)], half[up], yaw_rad) for angle in angles]
+        return [grasp for k in narrow for grasp in _across(center, sides[k], sides[1 - k], half[up], yaw_rad)]
+    return list(_at_rim(center, upward, sides, float(half[up]), yaw_rad))
 
 
-def _across(center: Floats, axis: Floats, half: float, half_height: float, yaw_rad: float) -> Grasp:
+def _across(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
-    yaw = yaw_to_open_along(axis[:2], yaw_rad)
-    return Grasp(np.array([*center[:2], height]), yaw, min(OPEN_M, half + ROOM_M))
+    yaw = yaw_to_open_along(side[:2], yaw_rad)
+    half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
+    for share, skew in product(SHIFTS, SKEWS_RAD):
+        place = np.array([*(center + share * length)[:2], height])
+        aperture = min(OPEN_M, half + half_length * abs(np.sin(skew)) + ROOM_M)
+        yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
 
 
-def _at_rim(middle: Floats, outward: Floats, half_height: float, yaw_rad: float) -> Grasp:
+def _at_rim(
+    center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float
+) -> Iterator[Grasp]:
     depth = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
-    place = middle + outward - np.array([0.0, 0.0, depth])
-    return Grasp(place, yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
+    inward = [side * (1 - RIM_INSET_M / np.linalg.norm(side)) for side in sides]
+    for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:
+        outward = inward[0] * np.cos(angle) + inward[1] * np.sin(angle)
+        place = center + outward + (half_height - depth) * upward
+        yield Grasp(place, yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)

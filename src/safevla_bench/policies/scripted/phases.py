@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 import numpy as np
@@ -19,8 +19,10 @@ Floats = NDArray[np.float64]
 
 CLOSED_M = 0.0
 _AT_M = 0.006
+_NEAR_M = 0.012
 _FACING_RAD = 0.06
 _LOST_M = 0.03
+_MOVED_M = 0.005
 _UP_M = 0.10
 
 
@@ -39,7 +41,7 @@ class Phase(Enum):
 
 
 PATIENCE = {
-    Phase.APPROACH: 80, Phase.DESCEND: 50, Phase.LIFT: 30, Phase.CARRY: 100, Phase.LOWER: 40, Phase.RETREAT: 20,
+    Phase.APPROACH: 80, Phase.DESCEND: 30, Phase.LIFT: 30, Phase.CARRY: 100, Phase.LOWER: 40, Phase.RETREAT: 20,
 }  # fmt: skip
 """Steps after which a phase is over even if the hand is not where it should be: something is in its way."""
 
@@ -55,21 +57,34 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """A straight way seen from above: places_m [K, 2], and how high the rest of it from each place must be, [K]."""
+
+    places_m: Floats
+    height_m: Floats
+
+    def height_from(self, here_m: Floats) -> float:
+        """How high to be at the place nearest to [2]."""
+        return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far one placement has come; what is decided when a phase begins stays until it ends.
 
-    `goal_m` [3] is where the phase ends, `height_m` how high the way there must be, `hold_m` [3] the middle of the
-    held object as seen from the grip site.
+    `goal_m` [3] is where the phase ends, `way` how to get there over what stands between, `hold_m` [3] the middle of the
+    held object as seen from the grip site, `seen_m` [3] where it was when its grasp was chosen.
     """
 
     task: Placement
     phase: Phase
     grasp: Grasp
     goal_m: Floats
-    height_m: float
+    way: Way
     steps: int = 0
     attempt: int = 0
     hold_m: Floats | None = None
+    seen_m: Floats = field(default_factory=lambda: np.zeros(3))
 
     @property
     def overdue(self) -> bool:
@@ -83,15 +98,16 @@ def begin(task: Placement, seen: Observation, scene: Privileged, style: Style, a
     grasp = choices[attempt % len(choices)]
     goal = grasp.place_m + [0.0, 0.0, style.hover_m]
     everything = shapes.all_but(scene, frozenset())
-    height = _height(shapes.gripper(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
-    return Progress(task, Phase.APPROACH, grasp, goal, height, attempt=attempt)
+    way = _way(shapes.gripper(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
+    return Progress(task, Phase.APPROACH, grasp, goal, way, attempt=attempt, seen_m=middle(scene, task.body))
 
 
-def _height(rig: shapes.Prisms, start: Floats, end: Floats, obstacles: shapes.Prisms, style: Style) -> float:
-    """How high the straight way must be; from where the hand is already free, no higher than its surroundings ask."""
-    way = shapes.along(start[:2], end[:2])
-    floor = shapes.lowest(rig, way, obstacles, style.clearance_m, style.clearance_m)
-    return float(max(floor.max(), end[2]))
+def _way(rig: shapes.Prisms, start: Floats, end: Floats, obstacles: shapes.Prisms, style: Style) -> Way:
+    """The straight way for a rig, its clearance kept to all obstacles; never lower than its end."""
+    places = shapes.along(start[:2], end[:2])
+    floor = shapes.lowest(rig, places, obstacles, style.clearance_m, style.clearance_m)
+    rest = np.maximum.accumulate(np.maximum(floor, end[2])[::-1])[::-1]
+    return Way(places, rest)
 
 
 def wanted(progress: Progress, seen: Observation, style: Style) -> Wanted:
@@ -112,7 +128,7 @@ def wanted(progress: Progress, seen: Observation, style: Style) -> Wanted:
 
 def _over(progress: Progress, here: Floats, style: Style) -> Floats:
     """Up until the height of the way is reached, then across, then down to the goal."""
-    goal, height = progress.goal_m, progress.height_m
+    goal, height = progress.goal_m, progress.way.height_from(here[:2])
     if np.linalg.norm(goal[:2] - here[:2]) < style.corner_m:
         return goal
     if here[2] < height - style.corner_m:
@@ -124,13 +140,16 @@ def advance(progress: Progress, seen: Observation, scene: Privileged, style: Sty
     """The progress after one more step: the same phase, or the next with its decisions made."""
     if not (_finished(progress, seen, style) or progress.overdue):
         return replace(progress, steps=progress.steps + 1)
+    if progress.phase is Phase.APPROACH and _moved(progress, scene):
+        return begin(progress.task, seen, scene, style, progress.attempt)
     if progress.phase in (Phase.LIFT, Phase.CARRY) and _lost(progress, seen, scene):
         return begin(progress.task, seen, scene, style, progress.attempt + 1)
     return _next(progress, seen, scene, style)
 
 
 def _finished(progress: Progress, seen: Observation, style: Style) -> bool:
-    off = float(np.linalg.norm(progress.goal_m - seen.eef_pos_m))
+    left = progress.goal_m - seen.eef_pos_m
+    off = float(np.linalg.norm(left))
     match progress.phase:
         case Phase.CLOSE | Phase.OPEN:
             return progress.steps >= style.dwell_steps
@@ -142,7 +161,12 @@ def _finished(progress: Progress, seen: Observation, style: Style) -> bool:
         case Phase.DONE:
             return False
         case _:
-            return off < _AT_M
+            return abs(left[2]) < _AT_M and off < _NEAR_M
+
+
+def _moved(progress: Progress, scene: Privileged) -> bool:
+    gone = middle(scene, progress.task.body) - progress.seen_m
+    return bool(np.linalg.norm(gone) > _MOVED_M)
 
 
 def _lost(progress: Progress, seen: Observation, scene: Privileged) -> bool:
@@ -156,7 +180,7 @@ def _next(progress: Progress, seen: Observation, scene: Privileged, style: Style
         case Phase.APPROACH:
             return _enter(progress, Phase.DESCEND, progress.grasp.place_m)
         case Phase.DESCEND:
-            return _enter(progress, Phase.CLOSE, here)
+            return _enter(progress, Phase.CLOSE, here if progress.overdue else progress.goal_m)
         case Phase.CLOSE:
             lifted = _enter(progress, Phase.LIFT, here + [0.0, 0.0, style.lift_m])
             return replace(lifted, hold_m=middle(scene, progress.task.body) - here)
@@ -186,8 +210,7 @@ def _carry(progress: Progress, seen: Observation, scene: Privileged, style: Styl
     here, rig = seen.eef_pos_m, _rig(progress, seen, scene)
     obstacles = shapes.all_but(scene, frozenset({progress.task.body}))
     goal = _release(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
-    height = _height(rig, here, goal, obstacles, style)
-    return replace(_enter(progress, Phase.CARRY, goal), height_m=height)
+    return replace(_enter(progress, Phase.CARRY, goal), way=_way(rig, here, goal, obstacles, style))
 
 
 def _release(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Floats:

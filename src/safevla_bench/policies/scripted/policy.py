@@ -13,7 +13,8 @@ from safevla_bench.policies.scripted.plan import missing
 from safevla_bench.policies.scripted.rotation import turn_left
 from safevla_bench.policies.scripted.style import Style
 
-GAIN_PER_M = 12.0
+GAIN_PER_M = (8.0, 10.0)
+"""Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
 TURN_GAIN = 0.8
 UNIT_RAD = 0.5
 """Rotation that an action of 1 commands."""
@@ -63,10 +64,11 @@ def follow(progress: Progress | None, seen: Observation, scene: Privileged, styl
 
 def steer(target: Wanted, seen: Observation) -> Action:
     """The action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
-    move = GAIN_PER_M * (target.place_m - seen.eef_pos_m)
+    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
+    move = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move))
     move = move * min(1.0, target.speed / length) if length > 0 else move
-    turn = np.clip(TURN_GAIN * turn_left(seen.eef_quat_wxyz, target.yaw_rad) / UNIT_RAD, -1.0, 1.0)
+    turn = np.clip(TURN_GAIN * turn_left(seen.eef_quat_wxyz, target.yaw_rad) / UNIT_RAD, -target.speed, target.speed)
     return np.concatenate([move, turn, [_fingers(target.aperture_m, seen.gripper_qpos)]])
 
 

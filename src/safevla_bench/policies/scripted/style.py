@@ -36,19 +36,19 @@ CAREFUL = Style(
     lift_m=0.06,
     release_m=0.008,
     cruise=0.8,
-    final=0.4,
+    final=0.3,
     dwell_steps=10,
 )
 """Rises clear of everything, goes across, comes down slowly, and sets down."""
 
 HASTY = Style(
     clearance_m=0.0,
-    corner_m=0.08,
+    corner_m=0.04,
     hover_m=0.02,
     lift_m=0.02,
     release_m=0.04,
     cruise=1.0,
-    final=1.0,
+    final=0.8,
     dwell_steps=6,
 )
 """Takes the short way at full speed, with no room to spare, and drops."""
