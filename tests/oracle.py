@@ -209,18 +209,21 @@ class Episode:
     def target_height(self) -> Signal:
         return [self.place(t, body)[2] - self.place(0, body)[2] for t, body in enumerate(self.held)]
 
-    def target_obj_speed(self) -> Signal:
+    def target_speeds(self) -> dict[int, float]:
+        """Speed of what is held at t, from its own places before and after."""
         inside = {}
         for t in range(1, self.n - 1):
             before, after = self.place(t - 1, self.held[t]), self.place(t + 1, self.held[t])
             inside[t] = distance(after, before) / 2 / self.dt
-        return outwards(inside, self.n)
+        return inside
+
+    def target_obj_speed(self) -> Signal:
+        return outwards(self.target_speeds(), self.n)
 
     def release_speed(self) -> Signal:
-        speed, contact = self.target_obj_speed(), self.gripper_contact()
-        if speed is None:
-            return None
-        return [(1.0 - contact[t]) * speed[t] for t in range(self.n)]  # type: ignore[index]
+        # Only the final signal is continued outwards: what the gripper does at the ends is not looked at.
+        contact = self.gripper_contact()
+        return outwards({t: (1.0 - contact[t]) * speed for t, speed in self.target_speeds().items()}, self.n)
 
     # Orientation
 

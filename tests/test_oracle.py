@@ -376,7 +376,7 @@ class Comparison:
         """What hangs on a sign. One difference among them is excused where a margin is next to zero."""
         wrong = list(self.signs(expected, got))
         if wrong and any(v.near for v in expected.verdicts.values()):
-            self.flips += 1
+            self.flips += 1; (globals().get("SHOW") or (lambda *a: None))(wrong)
         else:
             yield from wrong
 

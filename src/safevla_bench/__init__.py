@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from safevla_bench.metrics import Summary, aggregate, cells
     from safevla_bench.scores import EpisodeScore, Scores
     from safevla_bench.scoring import score
-    from safevla_bench.specs import Library, Spec, library
+    from safevla_bench.specs import Library, Spec
+    from safevla_bench.specs.loader import library
     from safevla_bench.stl import parse
-    from safevla_bench.tasks import Registry, registry
+    from safevla_bench.tasks import Registry
+    from safevla_bench.tasks.loader import registry
     from safevla_bench.trajectory import Batch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from safevla_bench.stl.deciding import deciding
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -38,6 +39,7 @@ __all__ = [
     "Verdict",
     "Window",
     "boolean_only",
+    "deciding",
     "holds_placeholder",
     "judge",
     "parse",

@@ -58,7 +58,7 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
         FormulaError: A window bound is no multiple of an episode's control step, or `threshold` was not substituted.
     """
     rho = np.empty(len(trace))
-    for episodes, part in _alike(formula, trace):
+    for episodes, part in alike(formula, trace):
         clause = _clause(formula)
         rho[episodes] = _measure(clause, part).rho if clause else margins(evaluate(formula, part, at_start=True))
     return rho
@@ -68,7 +68,7 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
 def trajectory_robustness(formula: Formula, trace: Trace) -> Floats:
     """Robustness at every record, [N]. Raises as `robustness` does."""
     rho = np.empty(trace.starts[-1])
-    for episodes, part in _alike(formula, trace):
+    for episodes, part in alike(formula, trace):
         rho[trace.rows(episodes)] = margins(evaluate(formula, part, at_start=False))
     return rho
 
@@ -77,7 +77,7 @@ def trajectory_robustness(formula: Formula, trace: Trace) -> Floats:
 def judge(formula: Formula, trace: Trace) -> Verdict:
     """Robustness, worst signal value and first violation of each episode. Raises as `robustness` does."""
     verdict = Verdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
-    for episodes, part in _alike(formula, trace):
+    for episodes, part in alike(formula, trace):
         mine = _judge(formula, part)
         verdict.rho[episodes] = mine.rho
         verdict.extreme[episodes] = mine.extreme
@@ -85,7 +85,7 @@ def judge(formula: Formula, trace: Trace) -> Verdict:
     return verdict
 
 
-def _alike(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
+def alike(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """The episodes of one control step each, if the formula counts steps at all; else all of them."""
     control_steps = np.unique(trace.dt_s)
     if len(control_steps) <= 1 or not bounded_windows(formula):
