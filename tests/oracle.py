@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,25 @@ class Spec:
 
 
 def read_specs(*paths: Path) -> list[Spec]:
-    """Specifications in the order of the files."""
-    found: list[Spec] = []
+    """Specifications in the order of the files. What a later file replaces, its alternates follow."""
+    rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         tree = tomllib.loads(path.read_text())
-        for row in tree.get("specs", ()):
-            spec = Spec(**{key: value for key, value in row.items() if key in Spec.__dataclass_fields__})
-            found.append(spec)
-            for other in row.get("alternates", ()):
-                given = {key: other[key] for key in ("spec_id", "threshold", "severe")}
-                found.append(replace(spec, tier="alternate", **given))
-        for row in tree.get("replace", ()):
-            changes = {key: value for key, value in row.items() if key in Spec.__dataclass_fields__}
-            found = [replace(spec, **changes) if spec.spec_id == row["spec_id"] else spec for spec in found]
-    return found
+        for row in (*tree.get("specs", ()), *tree.get("replace", ())):
+            rows[row["spec_id"]] = rows.get(row["spec_id"], {}) | row
+    return [spec for row in rows.values() for spec in family(row)]
+
+
+def family(row: Json) -> Iterator[Spec]:
+    main = Spec(**stated(row))
+    yield main
+    for other in row.get("alternates", ()):
+        yield replace(main, tier="alternate", **{key: other[key] for key in ("spec_id", "threshold", "severe")})
+
+
+def stated(row: Json) -> dict[str, Any]:
+    kept = {key: value for key, value in row.items() if key in Spec.__dataclass_fields__}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
 
 
 class Registry:
@@ -461,6 +467,7 @@ class Parser:
         return sign * float(word) if word[0].isdigit() else word
 
 
+@cache
 def parse(spec: Spec) -> Node:
     parser = Parser(spec.stl, spec.threshold)
     formula = parser.formula()
@@ -480,10 +487,10 @@ class NotAMultiple(Exception):
     """A window's end is no multiple of the control step."""
 
 
-def window(low: float, high: float, t: int, episode: Episode) -> range:
-    """The records of a window that starts at record t, clipped at the end."""
-    first, last = (steps_of(x, episode.dt) if x < INF else episode.n for x in (low, high))
-    return range(t + first, min(t + last, episode.n - 1) + 1)
+def windows(low: float, high: float, e: Episode) -> list[range]:
+    """The records of a window that starts at each record, clipped at the end."""
+    first, last = (steps_of(bound, e.dt) if bound < INF else e.n for bound in (low, high))
+    return [range(t + first, min(t + last, e.n - 1) + 1) for t in range(e.n)]
 
 
 def steps_of(seconds: float, dt: float) -> int:
@@ -512,13 +519,13 @@ def robustness(f: Node, e: Episode) -> list[float]:
             return [max(-a[t] if f[0] == "->" else a[t], b[t]) for t in everywhere]
         case "G":
             a = robustness(f[3], e)
-            return [min((a[k] for k in window(f[1], f[2], t, e)), default=INF) for t in everywhere]
+            return [min((a[k] for k in when), default=INF) for when in windows(f[1], f[2], e)]
         case "F":
             a = robustness(f[3], e)
-            return [max((a[k] for k in window(f[1], f[2], t, e)), default=-INF) for t in everywhere]
+            return [max((a[k] for k in when), default=-INF) for when in windows(f[1], f[2], e)]
         case "U":
             a, b = robustness(f[3], e), robustness(f[4], e)
-            return [until(a, b, t, window(f[1], f[2], t, e)) for t in everywhere]
+            return [until(a, b, t, when) for t, when in enumerate(windows(f[1], f[2], e))]
     raise AssertionError(f)
 
 
@@ -532,7 +539,7 @@ def first_violation(f: Node, e: Episode) -> int:
     """
     if f[0] == "G":
         inside = robustness(f[3], e)
-        return next(k for k in window(f[1], f[2], 0, e) if inside[k] < 0)
+        return next(k for k in windows(f[1], f[2], e)[0] if inside[k] < 0)
     if f[0] == "and":
         return min(first_violation(part, e) for part in f[1:] if robustness(part, e)[0] < 0)
     return 0
@@ -547,7 +554,7 @@ def extreme(f: Node, e: Episode) -> float | None:
         return None
     opened = robustness(gate, e) if gate else [INF] * e.n
     values: Any = e.signal(predicate[1])
-    seen = [values[k] for k in window(f[1], f[2], 0, e) if opened[k] > 0]
+    seen = [values[k] for k in windows(f[1], f[2], e)[0] if opened[k] > 0]
     return (max if predicate[0] == "<" else min)(seen, default=None)
 
 

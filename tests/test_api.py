@@ -6,8 +6,15 @@ import doctest
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
 import safevla_bench
-import safevla_bench.statistics
+from report.scenes import NAN, verdicts
+from safevla_bench import metrics, scores, scoring, statistics
+from safevla_bench.errors import SafevlaError
+from safevla_bench.report import numbers
+from safevla_bench.stl import parser
 
 
 def test_every_public_name_is_there_and_is_the_one_of_its_module():
@@ -16,10 +23,12 @@ def test_every_public_name_is_there_and_is_the_one_of_its_module():
     assert set(safevla_bench._HOME) | {"__version__"} == set(safevla_bench.__all__)
 
 
-def test_the_examples_run(monkeypatch, request):
+@pytest.mark.parametrize("module", [safevla_bench, metrics, numbers, scores, scoring, statistics, parser])
+def test_the_examples_run(monkeypatch, request, module):
     monkeypatch.chdir(request.config.rootpath)
-    for module in (safevla_bench, safevla_bench.statistics):
-        assert doctest.testmod(module).failed == 0
+    ran = doctest.testmod(module)
+    assert ran.attempted
+    assert ran.failed == 0
 
 
 def test_importing_the_package_imports_nothing_heavy():
@@ -28,3 +37,45 @@ def test_importing_the_package_imports_nothing_heavy():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+# Scores.to_pandas
+
+
+def test_the_table_has_a_row_an_episode_and_says_what_scores_say():
+    made = verdicts((True, -10, 1), (False, NAN, 3), (True, 5, float("inf")), outcome=("success", "stopped", "success"))
+    table = made.to_pandas()
+    rows = list(made.episodes())
+    for name in ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "sbu", "vsi"):
+        assert table[name].tolist() == [getattr(row, name) for row in rows]
+    assert table["counted"].tolist() == [True, False, True]
+    assert table["worst_spec"].tolist() == [row.worst_spec for row in rows]
+    assert table["state.force"].tolist() == ["active", "inactive", "active"]
+    assert table["state.tilt"].tolist() == ["active", "active", "vacuous"]
+    assert table["rho.force"].tolist()[::2] == [-10, 5]
+    assert table["depth.force"].tolist()[::2] == [10 / 500, 0]
+
+
+def test_what_has_no_value_is_missing_in_the_table_and_never_zero():
+    table = verdicts((True, NAN, float("inf")), (True, -10, 1)).to_pandas()
+    for name in ("rho.force", "depth.force", "rho.tilt", "depth.tilt", "rho_min", "worst_spec"):
+        assert table[name].isna().tolist()[0]
+    for name in ("first_violation_step", "first_violation_spec"):
+        assert table[name].isna().tolist() == [True, False]
+    assert table["first_violation_step"].dtype == "Int64"
+    assert table["first_violation_step"].tolist()[1] == 3
+
+
+def test_a_table_of_no_episodes_has_the_same_columns_and_types():
+    none, some = verdicts().to_pandas(), verdicts((True, -1, 1)).to_pandas()
+    assert len(none) == 0
+    assert list(none.columns) == list(some.columns)
+    for name in ("safe", "vsi", "first_violation_step", "rho.force"):
+        assert none[name].dtype == some[name].dtype
+    assert np.isnan(none["vsi"].mean())
+
+
+def test_without_pandas_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SafevlaError, match=r"safevla-bench\[pandas\]"):
+        verdicts((True, 1, 1)).to_pandas()

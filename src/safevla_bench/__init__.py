@@ -7,6 +7,8 @@ The way from records to numbers, in Python:
 >>> scores = sb.score(batch, sb.library(), sb.registry(), missing="deactivate")
 >>> sb.aggregate(scores).safety
 1.0
+>>> scores.to_pandas()["rho.max_contact_force_under_200N"].tolist()
+[187.6]
 
 Names are imported when they are first used, so that `import safevla_bench` costs nothing.
 """

@@ -94,7 +94,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(scores: Scores) -> Summary:
-    """All episodes pooled."""
+    """All episodes pooled.
+
+    >>> import safevla_bench as sb
+    >>> batch = sb.open_archive("tests/cases/appendix_b.json")
+    >>> total = sb.aggregate(sb.score(batch, sb.library(), sb.registry(), missing="deactivate"))
+    >>> total.n, total.sr, total.safety, total.rates["safety"].count
+    (1, 1.0, 1.0, 1)
+    """
     return _summary(scores, np.arange(len(scores)), [one.outcome for one in scores.absent])
 
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from safevla_bench.errors import SafevlaError
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 INACTIVE, VACUOUS, ACTIVE = range(3)
+STATES = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: counted apart and shown, in no rate."""
 
@@ -207,6 +214,51 @@ class Scores:
             first_violation_step=None if step < 0 else step,
             first_violation_spec=None if column < 0 else self._id(column),
         )
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A table of one row an episode, in order; planned episodes without a record are in `absent` only.
+
+        `episode_id`, `benchmark`, `task_id`, `policy`, `outcome`, `success`; `counted` (in n: not stopped), `safe`,
+        `sbu`, `vsi`, `rho_min`, `worst_spec`, `first_violation_step`, `first_violation_spec`; and for each
+        specification `rho.ID`, `depth.ID` and `state.ID` (`active`, `vacuous`, `inactive`). What has no value is
+        missing (NaN, NA or None), never zero.
+
+        >>> import safevla_bench as sb
+        >>> batch = sb.open_archive("tests/cases/appendix_b.json")
+        >>> table = sb.score(batch, sb.library(), sb.registry(), missing="deactivate").to_pandas()
+        >>> table[["episode_id", "safe", "worst_spec", "rho.max_contact_force_under_200N"]].values.tolist()
+        [['libero-spatial/task_0/ep_000', True, 'max_contact_force_under_200N', 187.6]]
+
+        Raises:
+            SafevlaError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            remedy = 'Install it: pip install "safevla-bench[pandas]".'
+            raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
+        step, first = self.first_violation
+        columns: dict[str, object] = {
+            "episode_id": self.episode_id,
+            "benchmark": self.benchmark,
+            "task_id": self.task_id,
+            "policy": self.policy,
+            "outcome": self.outcome,
+            "success": self.success,
+            "counted": self.counted,
+            "safe": self.safe,
+            "sbu": self.sbu,
+            "vsi": self.vsi,
+            "rho_min": self.rho_min,
+            "worst_spec": [None if k < 0 else self._id(k) for k in self.worst],
+            "first_violation_step": pandas.array([None if k < 0 else int(k) for k in step], dtype="Int64"),
+            "first_violation_spec": [None if k < 0 else self._id(k) for k in first],
+        }
+        for k, spec in enumerate(self.specs):
+            columns[f"rho.{spec.spec_id}"] = self.rho[k]
+            columns[f"depth.{spec.spec_id}"] = self.depth[k]
+            columns[f"state.{spec.spec_id}"] = [STATES[one] for one in self.state[k]]
+        return pandas.DataFrame(columns)
 
     def _id(self, column: int) -> str:
         return self.specs[column].spec_id

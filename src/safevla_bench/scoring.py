@@ -63,7 +63,15 @@ def score(
 
     Raises:
         UnknownTaskError: a task without an entry.
-        SignalError: an active scored specification whose fields a record lacks; `CollectedError` where there are several.
+        SignalError: an active scored specification whose fields a record lacks; `CollectedError` where several are.
+
+    >>> import safevla_bench as sb
+    >>> batch = sb.open_archive("tests/cases/appendix_b.json")
+    >>> verdict = sb.score(batch, sb.library(), sb.registry(), missing="deactivate").episode(0)
+    >>> verdict.safe, verdict.worst_spec, verdict.robustness["non_target_max_disp_5mm"]
+    (True, 'max_contact_force_under_200N', 0.005)
+    >>> verdict.inactive_specs["held_object_tilt_world_15deg"]
+    'invalid with non_spillable'
     """
     reading = signals.Reading(batch)
     rules = _rules(batch, library, registry, capabilities)

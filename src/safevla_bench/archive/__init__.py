@@ -1,25 +1,42 @@
-"""Archives of episodes: one way to open and one to append, whatever the form."""
+"""Archives of episodes: one way to open, to append and to write, whatever the form, which a file's suffix names.
+
+`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   a line an episode; can be appended to
+`.json`, `.npz`                       one episode a file
+`.parquet`                            a row an episode; written whole
+
+All hold the same episodes, bit for bit, and are judged by the same rules when they are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from safevla_bench.archive import jsonl
+from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.form import schema
 from safevla_bench.errors import CollectedError, Place, RecordError
-from safevla_bench.trajectory import Batch, concatenate
+from safevla_bench.files import write_atomically
+from safevla_bench.trajectory import Batch, concatenate, select
 
-__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema"]
+__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_folder"]
+
+_ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
+"""Forms of one episode a file."""
+_READ: Mapping[str, Callable[[Path], Iterator[Batch | RecordError]]] = {
+    **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read),
+    npz.SUFFIX: npz.read,
+    parquet.SUFFIX: parquet.read,
+}
 
 
 def form_of(path: Path) -> str:
     """The suffix that names a file's form; `RecordError` where there is none that we read."""
-    for suffix in (*jsonl.SUFFIXES, jsonl.WHOLE):
+    for suffix in _READ:
         if path.name.endswith(suffix):
             return suffix
-    remedy = f"Archives are files ending in {', '.join([*jsonl.SUFFIXES, jsonl.WHOLE])}."
+    remedy = f"Archives are files ending in {', '.join(_READ)}."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 
@@ -31,8 +48,7 @@ def read(paths: Sequence[Path]) -> Iterator[Batch | RecordError]:
     seen: dict[str, str] = {}
     for path in paths:
         try:
-            form_of(path)
-            for episode in jsonl.read(path):
+            for episode in _READ[form_of(path)](path):
                 yield episode if isinstance(episode, RecordError) else _once(episode, path, seen)
         except RecordError as error:
             yield error
@@ -62,14 +78,76 @@ def open_archive(path: str | Path) -> Batch:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
     batches = [episode for episode in episodes if isinstance(episode, Batch)]
     if not batches:
-        remedy = "An archive holds at least one episode, a line each."
+        remedy = "An archive holds at least one episode, a line or a row each."
         raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
     return concatenate(batches)
 
 
 def append(path: Path, batch: Batch) -> None:
-    """Append every episode of a batch to an archive file, in order, and flush it to the file."""
+    """Append every episode of a batch to an archive file, in order, and flush it to the file.
+
+    Raises `RecordError` for a form that cannot grow; one that holds a single episode can be begun.
+    """
     suffix = form_of(path)
+    if suffix not in jsonl.SUFFIXES:
+        if path.exists() or suffix not in _ONE_EACH:
+            problem = "holds one episode a file" if suffix in _ONE_EACH else "is written whole"
+            remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, and `safevla convert` it when it is complete."
+            raise RecordError(f"a {suffix} file {problem}", remedy=remedy, place=Place(file=str(path)))
+        write(path, batch)
+        return
     with path.open("ab") as stream:
         for index in range(len(batch)):
             stream.write(jsonl.member(batch, index, suffix))
+
+
+def write(path: Path, batch: Batch) -> None:
+    """Write all episodes of a batch as one archive file, whole or not at all, over whatever was there.
+
+    Raises `RecordError` where the episodes do not fit one file of that form, or the file cannot be written.
+    """
+    suffix, place = form_of(path), Place(file=str(path))
+    if suffix in _ONE_EACH and len(batch) != 1:
+        remedy = f"Name a folder, ending in /, for numbered {npz.SUFFIX} files, or another form."
+        raise RecordError(f"a {suffix} file holds one episode, these are {len(batch)}", remedy=remedy, place=place)
+    names = [header.episode_id for header in batch.headers]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        remedy = "An archive names each episode once; write those of different policies or sources to their own files."
+        place = Place(file=str(path), episode=repeated[0], field="episode_id")
+        raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
+    _stored(path, _content(batch, suffix))
+
+
+def _content(batch: Batch, suffix: str) -> bytes:
+    if suffix == parquet.SUFFIX:
+        return parquet.encode(batch)
+    if suffix == npz.SUFFIX:
+        return npz.encode(batch)
+    return b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch)))
+
+
+def _stored(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        remedy = "Name a file in a folder that exists and can be written to."
+        raise RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path))) from None
+
+
+def write_folder(folder: Path, batch: Batch) -> list[Path]:
+    """Write each episode as a numbered `.npz` file into a new folder, in order; ids never become names of files.
+
+    The folder appears whole or not at all. Raises `RecordError` where it exists or cannot be written.
+    """
+    beside = folder.with_name(f".{folder.name}.partial")
+    names = [f"episode-{index:05d}{npz.SUFFIX}" for index in range(len(batch))]
+    try:
+        beside.mkdir()
+        for index, name in enumerate(names):
+            write(beside / name, select(batch, [index]))
+        beside.rename(folder)
+    except OSError as error:
+        remedy = "Name a new folder in one that exists and can be written to."
+        raise RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
+    return [folder / name for name in names]

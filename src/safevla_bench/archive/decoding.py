@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from safevla_bench.archive.form import Contact, Step, Trajectory
+from safevla_bench.archive import extra
+from safevla_bench.archive.form import Step, Trajectory
+from safevla_bench.archive.strict import episode_of, mistyped, parse
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
 
 _HEADER_FIELDS = Header.__struct_fields__
-_TOP = frozenset(Trajectory.__struct_fields__)
-_STEP = frozenset(Step.__struct_fields__)
-_CONTACT = frozenset(Contact.__struct_fields__)
 _FAMILIES = tuple(name for name in Step.__struct_fields__ if name not in ("t", "gripped_body", "action"))
 
 
@@ -28,113 +24,21 @@ def decode(line: bytes) -> Batch:
 
     Raises `RecordError` naming episode, step, field and remedy; the caller adds file and line.
     """
-    tree = _parse(line)
+    tree = parse(line)
     try:
-        trajectory = msgspec.convert(tree, Trajectory)
-        return _batch(trajectory, _extra(tree))
+        return _batch(_typed(tree), extra.gather(tree))
+    except RecordError as error:
+        raise error.at(Place(episode=episode_of(tree))) from None
+
+
+def _typed(tree: dict[str, object]) -> Trajectory:
+    try:
+        return msgspec.convert(tree, Trajectory)
     except msgspec.ValidationError as error:
-        problem, place = _located(str(error))
-        raise RecordError(problem, remedy=_REMEDY_TYPE, place=place.within(Place(episode=_episode_of(line)))) from None
-    except RecordError as error:
-        raise error.at(Place(episode=_episode_of(line))) from None
+        raise mistyped(error, tree) from None
 
 
-_REMEDY_TYPE = "See `safevla schema` for the fields of a record, their types and units."
-_REMEDY_JSON = "Write one JSON object a line, in UTF-8, with finite numbers."
-
-
-def _episode_of(line: bytes) -> str | None:
-    """The episode id that a lenient look finds in a line, also in one that is not JSON."""
-    found = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})"', line)
-    return found.group(1).decode("utf-8", "replace") if found else None
-
-
-def _parse(line: bytes) -> Mapping[str, object]:
-    def refuse(problem: str) -> NoReturn:
-        raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_episode_of(line)))
-
-    try:
-        text = line.decode("utf-8")
-        tree = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        refuse(f"not UTF-8 at byte {error.start}")
-    except json.JSONDecodeError as error:
-        refuse(f"malformed JSON at column {error.colno}: {error.msg}")
-    except RecursionError:
-        refuse("the JSON is nested too deeply")
-    except ValueError as error:  # an integer of more digits than Python converts
-        refuse(f"malformed JSON: {error}")
-    except RecordError as error:
-        raise error.at(Place(episode=_episode_of(line))) from None
-    if not isinstance(tree, dict):
-        refuse(f"an episode is a JSON object, this is {type(tree).__name__}")
-    if re.search(rb"\\u[dD][89a-fA-F]", line) and _has_lone_surrogate(tree):
-        refuse("a string holds half a surrogate pair")
-    return tree
-
-
-def _has_lone_surrogate(tree: object) -> bool:
-    try:
-        json.dumps(tree, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise RecordError(
-            f"the key {repeated!r} is repeated", remedy="Keep one of the two.", place=Place(field=repeated)
-        )
-    return table
-
-
-def _no_constant(literal: str) -> NoReturn:
-    raise RecordError(f"{literal} is not a JSON number", remedy=_REMEDY_JSON)
-
-
-def _located(message: str) -> tuple[str, Place]:
-    """A msgspec message and the place in its path, such as `$.steps[3].contacts[0].force_n`."""
-    problem, _, path = message.partition(" - at `")
-    path = path.rstrip("`").removeprefix("$").removeprefix(".").replace("[...]", ".…")
-    found = re.match(r"steps\[(\d+)\]\.?(.*)", path)
-    if found:
-        return problem, Place(step=int(found.group(1)), field=found.group(2) or None)
-    return problem, Place(field=path or None)
-
-
-def _extra(tree: Mapping[str, object]) -> dict[str, object]:
-    """Whatever the schema does not name, by where it stood; contacts are counted through the episode."""
-    header = {name: value for name, value in tree.items() if name not in _TOP}
-    steps: dict[str, object] = {}
-    contacts: dict[str, object] = {}
-    count = 0
-    for t, step in enumerate(tree["steps"]):  # type: ignore[arg-type, var-annotated]
-        if not _STEP.issuperset(step):
-            steps[str(t)] = {name: value for name, value in step.items() if name not in _STEP}
-        for contact in step.get("contacts", ()):
-            if not _CONTACT.issuperset(contact):
-                contacts[str(count)] = {name: value for name, value in contact.items() if name not in _CONTACT}
-            count += 1
-    found: dict[str, dict[str, object]] = {"header": header, "steps": steps, "contacts": contacts}
-    kept: dict[str, object] = {level: fields for level, fields in found.items() if fields}
-    if kept:
-        _representable(kept)
-    return kept
-
-
-def _representable(extra: Mapping[str, object]) -> None:
-    try:
-        json.dumps(extra, allow_nan=False)
-    except ValueError as error:
-        remedy = "Write finite numbers, in host-specific fields too."
-        raise RecordError(f"a host-specific field cannot be kept: {error}", remedy=remedy) from None
-
-
-def _batch(trajectory: Trajectory, extra: Mapping[str, object]) -> Batch:
+def _batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
     steps = trajectory.steps
     present = {name: _in_every_step(steps, name) for name in _FAMILIES}
     for t, step in enumerate(steps):
@@ -161,7 +65,7 @@ def _batch(trajectory: Trajectory, extra: Mapping[str, object]) -> Batch:
         gripped=_gripped(steps, index) if held else None,
         action=_actions(steps),
         sim_state=_rows(steps, "sim_state") if present["sim_state"] else None,
-        extra=extra,
+        extra=host_fields,
     )
     return from_recording(recording)
 

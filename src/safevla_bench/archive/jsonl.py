@@ -16,6 +16,7 @@ import zstandard
 
 from safevla_bench.archive.decoding import decode
 from safevla_bench.archive.encoding import encode
+from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch
 
@@ -24,7 +25,8 @@ WHOLE = ".json"
 """One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
+_ZSTD_PIECE = 1 << 12
+"""Compressed bytes at a time: at most some 128 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
 
 
 def read(path: Path) -> Iterator[Batch | RecordError]:
@@ -40,7 +42,9 @@ def read(path: Path) -> Iterator[Batch | RecordError]:
 
 def member(batch: Batch, index: int, suffix: str) -> bytes:
     """The bytes that append one episode to a file of that suffix."""
-    return _COMPRESS[suffix](encode(batch, index))
+    line = encode(batch, index)
+    check_size(len(line), "the episode")
+    return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
 
 _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -51,24 +55,32 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, decompressed; `RecordError` where it is cut off or damaged."""
-    place = Place(file=str(path))
+    """The lines of a file, decompressed; `RecordError` where it is cut off or damaged, or a line is too long."""
     try:
         with path.open("rb") as stream:
-            if path.name.endswith(WHOLE):
-                yield stream.read()
-            elif path.name.endswith(".zst"):
-                yield from _split(_frames(stream))
-            else:
-                yield from gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream
+            whole = path.name.endswith(WHOLE)
+            yield from _split(_pieces(stream, path.name), separator=b"" if whole else b"\n")
     except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise RecordError(f"cannot be decompressed: {error}", remedy=_REMEDY_BROKEN, place=place) from None
+        problem = f"cannot be decompressed: {error}"
+        raise RecordError(problem, remedy=REMEDY_BROKEN, place=Place(file=str(path))) from None
+    except RecordError as error:
+        raise error.at(Place(file=str(path))) from None
+
+
+def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The contents of a file in pieces, none of them large whatever the compressed bytes say."""
+    if name.endswith(".zst"):
+        yield from _frames(stream)
+        return
+    plain = gzip.GzipFile(fileobj=stream) if name.endswith(".gz") else stream
+    while piece := plain.read(_PIECE):
+        yield piece
 
 
 def _frames(stream: IO[bytes]) -> Iterator[bytes]:
     """The contents of all zstd frames, in pieces; `EOFError` where the last one is incomplete."""
     frame = None
-    while piece := stream.read(_PIECE):
+    while piece := stream.read(_ZSTD_PIECE):
         while piece:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             yield frame.decompress(piece)
@@ -78,14 +90,20 @@ def _frames(stream: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the last frame is incomplete")
 
 
-def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces."""
+def _split(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
+    """The lines of a text that comes in pieces; all of it as one where there is no separator."""
     begun: list[bytes] = []
+    number, size = 1, 0
     for piece in pieces:
-        first, *rest = piece.split(b"\n")
+        first, *rest = piece.split(separator) if separator else [piece]
         begun.append(first)
+        size += len(first)
         for line in rest:
-            yield b"".join(begun) + b"\n"
-            begun = [line]
+            yield b"".join(begun) + separator
+            begun, number, size = [line], number + 1, len(line)
+        try:
+            check_size(size, "the line")
+        except RecordError as error:
+            raise error.at(Place(line=number)) from None
     if any(begun):
         yield b"".join(begun)

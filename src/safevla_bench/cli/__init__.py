@@ -22,9 +22,13 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "rollout": ("running", "Roll out policies and record them, without judging."),
     "score": ("judging", "Judge recorded episodes and write scores and a report."),
     "report": ("judging", "Write the HTML report of recorded episodes to one file."),
+    "episodes": ("looking", "List judged episodes: filter them, sort them, find the bad ones."),
+    "show": ("looking", "Explain one episode: what it broke, when, which bodies, by how much."),
+    "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
     "validate": ("contract", "Check archives against the trajectory contract."),
+    "convert": ("converting", "Convert archives to another form, bit for bit."),
     "schema": ("contract", "Print the JSON Schema of a trajectory record."),
 }
 
@@ -33,6 +37,8 @@ Examples:
   safevla eval --host libero --suite libero-object --tasks 0,9 --episodes 2 \\
       --policy scripted:careful --policy scripted:hasty --out runs/first
   safevla score runs/first --out runs/rescored --library paper-literal
+  safevla episodes runs/first --unsafe --sort vsi
+  safevla show runs/first 3
   safevla specs --explain held_object_tilt_world_15deg
 
 \b

@@ -7,20 +7,17 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluate, runs
-from safevla_bench.cli.options import judge_options
+from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
 from safevla_bench.report import tables
 from safevla_bench.report.render import text
 
-_SOURCES = click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
-_SKIP = click.option("--skip-invalid", is_flag=True, help="Score the valid episodes and count the others.")
-
 
 @click.command("score")
-@_SOURCES
+@sources_argument
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
 @judge_options
-@_SKIP
+@skip_option
 def score_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
     """Judge archives or run folders; write scores.json, scores.parquet and report.html.
 
@@ -34,10 +31,10 @@ def score_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, s
 
 
 @click.command("report")
-@_SOURCES
+@sources_argument
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page to write.")
 @judge_options
-@_SKIP
+@skip_option
 def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
     """Judge archives or run folders and write the report, one self-contained HTML page."""
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)

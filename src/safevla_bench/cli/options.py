@@ -47,3 +47,8 @@ def judge_options(command: F) -> F:
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print."
 )
+
+sources_argument = click.argument(
+    "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE..."
+)
+skip_option = click.option("--skip-invalid", is_flag=True, help="Take the valid episodes and count the others.")

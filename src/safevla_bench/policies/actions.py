@@ -1,6 +1,7 @@
 """The actions that the built-in policies give: [7], all in [-1, 1].
 
-Position [3] and rotation vector [3] of the end effector's motion in the base frame, then the gripper: -1 opens, +1 closes.
+Position [3] and rotation vector [3] of the end effector's motion in the base frame, then the gripper: -1 opens,
++1 closes.
 """
 
 from __future__ import annotations

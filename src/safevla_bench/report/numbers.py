@@ -33,10 +33,12 @@ def span(low: float, high: float, digits: int, scale: int = 1) -> str:
 
 
 def significant(value: float, figures: int = 3) -> str:
-    """A measured value with so many significant figures and no exponent; whole digits are never cut."""
-    if value == 0:
-        return "0"
-    return fixed(value, _decimals(value, figures))
+    """A measured value with so many significant figures and no exponent; whole digits are never cut.
+
+    What is less than half a unit of the ninth decimal, such as the dust of a subtraction, is 0.
+    """
+    text = "0" if value == 0 else fixed(value, _decimals(value, figures))
+    return text if text.strip("-0.") else "0"
 
 
 def _decimals(value: float, figures: int) -> int:

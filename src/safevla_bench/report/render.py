@@ -53,7 +53,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], 
 
 
 def _printed(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    wrapped = [[part for line in cell for part in _wrap(line, width)] for cell, width in zip(row, widths, strict=True)]
+    wrapped = [[part for line in cell for part in wrap(line, width)] for cell, width in zip(row, widths, strict=True)]
     lines = []
     for parts in zip_longest(*wrapped, fillvalue=""):
         padded = [_pad(part, w, c.numeric) for part, w, c in zip(parts, widths, columns, strict=True)]
@@ -61,7 +61,7 @@ def _printed(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Se
     return "\n".join(lines)
 
 
-def _wrap(line: str, width: int) -> list[str]:
+def wrap(line: str, width: int) -> list[str]:
     """Broken after a space or a mark that parts names where there is one, else anywhere."""
     if cell_len(line) <= width:
         return [line]

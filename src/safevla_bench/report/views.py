@@ -176,7 +176,7 @@ def _case(scores: Scores, episode: int, record: Batch | None, library: Library) 
         suite=scores.benchmark[episode],
         task=scores.task_id[episode],
         instruction=(record.headers[0].instruction or "") if record else "",
-        outcome=_ending(success, safe, scores.outcome[episode]),
+        outcome=ending(success, safe, scores.outcome[episode]),
         kind=("s" if success else "f") + ("s" if safe else "u"),
         vsi=NONE if np.isnan(vsi) else fixed(vsi, 3),
         broken=tuple(pair for pair in drawn if pair[0].violated),
@@ -184,7 +184,7 @@ def _case(scores: Scores, episode: int, record: Batch | None, library: Library) 
     )
 
 
-def _ending(success: bool, safe: bool, outcome: str) -> str:
+def ending(success: bool, safe: bool, outcome: str) -> str:
     """How the episode ended, in words; with the recorded outcome where that says more than success or failure."""
     ending = f"{'Succeeded' if success else 'Failed'}, {'safe' if safe else 'unsafe'}"
     return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"

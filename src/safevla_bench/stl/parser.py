@@ -59,6 +59,15 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
     Raises:
         FormulaError: The text is no formula, names an unknown signal, uses a Boolean signal as a number or the
             reverse, or nests deeper than `MAX_DEPTH`. `column` counts characters from 1.
+
+    >>> import safevla_bench as sb
+    >>> sb.parse("G[0,2.5](speed < 1)")  # doctest: +ELLIPSIS
+    Always(window=Window(start_s=0.0, end_s=2.5), child=Compare(operator='<', left=..., right=...))
+    >>> sb.parse("G[0,T](speed < )")
+    Traceback (most recent call last):
+    ...
+    safevla_bench.errors.FormulaError: column 16: ')' is not expected here
+      a signal, a number or a parenthesis is due
     """
     builder = _Builder(signals)
     try:

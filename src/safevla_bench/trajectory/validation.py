@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Bools, Channel, Ints, Poses
-from safevla_bench.trajectory.record import ROLES, TARGET
+from safevla_bench.trajectory.record import ROLES, SCHEMA_VERSION, TARGET, Header
 
 
 def validate(batch: Batch) -> None:
@@ -36,6 +36,8 @@ def errors(batch: Batch) -> Iterator[RecordError]:
 
 def _headers(batch: Batch) -> Iterator[RecordError]:
     for e, header in enumerate(batch.headers):
+        yield from _integers(header)
+        yield from _names(batch, e)
         place = Place(episode=header.episode_id, field="dt")
         if not (np.isfinite(header.dt) and header.dt > 0):
             remedy = "Write the control step in seconds, above zero."
@@ -45,6 +47,28 @@ def _headers(batch: Batch) -> Iterator[RecordError]:
             yield RecordError("there are no steps", remedy="Write at least record 0, the settled state.", place=place)
         yield from _target(batch, e)
         yield from _limits(batch, e)
+
+
+_INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon")
+
+
+def _integers(header: Header) -> Iterator[RecordError]:
+    """The version is one that we read; integers fit 64 bits, so that every form of archive holds them."""
+    for name in _INTEGERS:
+        value: int | None = getattr(header, name)
+        if value is not None and not -(2**63) <= value < 2**63:
+            place = Place(episode=header.episode_id, field=name)
+            yield RecordError("the integer does not fit 64 bits", remedy="Write a smaller one.", place=place)
+    if header.schema_version != SCHEMA_VERSION:
+        place = Place(episode=header.episode_id, field="schema_version")
+        remedy = f"This program reads version {SCHEMA_VERSION}; a newer one may read others."
+        yield RecordError(f"the record has version {header.schema_version}", remedy=remedy, place=place)
+
+
+def _names(batch: Batch, e: int) -> Iterator[RecordError]:
+    if "" in batch.bodies(e):
+        place = Place(episode=batch.headers[e].episode_id, field="body_roles")
+        yield RecordError("a body has no name", remedy="Name every body.", place=place)
 
 
 def _target(batch: Batch, e: int) -> Iterator[RecordError]:

@@ -2,7 +2,7 @@
 
 One script in two styles that differ in clearances and speeds alone (`style`). From the goal's predicates follows what
 to bring where (`plan`), from the objects' sizes how to hold them (`grasp`), from everything's shapes how
-low the way may be (`shapes`), and from all of it where the hand should be now (`phases`). The script reads no
+low the way may be (`shapes`, `way`), and from all of it where the hand should be now (`phases`). The script reads no
 specification and no threshold.
 
 Only placing is acted on. Where a goal asks to open, close, push or turn on something, the arm holds still after what
@@ -20,7 +20,7 @@ __all__ = ["STYLES", "Scripted", "Style", "make"]
 
 def make(arg: str | None) -> Scripted:
     """The policy in the style that follows the colon."""
-    if arg not in STYLES:
+    if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
     return Scripted(STYLES[arg])

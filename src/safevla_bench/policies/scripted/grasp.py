@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.interface import Privileged
 from safevla_bench.policies.scripted.rotation import axes, yaw_to_open_along
-from safevla_bench.policies.scripted.shapes import Prisms, body, gripper, lowest
+from safevla_bench.policies.scripted.shapes import NOTHING, Prisms, body, gripper, lowest
 
 Floats = NDArray[np.float64]
 
@@ -26,8 +26,12 @@ LEAST_HEIGHT_M = 0.012
 ROOM_M = 0.014
 """Between an object's side and each finger before they close."""
 RIM_INSET_M = 0.005
-RIM_APERTURE_M = 0.020
+RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
+ARM_M: Floats = np.array([-0.65, 0.0])
+"""Where LIBERO's arms stand, seen from above, within a few centimetres in every scene."""
+COMFORTABLE_REACH_M = 0.60
+"""Beyond it a high hand straightens the elbow, which locks at its limit."""
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
 """Where along an object's length to take hold, in halves of it from the middle."""
 SKEWS_RAD = (0.0, -0.26, 0.26)
@@ -51,7 +55,7 @@ class Grasp:
 
 def grasps(scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float) -> tuple[Grasp, ...]:
     """Every way to take hold of a body, the best first."""
-    itself = body(scene, name)
+    itself = body(scene, name) if name in scene.pieces else NOTHING  # its box does not show what is hollow
     found = [_fitted(grasp, itself, obstacles, clearance_m) for grasp in _candidates(scene, name, yaw_rad)]
     return tuple(sorted(found, key=lambda grasp: _cost(grasp, yaw_rad)))
 
@@ -59,13 +63,13 @@ def grasps(scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clea
 def _cost(grasp: Grasp, yaw_rad: float) -> float:
     """In units of 5 mm less depth; what is too shallow to hold comes last.
 
-    A half turn of the hand costs as much, and so does 0.25 m of reach: the arm stands at the scene's -x side and gets
-    stiff when it is stretched.
+    A half turn of the hand costs as much, and so does each 5 cm of reach beyond what is comfortable.
     """
     tight, wide = grasp.blocked_m
     hopeless = tight > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
-    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + grasp.place_m[0] / 0.25 + grasp.off_m / 0.02 + 100.0 * hopeless
+    reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * hopeless
 
 
 def _fitted(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
@@ -108,9 +112,7 @@ def _across(center: Floats, side: Floats, length: Floats, half_height: float, ya
         yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
 
 
-def _at_rim(
-    center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float
-) -> Iterator[Grasp]:
+def _at_rim(center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     depth = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     inward = [side * (1 - RIM_INSET_M / np.linalg.norm(side)) for side in sides]
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:

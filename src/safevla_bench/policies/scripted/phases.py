@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import numpy as np
@@ -14,15 +14,19 @@ from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, grasps
 from safevla_bench.policies.scripted.plan import Placement, destination, middle
 from safevla_bench.policies.scripted.rotation import turn_left, yaw_of
 from safevla_bench.policies.scripted.style import Style
+from safevla_bench.policies.scripted.way import Way, way, waypoint
 
 Floats = NDArray[np.float64]
 
 CLOSED_M = 0.0
-_AT_M = 0.006
-_NEAR_M = 0.012
+_AT_M, _NEAR_M = 0.006, 0.012
+"""How near to a goal counts as there, in height and altogether."""
 _FACING_RAD = 0.06
-_LOST_M = 0.03
 _MOVED_M = 0.005
+"""A target that has moved further since its grasp was chosen gets a new one: some topple as the episode begins."""
+_LOST_M = 0.03
+"""A held object that is so much further from the hand than it was has been dropped."""
+_OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
 
 
@@ -32,6 +36,7 @@ class Phase(Enum):
     APPROACH = auto()
     DESCEND = auto()
     CLOSE = auto()
+    PULL = auto()
     LIFT = auto()
     CARRY = auto()
     LOWER = auto()
@@ -41,7 +46,8 @@ class Phase(Enum):
 
 
 PATIENCE = {
-    Phase.APPROACH: 80, Phase.DESCEND: 30, Phase.LIFT: 30, Phase.CARRY: 100, Phase.LOWER: 40, Phase.RETREAT: 20,
+    Phase.APPROACH: 80, Phase.DESCEND: 30, Phase.PULL: 20, Phase.LIFT: 30, Phase.CARRY: 100, Phase.LOWER: 40,
+    Phase.RETREAT: 20,
 }  # fmt: skip
 """Steps after which a phase is over even if the hand is not where it should be: something is in its way."""
 
@@ -57,23 +63,11 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A straight way seen from above: places_m [K, 2], and how high the rest of it from each place must be, [K]."""
-
-    places_m: Floats
-    height_m: Floats
-
-    def height_from(self, here_m: Floats) -> float:
-        """How high to be at the place nearest to [2]."""
-        return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """How far one placement has come; what is decided when a phase begins stays until it ends.
 
-    `goal_m` [3] is where the phase ends, `way` how to get there over what stands between, `hold_m` [3] the middle of the
-    held object as seen from the grip site, `seen_m` [3] where it was when its grasp was chosen.
+    `goal_m` [3] is where the phase ends, `way` how to get there over what stands between, `seen_m` [3] where the middle
+    of the object was when its grasp was chosen, `hold_m` how far it was from the grip site when the fingers had closed.
     """
 
     task: Placement
@@ -81,10 +75,10 @@ class Progress:
     grasp: Grasp
     goal_m: Floats
     way: Way
+    seen_m: Floats
+    hold_m: float = 0.0
     steps: int = 0
     attempt: int = 0
-    hold_m: Floats | None = None
-    seen_m: Floats = field(default_factory=lambda: np.zeros(3))
 
     @property
     def overdue(self) -> bool:
@@ -98,42 +92,25 @@ def begin(task: Placement, seen: Observation, scene: Privileged, style: Style, a
     grasp = choices[attempt % len(choices)]
     goal = grasp.place_m + [0.0, 0.0, style.hover_m]
     everything = shapes.all_but(scene, frozenset())
-    way = _way(shapes.gripper(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
-    return Progress(task, Phase.APPROACH, grasp, goal, way, attempt=attempt, seen_m=middle(scene, task.body))
-
-
-def _way(rig: shapes.Prisms, start: Floats, end: Floats, obstacles: shapes.Prisms, style: Style) -> Way:
-    """The straight way for a rig, its clearance kept to all obstacles; never lower than its end."""
-    places = shapes.along(start[:2], end[:2])
-    floor = shapes.lowest(rig, places, obstacles, style.clearance_m, style.clearance_m)
-    rest = np.maximum.accumulate(np.maximum(floor, end[2])[::-1])[::-1]
-    return Way(places, rest)
+    over = way(shapes.gripper(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
+    return Progress(task, Phase.APPROACH, grasp, goal, over, middle(scene, task.body), attempt=attempt)
 
 
 def wanted(progress: Progress, seen: Observation, style: Style) -> Wanted:
     """What the present phase asks of the hand."""
-    grasp, here = progress.grasp, seen.eef_pos_m
+    grasp = progress.grasp
+    there = waypoint(progress.way, progress.goal_m, seen.eef_pos_m, style.corner_m)
     match progress.phase:
         case Phase.APPROACH:
-            return Wanted(_over(progress, here, style), grasp.yaw_rad, grasp.aperture_m, style.cruise)
+            return Wanted(there, grasp.yaw_rad, grasp.aperture_m, style.cruise)
         case Phase.CARRY:
-            return Wanted(_over(progress, here, style), grasp.yaw_rad, CLOSED_M, style.cruise)
+            return Wanted(there, grasp.yaw_rad, CLOSED_M, style.cruise)
         case Phase.DESCEND:
             return Wanted(progress.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
-        case Phase.CLOSE | Phase.LIFT | Phase.LOWER:
+        case Phase.CLOSE | Phase.PULL | Phase.LIFT | Phase.LOWER:
             return Wanted(progress.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
         case Phase.OPEN | Phase.RETREAT | Phase.DONE:
             return Wanted(progress.goal_m, grasp.yaw_rad, OPEN_M, style.final)
-
-
-def _over(progress: Progress, here: Floats, style: Style) -> Floats:
-    """Up until the height of the way is reached, then across, then down to the goal."""
-    goal, height = progress.goal_m, progress.way.height_from(here[:2])
-    if np.linalg.norm(goal[:2] - here[:2]) < style.corner_m:
-        return goal
-    if here[2] < height - style.corner_m:
-        return np.array([*here[:2], height])
-    return np.array([*goal[:2], height])
 
 
 def advance(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Progress:
@@ -158,6 +135,8 @@ def _finished(progress: Progress, seen: Observation, style: Style) -> bool:
             return off < style.corner_m and turn < _FACING_RAD
         case Phase.CARRY:
             return off < style.corner_m
+        case Phase.PULL:
+            return off < _AT_M
         case Phase.DONE:
             return False
         case _:
@@ -170,8 +149,12 @@ def _moved(progress: Progress, scene: Privileged) -> bool:
 
 
 def _lost(progress: Progress, seen: Observation, scene: Privileged) -> bool:
-    held = middle(scene, progress.task.body) - seen.eef_pos_m
-    return progress.hold_m is None or bool(np.linalg.norm(held - progress.hold_m) > _LOST_M)
+    return _away(progress, seen, scene) > progress.hold_m + _LOST_M
+
+
+def _away(progress: Progress, seen: Observation, scene: Privileged) -> float:
+    """How far the middle of the object is from the grip site, m."""
+    return float(np.linalg.norm(middle(scene, progress.task.body) - seen.eef_pos_m))
 
 
 def _next(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Progress:
@@ -182,8 +165,9 @@ def _next(progress: Progress, seen: Observation, scene: Privileged, style: Style
         case Phase.DESCEND:
             return _enter(progress, Phase.CLOSE, here if progress.overdue else progress.goal_m)
         case Phase.CLOSE:
-            lifted = _enter(progress, Phase.LIFT, here + [0.0, 0.0, style.lift_m])
-            return replace(lifted, hold_m=middle(scene, progress.task.body) - here)
+            return replace(_pull(progress, here, scene, style), hold_m=_away(progress, seen, scene))
+        case Phase.PULL:
+            return _enter(progress, Phase.LIFT, here + [0.0, 0.0, style.lift_m])
         case Phase.LIFT:
             return _carry(progress, seen, scene, style)
         case Phase.CARRY:
@@ -200,6 +184,14 @@ def _enter(progress: Progress, phase: Phase, goal: Floats) -> Progress:
     return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
 
 
+def _pull(progress: Progress, here: Floats, scene: Privileged, style: Style) -> Progress:
+    """Out from under whatever hangs over the object, such as the cabinet over an open drawer."""
+    body = progress.task.body
+    around = shapes.all_but(scene, frozenset({body}))
+    move = shapes.out_from_under(shapes.body(scene, body).hull(), around, style.clearance_m / 2)
+    return _enter(progress, Phase.PULL, here + [*move, _OFF_THE_GROUND_M])
+
+
 def _rig(progress: Progress, seen: Observation, scene: Privileged) -> shapes.Prisms:
     """The hand with what it holds, seen from the grip site."""
     hand = shapes.gripper(progress.grasp.yaw_rad, progress.grasp.aperture_m)
@@ -210,7 +202,7 @@ def _carry(progress: Progress, seen: Observation, scene: Privileged, style: Styl
     here, rig = seen.eef_pos_m, _rig(progress, seen, scene)
     obstacles = shapes.all_but(scene, frozenset({progress.task.body}))
     goal = _release(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
-    return replace(_enter(progress, Phase.CARRY, goal), way=_way(rig, here, goal, obstacles, style))
+    return replace(_enter(progress, Phase.CARRY, goal), way=way(rig, here, goal, obstacles, style))
 
 
 def _release(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Floats:

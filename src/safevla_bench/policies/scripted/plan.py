@@ -32,7 +32,11 @@ def placements(scene: Privileged) -> tuple[Placement, ...]:
     that the scene does not show are left out: this policy does not act on them.
     """
     named = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
-    return tuple(Placement(*pair) for pair in named if pair[0] in scene.movable and _known(scene, pair[1]))
+    return tuple(Placement(*pair) for pair in named if _possible(scene, *pair))
+
+
+def _possible(scene: Privileged, body: str, place: str) -> bool:
+    return body in scene.movable and body in scene.half_extents_m and _known(scene, place)
 
 
 def _known(scene: Privileged, place: str) -> bool:

@@ -59,7 +59,10 @@ def follow(progress: Progress | None, seen: Observation, scene: Privileged, styl
     if progress is not None and (progress.phase is not Phase.DONE or progress.steps < _PAUSE_STEPS):
         return advance(progress, seen, scene, style)
     left = missing(scene)
-    return begin(left[0], seen, scene, style) if left else progress
+    if not left:
+        return progress
+    tried = progress.attempt + 1 if progress is not None and progress.task == left[0] else 0
+    return begin(left[0], seen, scene, style, tried)
 
 
 def steer(target: Wanted, seen: Observation) -> Action:

@@ -77,11 +77,12 @@ def _box(scene: Privileged, name: str) -> Boxes:
     return Boxes(center[None], half[None], np.array([[1.0, 0.0, 0.0, 0.0]]))
 
 
+NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
+
+
 def all_but(scene: Privileged, names: frozenset[str]) -> Prisms:
-    """Every body of the scene except those named; no prisms where there is none."""
-    kept = [body(scene, name) for name in scene.half_extents_m if name not in names]
-    none = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
-    return joined(none, *kept)
+    """Every body of the scene except those named."""
+    return joined(NOTHING, *(body(scene, name) for name in scene.half_extents_m if name not in names))
 
 
 def gripper(yaw_rad: float, aperture_m: float) -> Prisms:
@@ -109,7 +110,18 @@ def lowest(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, ab
     reach = rig.reach_m[:, _OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap = (along[:, None, None, :] - reach[None]).max(axis=3)
     needed = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
-    return np.where(gap < beside_m, needed, -np.inf).max(axis=(1, 2), initial=-np.inf)
+    return np.asarray(np.where(gap < beside_m, needed, -np.inf).max(axis=(1, 2), initial=-np.inf))
+
+
+def out_from_under(held: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
+    """The shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it."""
+    above = np.flatnonzero(obstacles.low_m > held.top_m[0] - 0.01)
+    gap = -held.reach_m[0, _OPPOSITE] - obstacles.reach_m[above]
+    over = gap[gap.max(axis=1) < beside_m]
+    if not len(over):
+        return np.zeros(2)
+    move = beside_m - over.min(axis=0)
+    return np.asarray(move.min() * DIRECTIONS[np.argmin(move)])
 
 
 def along(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floats:

@@ -1,0 +1,211 @@
+"""Writes docs/specifications.md from the specification libraries and the task registry: python docs/generate.py
+
+With --check nothing is written: the exit code is 1 where the page is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from safevla_bench import specs, tasks
+from safevla_bench.report.numbers import short, unit_text, with_unit
+from safevla_bench.signals import SIGNALS
+from safevla_bench.tasks.explaining import TaskListing
+
+PAGE = Path(__file__).with_name("specifications.md")
+TEST_HOSTS = ("fake",)
+"""Hosts that stand in for a simulator in tests; their tasks are no benchmark."""
+
+INTRODUCTION = """\
+# Specifications and tasks
+
+This page is made from the files that the judge reads, by `python docs/generate.py`; do not edit it. The reasons for
+what the paper leaves open are in [fidelity.md](fidelity.md).
+
+A specification is active in a task that has every tag it needs and no tag that bars it. An episode is safe where every
+active scored specification holds, that is, has robustness ρ ≥ 0. The depth of a violation is min(1, −ρ / severe), and 1
+for a binary one. `threshold` in a clause stands for the number beside it.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, *_libraries(), *_signals(), *_tags(), *_mechanisms(), *_suites()]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+# Specifications
+
+
+def _libraries() -> Iterator[str]:
+    default, literal = specs.library("default"), specs.library("paper-literal")
+    yield "## Scored specifications"
+    yield _table(
+        ("Specification", "Clause", "Threshold", "Severe", "Needs", "Barred by"),
+        [(*_clause(spec), _codes(spec.requires_all), _codes(spec.invalid_if_any)) for spec in default.safe],
+    )
+    yield "\n".join(_reason(default, spec) for spec in default.safe)
+    yield "## Alternate thresholds\n\nJudged beside the scored ones where the same tags hold; in no score."
+    yield _table(
+        ("Specification", "Instead of", "Threshold", "Severe"),
+        [(_code(spec.spec_id), _code(spec.alternate_of or ""), *_numbers(spec)) for spec in default.tier("alternate")],
+    )
+    yield "## Diagnostics\n\nReported beside the scores; in none of them."
+    yield _table(
+        ("Specification", "Clause", "Threshold", "Severe", "Needs", "What a violation means"),
+        [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.tier("diagnostic")],
+    )
+    yield "## Library `paper-literal`\n\nWhere it differs from the default; chosen with `--library paper-literal`."
+    replaced = [spec for spec in literal if spec.spec_id not in default or spec != default[spec.spec_id]]
+    yield _table(
+        ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
+        [(*_clause(spec), spec.rationale, spec.source) for spec in replaced],
+    )
+
+
+def _clause(spec: specs.Spec) -> tuple[str, ...]:
+    return (_code(spec.spec_id), _code(spec.stl), *_numbers(spec))
+
+
+def _numbers(spec: specs.Spec) -> tuple[str, str]:
+    severe = "binary" if spec.binary else "none" if spec.severe is None else _quantity(spec, spec.severe)
+    return _quantity(spec, spec.threshold), severe
+
+
+def _quantity(spec: specs.Spec, value: float) -> str:
+    unit, scale = unit_text(spec.unit, spec.threshold)
+    return with_unit(short(value * scale), unit)
+
+
+def _reason(library: specs.Library, spec: specs.Spec) -> str:
+    older = library.legacy_ids(spec.spec_id)
+    read_as = f" Older ids: {_codes(older)}." if older else ""
+    axis = spec.axis.replace("_", " ")
+    return (
+        f"- `{spec.spec_id}` ({axis}, family {_code(spec.canonical_family)}): {spec.rationale} {spec.source}.{read_as}"
+    )
+
+
+def _signals() -> Iterator[str]:
+    yield "## Signals\n\nOne value a record, derived from the fields named; Boolean ones are the conditions of clauses."
+    rows = [
+        (_code(one.name), "Boolean" if one.boolean else one.unit, one.meaning, ", ".join(one.reads))
+        for one in sorted(SIGNALS.values(), key=lambda one: one.name)
+    ]
+    yield _table(("Signal", "Unit", "Meaning", "Reads"), rows)
+
+
+# Tags and what has them
+
+
+def _tags() -> Iterator[str]:
+    vocabulary = specs.vocabulary().values()
+    yield "## Tags"
+    yield _table(("Tag", "Class", "Meaning"), [(_code(tag.name), _words(tag.kind), tag.meaning) for tag in vocabulary])
+
+
+def _mechanisms() -> Iterator[str]:
+    registry = tasks.registry()
+    sets = [one for one in registry.capability_sets.values() if one.host not in TEST_HOSTS]
+    yield "## Capabilities\n\nWhat counts as measured. A benchmark has one set; `--capabilities NAME` names another."
+    names = [tag.name for tag in specs.vocabulary().values() if tag.kind == "capability"]
+    rows = [(_code(tag), *("yes" if tag in one.tags else "—" for one in sets)) for tag in names]
+    yield _table(("Tag", *(_code(one.name) for one in sets)), rows)
+    yield "## Task templates"
+    yield _table(
+        ("Template", "The task is to", "Tags"),
+        [(_code(one.name), one.meaning, _codes(sorted(one.tags))) for one in registry.templates.values()],
+    )
+
+
+# Tasks
+
+
+def _suites() -> Iterator[str]:
+    registry, library = tasks.registry(), specs.library()
+    yield "## Tasks"
+    for suite in registry.benchmarks.values():
+        if suite.host in TEST_HOSTS:
+            continue
+        yield f"### {suite.name}"
+        if suite.same_tasks_as is not None:
+            yield f"Another name of `{suite.same_tasks_as}`: the same tasks."
+            continue
+        rows = tasks.listing(registry, library, benchmark=suite.name)
+        yield _summary(rows, suite.capabilities)
+        common = _common(rows)
+        yield _table(("Task", "Instruction", "Template", "Object tags", "Applies besides"), _tasks(rows, common))
+
+
+def _common(rows: Sequence[TaskListing]) -> list[str]:
+    return [one for one in rows[0]["active_specs"] if all(one in row["active_specs"] for row in rows)]
+
+
+def _summary(rows: Sequence[TaskListing], capabilities: str) -> str:
+    mean = sum(len(row["active_specs"]) for row in rows) / len(rows)
+    nowhere = [name for name in rows[0]["inactive_specs"] if all(name in row["inactive_specs"] for row in rows)]
+    size = (
+        f"{len(rows)} tasks, {short(round(mean, 2))} scored specifications on average; capabilities `{capabilities}`."
+    )
+    everywhere = f"- In every task: {_codes(_common(rows)) or 'none'}."
+    return "\n".join([size, "", everywhere, *(f"- In none: `{k}`: {'; '.join(_reasons(rows, k))}." for k in nowhere)])
+
+
+def _reasons(rows: Sequence[TaskListing], name: str) -> list[str]:
+    """Why a specification applies in no task; each reason once, the tasks counted where they differ."""
+    given = [row["inactive_specs"][name] for row in rows]
+    distinct = list(dict.fromkeys(given))
+    return distinct if len(distinct) == 1 else [f"{one} ({_count(given.count(one))})" for one in distinct]
+
+
+def _count(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
+
+
+def _tasks(rows: Sequence[TaskListing], common: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        template = row["template"] if "template" in row else " + ".join(row["components"])
+        described = "; ".join(f"`{tag}`: {why}" for tag, why in row["object_tags"].items())
+        besides = [name for name in row["active_specs"] if name not in common]
+        yield row["task_id"], row["instruction"] or "", template, described, _codes(besides)
+
+
+# Markdown
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") or "—" for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(_code(name) for name in names)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or check it; returns the exit code."""
+    made = page()
+    if list(arguments) == ["--check"]:
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made:
+            return 0
+        print(f"{PAGE.name} is out of date: run python docs/generate.py", file=sys.stderr)
+        return 1
+    if arguments:
+        print("usage: python docs/generate.py [--check]", file=sys.stderr)
+        return 2
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,21 @@
+"""How large an episode may be, so that a small hostile file cannot fill the memory."""
+
+from __future__ import annotations
+
+from safevla_bench.errors import RecordError
+
+MAX_EPISODE_BYTES = 1 << 30
+"""One episode, uncompressed: a line of JSON, the arrays of a file, or a row group, which is read at once.
+
+An hour at 20 Hz with 20 bodies has about 0.6 GB as JSON.
+"""
+MAX_RECORDS = 10_000_000
+"""Records of one episode, in forms that state their number; five days at 20 Hz."""
+REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
+_REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
+
+
+def check_size(size: int, what: str) -> None:
+    """Refuse what holds more bytes than an episode may; a writer asks too, so that what is written can be read."""
+    if size > MAX_EPISODE_BYTES:
+        raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=_REMEDY_LARGE)

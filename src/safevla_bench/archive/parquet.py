@@ -1,0 +1,98 @@
+"""Parquet (`.parquet`): one row an episode, nested lists, zstd; the columns are those of `columns`.
+
+Row groups hold few episodes and are read one at a time, so that an archive of any size streams. Pages carry checksums.
+Same episodes and same version of pyarrow, same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safevla_bench.archive.columns import REALS, SCHEMA, table
+from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
+from safevla_bench.archive.rows import Row, decode
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.trajectory import Batch, select
+
+SUFFIX = ".parquet"
+_GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
+_REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
+_REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
+
+
+def encode(batch: Batch) -> bytes:
+    """All episodes of a batch as the bytes of a `.parquet` file."""
+    sink = pa.BufferOutputStream()
+    reals = [f"{name}{'.list.element' * (depth + 1)}" for name, depth in REALS.items()]
+    options = {"use_dictionary": False, "use_byte_stream_split": reals, "write_page_checksum": True}
+    with pq.ParquetWriter(sink, SCHEMA, compression="zstd", store_schema=False, **options) as writer:
+        for group in _groups([table(select(batch, [e])).nbytes for e in range(len(batch))]):
+            writer.write_table(table(select(batch, group)))
+    return bytes(sink.getvalue())
+
+
+def _groups(sizes: list[int]) -> Iterator[list[int]]:
+    """Which episodes share a row group: a few, and not many bytes, so that a reader need not hold more at once."""
+    group: list[int] = []
+    for episode, size in enumerate(sizes):
+        check_size(size, "the episode")
+        if group and (len(group) == _GROUP_EPISODES or sum(sizes[k] for k in group) + size > _GROUP_BYTES):
+            yield group
+            group = []
+        group.append(episode)
+    if group:
+        yield group
+
+
+def read(path: Path) -> Iterator[Batch | RecordError]:
+    """The episodes of one file in order, each a batch of one, or the error of its row (`line` counts rows from 1)."""
+    with path.open("rb") as stream:
+        try:
+            for number, row in enumerate(_rows(stream), start=1):
+                try:
+                    yield decode(row)
+                except RecordError as error:
+                    yield error.at(Place(file=str(path), line=number))
+        except RecordError as error:
+            yield error.at(Place(file=str(path)))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: pyarrow's word for a damaged file
+            yield RecordError(f"cannot be read: {error}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
+
+
+def _rows(stream: IO[bytes]) -> Iterator[Row]:
+    with pq.ParquetFile(stream, page_checksum_verification=True) as file:
+        _check_columns(file.schema_arrow)
+        for group in range(file.num_row_groups):
+            _check_size(file.metadata.row_group(group))
+            for batch in file.read_row_group(group).to_batches():
+                for k in range(batch.num_rows):
+                    yield {name: batch.column(name)[k] for name in batch.schema.names}
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    for name in _REQUIRED:
+        if name not in schema.names:
+            _refuse(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
+    for field in schema:
+        if schema.names.count(field.name) > 1:
+            _refuse(f"the column {field.name!r} is repeated", "Keep one of the two.", field.name)
+        if field.name not in SCHEMA.names:
+            _refuse(f"{field.name!r} is no column of a record", _REMEDY_COLUMNS, field.name)
+        if field.type != SCHEMA.field(field.name).type:
+            expected = SCHEMA.field(field.name).type
+            _refuse(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)
+
+
+def _check_size(group: pq.RowGroupMetaData) -> None:
+    """Refuse a group that claims to hold more than an episode may: it is read at once."""
+    chunks = [group.column(k) for k in range(group.num_columns)]
+    check_size(sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks), "a row group")
+
+
+def _refuse(problem: str, remedy: str, field: str) -> NoReturn:
+    raise RecordError(problem, remedy=remedy, place=Place(field=field))

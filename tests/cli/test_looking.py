@@ -1,0 +1,216 @@
+"""`safevla episodes`, `show`, `stl`: what a user sees; JSON of every listing; mistakes are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builders import BOWL, HAND, LINK, contacts, episode
+from safevla_bench import cli
+from safevla_bench.archive import append
+
+HIT = contacts((3, HAND, BOWL, 450.0))
+FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
+
+
+@pytest.fixture
+def safevla(capsys):
+    """Run the command in this process; returns exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run([str(one) for one in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def archive(tmp_path) -> Path:
+    path = tmp_path / "episodes.jsonl"
+    append(path, episode(episode_id="goal/ep_000"))
+    append(path, episode(episode_id="goal/ep_001", contacts=HIT))
+    append(path, episode(episode_id="goal/ep_002", contacts=contacts((2, HAND, LINK, 1.0)), policy="b", success=False))
+    return path
+
+
+def test_episodes_lists_number_id_outcome_verdict_and_first_violation(safevla, archive):
+    code, out, err = safevla("episodes", archive)
+    assert (code, err) == (0, "")
+    assert "3 of 3 episodes" in out
+    second = next(line for line in out.splitlines() if "ep_001" in line)
+    for word in ("2 ", "success", "no", "0.500", "-250\u00a0N", "0.15 s, step 3"):
+        assert word in second
+    assert "yes" in next(line for line in out.splitlines() if "ep_000" in line)
+
+
+def test_episodes_filters_sorts_and_limits(safevla, archive):
+    def numbers(*options):
+        return [row["number"] for row in json.loads(safevla("episodes", archive, *options, "--format", "json")[1])]
+
+    assert numbers() == [1, 2, 3]
+    assert numbers("--unsafe") == [2, 3]
+    assert numbers("--unsafe", "--spec", "max_contact_force_under_200N") == [2]
+    assert numbers("--sort", "vsi") == [3, 2, 1]
+    assert numbers("--sort", "step", "--limit", 1) == [3]
+    assert numbers("--policy", "b") == [3]
+    assert numbers("--outcome", "success") == [1, 2]
+    assert numbers("--task", "libero-goal/task_8") == [1, 2, 3]
+
+
+def test_an_older_id_of_a_specification_is_read(safevla, archive):
+    code, out, _ = safevla("episodes", archive, "--spec", "joint_torque_under_87Nm", "--format", "json")
+    assert code == 0
+    assert {row["spec"] for row in json.loads(out)} == {"joint_torque"}
+
+
+@pytest.mark.parametrize("wanted", ["2", "goal/ep_001", "ep_001"])
+def test_show_explains_the_violation(safevla, archive, wanted):
+    code, out, err = safevla("show", archive, wanted)
+    assert (code, err) == (0, "")
+    for words in (
+        "2. goal/ep_001",
+        "Succeeded, unsafe",
+        "BROKEN  max_contact_force_under_200N",
+        "first broken  0.15 s (step 3): 450\u00a0N; hardest contact hand and bowl (450\u00a0N)",
+        "below 200\u00a0N; margin -250\u00a0N; depth 0.500",
+        "limit 200\u00a0N ┤",
+        "▲",
+        "its condition never arose: grip",
+        "needs arm_furniture_contact_signal",
+    ):
+        assert words in out
+    assert "\x1b" not in out, "no colour where nobody looks"
+
+
+def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla, archive, tmp_path):
+    shown = json.loads(safevla("show", archive, "2", "--format", "json")[1])
+    safevla("score", archive, "--out", tmp_path / "out")
+    row = json.loads((tmp_path / "out" / "scores.json").read_text())["episodes"][1]
+    assert {name: shown[name] for name in row} == row
+    worst = shown["clauses"][0]
+    assert (worst["spec_id"], worst["rho"], worst["depth"]) == ("max_contact_force_under_200N", -250.0, 0.5)
+    assert worst["first_violation"]["step"] == 3
+    assert worst["first_violation"]["involved"]["names"] == ["hand", "bowl"]
+    assert set(shown["vacuous_because"]) == set(row["vacuous_specs"])
+
+
+def test_show_obeys_the_judge_options(safevla, archive):
+    out = safevla("show", archive, "2", "--library", "paper-literal", "--capabilities", "libero-full")[1]
+    assert "joint_torque_max" in out or "joint_torque  " in out
+    assert "needs arm_furniture_contact_signal" not in out
+
+
+def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, tmp_path):
+    out = tmp_path / "run"
+    assert safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", out)[0] == 4
+    code, listed, _ = safevla("episodes", out, "--outcome", "crashed")
+    assert code == 0
+    assert "1 of 2 episodes" in listed
+    assert "—" in listed
+    code, shown, _ = safevla("show", out, "2")
+    assert code == 0
+    assert "left no record" in shown
+    assert "fake simulator crashed" in shown
+    assert json.loads(safevla("show", out, "2", "--format", "json")[1])["safe"] is None
+
+
+def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
+    code, out, err = safevla("stl", "G[0,T](max_contact_force < 200)", archive)
+    assert (code, err) == (0, "")
+    second = next(line for line in out.splitlines() if "ep_001" in line)
+    for words in ("violated", "-250.0", "0.15 s, step 3", "max_contact_force 450"):
+        assert words in second
+    assert "3 episodes: 2 satisfied, 1 violated" in out
+    rows = json.loads(safevla("stl", "G[0,T](max_contact_force < 200)", archive, "--format", "json")[1])
+    assert [(one["number"], one["verdict"], one["rho"], one["step"]) for one in rows] == [
+        (1, "satisfied", 200.0, 0),
+        (2, "violated", -250.0, 3),
+        (3, "satisfied", 199.0, 2),
+    ]
+
+
+def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
+    path = tmp_path / "e.jsonl"
+    append(path, episode(contacts=None))
+    code, out, _ = safevla("stl", "G[0,T](max_contact_force < 200)", path)
+    assert code == 0
+    assert "signal missing" in out
+    assert "not recorded: contacts" in out
+    assert json.loads(safevla("stl", "G(max_contact_force < 200)", path, "--format", "json")[1])[0]["rho"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["show", "ARCHIVE", "ep_009"], "Close to it: goal/ep_00"),
+        (["show", "ARCHIVE", "goal"], "no episode 'goal'"),
+        (["show", "ARCHIVE", "4"], "no episode '4'"),
+        (["show", "ARCHIVE"], "Missing argument"),
+        (["show", "absent.jsonl", "1"], "absent.jsonl"),
+        (["episodes", "ARCHIVE", "--spec", "nonsense"], "nonsense"),
+        (["episodes", "ARCHIVE", "--policy", "nobody"], "There are: b, test"),
+        (["episodes", "ARCHIVE", "--sort", "name"], "vsi"),
+        (["episodes", "ARCHIVE", "--limit", "0"], "--limit"),
+        (["stl", "G(eef_sped < 1)", "ARCHIVE"], "did you mean 'eef_speed'"),
+        (["stl", "G[0,0.07](eef_speed < 1)", "ARCHIVE"], "no multiple of the control step"),
+        (["stl", "G(eef_speed < threshold)", "ARCHIVE"], "write the number"),
+        (["stl", "G(eef_speed <", "ARCHIVE"], "column"),
+    ],
+)
+def test_a_mistake_is_named_with_exit_2(safevla, archive, arguments, names):
+    code, out, err = safevla(*[archive if one == "ARCHIVE" else one for one in arguments])
+    assert code == 2
+    assert names in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive):
+    with archive.open("ab") as stream:
+        stream.write(b'{"episode_id": "bad"}\n')
+    for command in (["episodes", archive], ["show", archive, "2"], ["stl", "G(eef_speed < 9)", archive]):
+        code, out, err = safevla(*command)
+        assert (code, out) == (2, "")
+        assert "--skip-invalid" in err
+        assert safevla(*command, "--skip-invalid")[0] == 0
+
+
+def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
+    path = tmp_path / "e.jsonl"
+    evil = "evil\x1b[2J\u202e"
+    append(path, episode(episode_id=evil, policy=evil, instruction=evil))
+    for command in (
+        ["episodes", path],
+        ["show", path, "1"],
+        ["stl", "G(eef_speed < 9)", path],
+        ["show", path, evil * 2],
+    ):
+        _, out, err = safevla(*command)
+        assert "\\x1b[2J\\u202e" in out + err
+        assert not {"\x1b", "\u202e"} & set(out + err)
+
+
+def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
+    code, out, _ = safevla("validate", archive, "--format", "json")
+    assert code == 0
+    assert json.loads(out) == [{"source": str(archive), "valid_episodes": 3, "records": 36, "problems": []}]
+    with archive.open("ab") as stream:
+        stream.write(b'{"episode_id": "bad"}\n')
+    code, out, err = safevla("validate", archive, "--format", "json")
+    assert (code, err) == (2, "")
+    (problem,) = json.loads(out)[0]["problems"]
+    assert (problem["episode"], problem["line"], problem["file"]) == ("bad", 4, str(archive))
+    assert problem["problem"]
+    assert problem["remedy"]
+
+
+@pytest.mark.parametrize(
+    "command", [["episodes", "A"], ["show", "A", "1"], ["stl", "G(eef_speed < 1)", "A"], ["specs"], ["tasks"]]
+)
+def test_every_listing_is_json_on_request(safevla, archive, command):
+    code, out, _ = safevla(*[archive if one == "A" else one for one in command], "--format", "json")
+    assert code == 0
+    assert json.loads(out)

@@ -1,0 +1,58 @@
+"""A scene in a few lines: bodies as boxes, an observation of a hand over them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.interface import Observation, Privileged, Task
+
+UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
+TASK = Task("fake", "task_0", 0, "place", "put it there", 1)
+
+
+def frozen(numbers) -> np.ndarray:
+    array = np.array(numbers, dtype=np.float64)
+    array.flags.writeable = False
+    return array
+
+
+def scene(boxes, goal=(), *, movable=None, sites=None, pieces=None, turned=None) -> Privileged:
+    """`boxes`: name -> (centre, half extents); every array read-only, as hosts give them."""
+    turned = turned or {}
+    return Privileged(
+        body_pos_m={name: frozen(center) for name, (center, _) in boxes.items()},
+        body_quat_wxyz={name: frozen(turned.get(name, UPRIGHT)) for name in boxes},
+        half_extents_m={name: frozen(half) for name, (_, half) in boxes.items()},
+        center_m={name: frozen([0, 0, 0]) for name in boxes},
+        joint_pos={},
+        sites_m={name: frozen(place) for name, place in (sites or {}).items()},
+        goal=tuple(goal),
+        movable=frozenset(boxes if movable is None else movable),
+        pieces=pieces or {},
+    )
+
+
+def seen(privileged, eef=(-0.2, 0.0, 0.3), aperture=0.039) -> Observation:
+    return Observation(
+        instruction="put it there",
+        eef_pos_m=frozen(eef),
+        eef_quat_wxyz=frozen([0.0, 1.0, 0.0, 0.0]),
+        gripper_qpos=frozen([aperture, -aperture]),
+        privileged=privileged,
+    )
+
+
+@pytest.fixture(name="scene")
+def _scene():
+    return scene
+
+
+@pytest.fixture(name="seen")
+def _seen():
+    return seen
+
+
+@pytest.fixture
+def task() -> Task:
+    return TASK

@@ -1,0 +1,139 @@
+"""The script on the host without a simulator: it advances, it repeats, it looks and does not touch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.hosts.fake import FakeHost
+from safevla_bench.interface import EpisodeSeed
+from safevla_bench.policies import policy
+from safevla_bench.policies.scripted import STYLES, Scripted
+from safevla_bench.policies.scripted.phases import Phase
+
+SPECS = [f"scripted:{name}" for name in STYLES]
+
+
+def episode(spec: str, task: int = 0, init: int = 0, steps: int = 100):
+    """Success, actions and phases of one episode."""
+    host, acting = FakeHost(), policy(spec)
+    chosen = host.tasks("fake")[task]
+    env = host.make(chosen, acting.wants)
+    observation = env.reset(EpisodeSeed(init, 7, 0))
+    acting.reset(chosen, 0)
+    actions, phases, success = [], [], False
+    while len(actions) < steps and not success:
+        actions.append(acting.act(observation))
+        phases.append(acting._progress.phase)
+        observation, success = env.step(actions[-1])
+    return success, np.array(actions), phases
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_block_reaches_the_tray_phase_after_phase(spec):
+    success, _, phases = episode(spec)
+    assert success
+    order = [list(Phase).index(phase) for phase in phases]
+    assert order == sorted(order), "without a slip no phase comes twice"
+    assert set(list(Phase)[: list(Phase).index(Phase.OPEN)]) <= set(phases)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_same_episode_gets_the_same_actions(spec):
+    np.testing.assert_array_equal(episode(spec)[1], episode(spec)[1])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("task", [0, 1])
+def test_every_action_is_within_bounds(spec, task):
+    actions = episode(spec, task)[1]
+    assert np.isfinite(actions).all()
+    assert (np.abs(actions) <= 1).all()
+
+
+def test_hasty_is_quicker():
+    assert len(episode("scripted:hasty")[1]) < len(episode("scripted:careful")[1])
+
+
+def test_styles_are_one_policy_and_differ_only_in_clearances_and_speeds():
+    careful, hasty = (policy(spec) for spec in SPECS)
+    assert type(careful) is type(hasty) is Scripted
+    assert careful.wants == hasty.wants
+    assert vars(careful) | {"style": None} == vars(hasty) | {"style": None}
+    names = {field.name for field in fields(careful.style)}
+    assert names == {
+        "clearance_m", "corner_m", "hover_m", "lift_m", "release_m", "cruise", "final", "dwell_steps",
+    }  # fmt: skip
+    assert all(isinstance(getattr(careful.style, name), float | int) for name in names)
+
+
+def test_a_policy_with_the_other_style_acts_as_the_other():
+    careful = policy("scripted:careful")
+    careful.style = STYLES["hasty"]
+    host = FakeHost()
+    env = host.make(host.tasks("fake")[0], careful.wants)
+    careful.reset(env.task, 0)
+    first = careful.act(env.reset(EpisodeSeed(0, 7, 0)))
+    np.testing.assert_array_equal(first, episode("scripted:hasty")[1][0])
+
+
+def test_privileged_state_is_asked_for_and_its_lack_is_an_error(scene, seen, task):
+    careful = policy("scripted:careful")
+    assert careful.wants.privileged
+    assert not careful.wants.cameras
+    careful.reset(task, 0)
+    with pytest.raises(PolicyError, match="privileged"):
+        careful.act(replace(seen(scene({})), privileged=None))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_observation_is_never_written_to(spec, scene, seen, task):
+    shown = seen(scene({"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03]), "plate": ([0.1, 0.2, 0], [0.07, 0.07, 0.01])},
+                       goal=[("on", "bowl", "plate")]))  # fmt: skip
+    for array in (shown.eef_pos_m, shown.eef_quat_wxyz, shown.gripper_qpos):
+        array.flags.writeable = True
+    before = copy.deepcopy(shown)
+    acting = policy(spec)
+    acting.reset(task, 0)
+    for _ in range(5):
+        acting.act(shown)
+    np.testing.assert_array_equal(before.eef_pos_m, shown.eef_pos_m)
+    np.testing.assert_array_equal(before.eef_quat_wxyz, shown.eef_quat_wxyz)
+    np.testing.assert_array_equal(before.gripper_qpos, shown.gripper_qpos)
+
+
+@pytest.mark.parametrize("goal", [(), (("open", "drawer"),), (("turnon", "stove"), ("on", "stove", "table"))])
+def test_where_there_is_nothing_to_place_the_arm_holds_still(goal, scene, seen, task):
+    acting = policy("scripted:careful")
+    acting.reset(task, 0)
+    shown = seen(scene({"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03])}, goal=goal))
+    assert all(acting.act(shown).tolist() == [0, 0, 0, 0, 0, 0, -1] for _ in range(3))
+
+
+def test_a_hand_that_gets_nowhere_tries_on_and_never_raises(scene, seen, task):
+    acting = policy("scripted:careful")
+    acting.reset(task, 0)
+    boxes = {"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03]), "plate": ([0.1, 0.2, 0], [0.07, 0.07, 0.01])}
+    shown = seen(scene(boxes, goal=[("on", "bowl", "plate")]))
+    actions = np.array([acting.act(shown) for _ in range(400)])
+    assert np.isfinite(actions).all()
+    assert acting._progress.attempt > 0
+
+
+def test_a_reset_forgets_the_last_episode():
+    acting = policy("scripted:hasty")
+    host = FakeHost()
+    env = host.make(host.tasks("fake")[0], acting.wants)
+    runs = []
+    for _ in range(2):
+        observation, taken = env.reset(EpisodeSeed(0, 7, 0)), []
+        acting.reset(env.task, 0)
+        for _ in range(12):
+            taken.append(acting.act(observation))
+            observation, _ = env.step(taken[-1])
+        runs.append(taken)
+    np.testing.assert_array_equal(runs[0], runs[1])

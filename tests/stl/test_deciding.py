@@ -1,0 +1,82 @@
+"""The deciding record: where the definitions find the robustness, and nowhere before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from safevla_bench.errors import FormulaError
+from safevla_bench.stl import Formula, Trace, deciding, parse, robustness
+from safevla_bench.stl.formula import Always, And, Eventually, Implies, Not, Or, Until, Window
+from stl.oracle import Episode, literal_rho
+from stl.strategies import DT_S, formulas, traces
+
+
+def literal(formula: Formula, episode: Episode, length: int) -> int:
+    """The deciding record of one episode by the definition, one record after the other."""
+
+    def rho(part: Formula, t: int = 0) -> float:
+        return literal_rho(part, episode, DT_S, t)
+
+    def covered(window: Window) -> range:
+        last = length - 1 if window.end_s is None else min(length - 1, round(window.end_s / DT_S))
+        return range(round(window.start_s / DT_S), last + 1)
+
+    match formula:
+        case Not(child):
+            return literal(child, episode, length)
+        case And(left, right):
+            return literal(left if rho(left) <= rho(right) else right, episode, length)
+        case Or(left, right):
+            return literal(left if rho(left) >= rho(right) else right, episode, length)
+        case Implies(left, right):
+            return literal(left if -rho(left) >= rho(right) else right, episode, length)
+        case Always(window, child):
+            return min(covered(window), key=lambda t: rho(child, t), default=-1)
+        case Eventually(window, child):
+            return max(covered(window), key=lambda t: rho(child, t), default=-1)
+        case Until(window, left, right):
+            reached = {t: min([rho(right, t), *(rho(left, u) for u in range(t))]) for t in covered(window)}
+            return max(reached, key=lambda t: reached[t], default=-1)
+    return 0
+
+
+@given(formulas(), traces())
+def test_the_deciding_record_is_the_definition_s(formula: Formula, trace: Trace) -> None:
+    expected = []
+    for first, end in zip(trace.starts[:-1], trace.starts[1:], strict=True):
+        episode = {name: values[first:end].tolist() for name, values in trace.signals.items()}
+        expected.append(literal(formula, episode, end - first))
+    assert deciding(formula, trace).tolist() == expected
+
+
+@given(traces())
+def test_under_g_and_f_the_robustness_is_the_margin_of_the_deciding_record(trace: Trace) -> None:
+    for text in ("G[0,T](x < 1)", "F[0,T](x < 1)"):
+        formula = parse(text)
+        rows = trace.starts[:-1] + deciding(formula, trace)
+        assert np.array_equal(1 - trace.signals["x"][rows], robustness(formula, trace))
+
+
+def trace_of(*values: float, dt_s: float = 0.1) -> Trace:
+    return Trace({"x": np.array(values, np.float64)}, np.array([0, len(values)]), np.array([dt_s]))
+
+
+def test_the_earliest_of_equal_records_decides() -> None:
+    assert deciding(parse("G(x < 1)"), trace_of(0, 5, 2, 5)).tolist() == [1]
+
+
+def test_a_window_beyond_the_end_has_no_deciding_record() -> None:
+    assert deciding(parse("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
+    assert deciding(parse("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]
+
+
+def test_episodes_of_different_control_steps_are_each_decided_by_their_own() -> None:
+    trace = Trace({"x": np.array([1.0, 2, 9, 1, 2, 9])}, np.array([0, 3, 6]), np.array([0.1, 0.2]))
+    assert deciding(parse("G[0,0.2](x < 1)"), trace).tolist() == [2, 1]
+
+
+def test_a_window_that_is_no_multiple_of_the_control_step_is_refused() -> None:
+    with pytest.raises(FormulaError, match="no multiple"):
+        deciding(parse("G[0,0.15](x < 1)"), trace_of(1, 2))
