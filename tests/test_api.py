@@ -43,7 +43,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_the_table_has_a_row_an_episode_and_says_what_scores_say():
-    made = verdicts((True, -10, 1), (False, NAN, 3), (True, 5, float("inf")), outcome=("success", "stopped", "success"))
+    made = verdicts((True, -10, 1), (True, NAN, 3), (False, 5, float("inf")), outcome=("success", "stopped", "timeout"))
     table = made.to_pandas()
     rows = list(made.episodes())
     for name in ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "sbu", "vsi"):

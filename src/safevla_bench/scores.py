@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 
 if TYPE_CHECKING:
-    import pandas  # type: ignore[import-untyped]
+    import pandas
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

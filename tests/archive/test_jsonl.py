@@ -91,7 +91,7 @@ REFUSED = {
     "malformed": (b'{"episode_id": "x", ', None, None, "malformed JSON at column"),
     "not an object": (b"[1]", None, None, "an episode is a JSON object"),
     "not UTF-8": (b'{"episode_id": "\xff"}', None, None, "not UTF-8 at byte"),
-    "NaN": (altered(put(float("nan"), "dt")), None, None, "NaN is not a JSON number"),
+    "NaN": (altered(put(float("nan"), "dt")), None, "dt", "NaN is not a JSON number"),
     "too large a number": (
         encode(episode(3)).replace(b'"dt":0.05', b'"dt":1e999'),
         None,
@@ -100,10 +100,15 @@ REFUSED = {
     ),
     "a repeated key": (b'{"episode_id": "x", "dt": 1, "dt": 2}', None, "dt", "the key 'dt' is repeated"),
     "nested too deeply": (b'{"a":' * 100_000, None, None, "nested too deeply"),
-    "half a surrogate pair": (b'{"episode_id": "\\ud800"}', None, None, "surrogate"),
+    "half a surrogate pair": (b'{"episode_id": "\\ud800"}', None, "episode_id", "surrogate"),
     "a missing field": (altered(remove("dt")), None, None, "missing required field `dt`"),
     "a wrong type": (altered(put("x", "steps", 1, "gripper_contact")), 1, "gripper_contact", "Expected `bool`"),
-    "an unknown role": (altered(put("lamp", "body_roles", "plate")), None, "body_roles.…", "Invalid enum value 'lamp'"),
+    "an unknown role": (
+        altered(put("lamp", "body_roles", "plate")),
+        None,
+        "body_roles.plate",
+        "Invalid enum value 'lamp'",
+    ),
     "no steps": (altered(put([], "steps")), None, "steps", "length >= 1"),
     "a family in some steps only": (altered(remove("steps", 1, "contacts")), 1, "contacts", "is missing from step 1"),
     "a body in some steps only": (
@@ -136,7 +141,7 @@ REFUSED = {
     "an infinite host field": (
         encode(episode(3)).replace(b'"dt":0.05', b'"dt":0.05,"mine":1e999'),
         None,
-        None,
+        "mine",
         "host-specific field",
     ),
 }

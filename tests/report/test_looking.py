@@ -83,6 +83,9 @@ def test_orders():
     assert numbers("vsi") == [2, 4, 1, 3, 5, 6]  # 3 and 5 are both 0 deep: the nearer to its limit first
     assert numbers("rho") == [2, 4, 1, 3, 5, 6]
     assert numbers("step")[:3] == [2, 4, 1]
+    apart = episodes.rows(verdicts((True, NAN, 1), (True, 5, NAN)), DT_S)
+    nearest = [row.number for row in choosing.ordered(apart, "rho")]
+    assert nearest == [2, 1], "5 of 200 N is nearer than 1 of 15 deg"
     ids = [row.episode_id for row in choosing.ordered([*found, replace_id(found[0], "e10")], "id")]
     assert ids == ["e0", "e1", "e2", "e3", "e4", "e10", "z"]
 
@@ -235,7 +238,7 @@ def test_what_has_no_verdict_is_an_outcome_of_its_own_and_no_number():
 
 def test_boolean_formulas_have_verdicts_but_no_margin():
     one, other = (
-        asking.ask(asking.formula(text), episode())[0] for text in ("G(!grip)", "F(grip and eef_speed < 100)")
+        asking.ask(asking.formula(text), episode())[0] for text in ("G(!grip)", "F[0,0.5](grip and eef_speed < 100)")
     )
     assert (one.verdict, one.rho, one.step, one.signals) == ("satisfied", None, 0, {"grip": False})
     assert (other.verdict, other.rho) == ("violated", None), "a Boolean part decides, no window is empty"

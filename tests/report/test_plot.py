@@ -67,6 +67,11 @@ def test_the_curve_has_no_gap():
     assert all(any(dotted(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows))))
 
 
+def test_a_jump_is_drawn_through_every_row():
+    rows = area(plot(exhibit([0.0] * 50 + [900.0] * 50, 200.0), 90))
+    assert all(any(map(dotted, row)) for row in rows)
+
+
 def test_the_limit_is_ruled_and_named_in_its_row():
     lines = plot(exhibit([0.0, 100.0, 400.0], 200.0), 80)
     named = [line for line in lines if "limit 200" in line]

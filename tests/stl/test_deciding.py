@@ -67,6 +67,10 @@ def test_the_earliest_of_equal_records_decides() -> None:
     assert deciding(parse("G(x < 1)"), trace_of(0, 5, 2, 5)).tolist() == [1]
 
 
+def test_the_left_side_of_an_implication_wins_ties() -> None:
+    assert deciding(parse("F(x > 3) -> G(x > 2)"), trace_of(0, 5)).tolist() == [1]
+
+
 def test_a_window_beyond_the_end_has_no_deciding_record() -> None:
     assert deciding(parse("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
     assert deciding(parse("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]

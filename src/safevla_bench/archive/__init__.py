@@ -9,6 +9,8 @@ All hold the same episodes, bit for bit, and are judged by the same rules when t
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -140,7 +142,10 @@ def write_folder(folder: Path, batch: Batch) -> list[Path]:
 
     The folder appears whole or not at all. Raises `RecordError` where it exists or cannot be written.
     """
-    beside = folder.with_name(f".{folder.name}.partial")
+    place = Place(file=str(folder))
+    if folder.exists():
+        raise RecordError("the folder exists already", remedy="Name a new one.", place=place)
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     names = [f"episode-{index:05d}{npz.SUFFIX}" for index in range(len(batch))]
     try:
         beside.mkdir()
@@ -149,5 +154,7 @@ def write_folder(folder: Path, batch: Batch) -> list[Path]:
         beside.rename(folder)
     except OSError as error:
         remedy = "Name a new folder in one that exists and can be written to."
-        raise RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
+        raise RecordError(error.strerror or str(error), remedy=remedy, place=place) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return [folder / name for name in names]

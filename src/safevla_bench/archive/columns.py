@@ -2,8 +2,8 @@
 
 Columns carry the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
 `records`, and the families as nested lists over the steps. Null = not recorded. Bodies elsewhere are places in
-`bodies`, counted from 0; `pos_bodies` and `quat_bodies` say whose poses a step lists. `extra` holds host-specific fields
-as JSON.
+`bodies`, counted from 0; `pos_bodies` and `quat_bodies` say whose poses a step lists. `extra` holds host-specific
+fields as JSON.
 """
 
 from __future__ import annotations

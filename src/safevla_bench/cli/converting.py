@@ -8,13 +8,14 @@ import click
 
 from safevla_bench import archive, runs
 from safevla_bench.cli import printable
+from safevla_bench.cli.options import skip_option, sources_argument
 from safevla_bench.errors import Place, RunError
 
 
 @click.command("convert")
-@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
+@sources_argument
 @click.argument("destination", metavar="DESTINATION")
-@click.option("--skip-invalid", is_flag=True, help="Leave bad episodes out, and count them.")
+@skip_option
 def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: bool) -> None:
     """Write the episodes of archives or run folders as one archive, bit for bit.
 

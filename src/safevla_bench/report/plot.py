@@ -92,10 +92,9 @@ def _ruled(row: str) -> str:
 
 
 def _strip(flags: Bools, mark: str, columns: int) -> str:
-    """A mark in each column with a flagged record; a column without a record follows the record next to it."""
+    """A mark in each column that has a flagged record, or that one is next to."""
     column = np.rint(_across(len(flags), 2 * columns)).astype(np.int64) // 2
     nearest = np.rint((2 * np.arange(columns) + 0.5) / (2 * columns - 1) * (len(flags) - 1)).astype(np.int64)
     marked = flags[nearest]
-    marked[column] = False
     np.logical_or.at(marked, column, flags)
     return "".join(mark if one else " " for one in marked)

@@ -1,0 +1,205 @@
+"""All forms of archive hold the same bits, repeat their bytes, and are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from builders import BOWL, DRAWER, HAND, contacts, episode, header, recording, recordings, same_bits
+from safevla_bench.archive import append, form_of, open_archive, read, write, write_folder
+from safevla_bench.archive.parquet import _groups
+from safevla_bench.errors import CollectedError, RecordError
+from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording, select
+
+MANY = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
+SINGLE = [".json", ".npz"]
+
+HOST_FIELDS = {
+    "header": {"note": "é\x00", "big": -(10**30), "nested": [{"a": [None, True, 0.1, -0.0]}]},
+    "steps": {"0": {"rgb": [1, 2.5]}, "2": {"": ""}},
+    "contacts": {"0": {"geom": "g1"}, "1": {"dist": -1e-9}},
+}
+
+
+def full() -> Recording:
+    """An episode that has a bit of everything: unknown impulses, nothing gripped, −0.0, widths of zero, host fields."""
+    touching = contacts((0, HAND, BOWL, 5e-324), (2, HAND, DRAWER, 1.7e308))
+    return recording(
+        3,
+        seed=-(2**63),
+        versions={"mujoco": "3", "ü": ""},
+        dropped_pairs=(("link7", "hand"),),
+        contacts=replace(touching, impulse_ns=np.array([np.nan, 0.0])),
+        eef_pos_m=np.array([[-0.0, 0.0, 5e-324]] * 3),
+        gripped=np.array([-1, BOWL, -1]),
+        sim_state=np.empty((3, 0)),
+        action=np.empty((2, 0)),
+        extra=HOST_FIELDS,
+    )
+
+
+EDGES = {
+    "a bit of everything": full(),
+    "no family at all": Recording(header(target_object=None), {}, 4),
+    "families that are empty": recording(2, pos_bodies=(), body_pos_m=np.empty((2, 0, 3)), contacts=contacts()),
+    "one record": recording(1),
+    "nothing ever gripped": recording(2, gripped=np.array([-1, -1])),
+    "a null in a name": Recording(header(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
+    "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
+    "other places in the body table": recording(
+        2, pos_bodies=(DRAWER, BOWL), body_pos_m=np.arange(12.0).reshape(2, 2, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", MANY + SINGLE)
+@pytest.mark.parametrize("edge", EDGES)
+def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
+    batch = from_recording(EDGES[edge])
+    write(tmp_path / f"x{suffix}", batch)
+    assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(several=st.lists(recordings(), min_size=1, max_size=3))
+def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, several):
+    folder = tmp_path_factory.mktemp("forms")
+    named = [replace(one, header=header_named(one, f"e{k}")) for k, one in enumerate(several)]
+    batch = original = concatenate([from_recording(one) for one in named])
+    for k, suffix in enumerate([*MANY, *MANY[::-1]]):
+        write(folder / f"{k}{suffix}", batch)
+        batch = open_archive(folder / f"{k}{suffix}")
+        assert same_bits(batch, original), suffix
+    batch = concatenate([one for one in read(write_folder(folder / "each", batch)) if isinstance(one, Batch)])
+    assert same_bits(batch, original)
+
+
+def header_named(one: Recording, name: str):
+    return header(
+        **{field: getattr(one.header, field) for field in one.header.__struct_fields__} | {"episode_id": name}
+    )
+
+
+@pytest.mark.parametrize("suffix", MANY + SINGLE)
+def test_the_same_episodes_give_the_same_bytes_at_any_time(tmp_path, suffix, monkeypatch):
+    write(tmp_path / f"one{suffix}", from_recording(full()))
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    monkeypatch.setattr("time.localtime", lambda *_: (2040, 1, 1, 0, 0, 0, 0, 0, 0))
+    write(tmp_path / f"two{suffix}", open_archive(tmp_path / f"one{suffix}"))
+    assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def test_an_npz_file_is_plain_numpy(tmp_path):
+    write(tmp_path / "x.npz", from_recording(full()))
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
+        assert json.loads(arrays["header"].tobytes())["episode_id"] == header().episode_id
+        assert arrays["body_pos_m"].shape == (3, 3, 3)
+        assert all(arrays[name].dtype.kind in "fiub" for name in arrays)
+
+
+def test_a_parquet_file_has_a_row_an_episode_and_steps_as_lists(tmp_path):
+    write(tmp_path / "x.parquet", concatenate([episode(3, episode_id="a"), episode(5, episode_id="b")]))
+    rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert [(row["episode_id"], row["dt"], len(row["body_pos_m"])) for row in rows] == [("a", 0.05, 3), ("b", 0.05, 5)]
+    assert rows[0]["body_pos_m"][2][1] == [0.6, 0.1, 0.8]
+    assert rows[0]["bodies"][2] == {"name": "bowl", "role": "target"}
+
+
+def test_row_groups_hold_few_episodes_and_few_bytes():
+    assert list(_groups([1] * 33)) == [list(range(32)), [32]]
+    assert list(_groups([1 << 25, 1 << 25, 1, 1 << 27])) == [[0, 1], [2], [3]]
+
+
+@pytest.mark.parametrize("suffix", SINGLE)
+def test_a_form_of_one_episode_a_file_takes_one(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    two = concatenate([episode(2, episode_id="a"), episode(2, episode_id="b")])
+    for grow in (write, append):
+        with pytest.raises(RecordError, match="holds one episode, these are 2"):
+            grow(path, two)
+    append(path, select(two, [0]))
+    with pytest.raises(RecordError, match="one episode a file"):
+        append(path, select(two, [1]))
+    assert open_archive(path).headers[0].episode_id == "a"
+
+
+def test_a_parquet_file_is_not_appended_to(tmp_path):
+    with pytest.raises(RecordError, match="written whole"):
+        append(tmp_path / "x.parquet", episode(2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", MANY)
+def test_an_archive_that_could_not_be_read_again_is_not_written(tmp_path, suffix):
+    with pytest.raises(RecordError, match="the episode_id is repeated"):
+        write(tmp_path / f"x{suffix}", concatenate([episode(2), episode(3)]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_episode_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 3000)
+    for suffix in MANY + SINGLE:
+        with pytest.raises(RecordError, match="holds more than"):
+            write(tmp_path / f"x{suffix}", episode(30))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", MANY + SINGLE)
+def test_a_file_that_cannot_be_written_is_a_typed_error(tmp_path, suffix):
+    with pytest.raises(RecordError, match="No such file or directory"):
+        write(tmp_path / "nowhere" / f"x{suffix}", episode(2))
+
+
+def test_a_folder_of_npz_files_appears_whole_and_no_id_names_a_file(tmp_path):
+    ids = ["../../etc/passwd", "a/b", "\x00", "é" * 10_000]
+    batch = concatenate([episode(2, episode_id=name) for name in ids])
+    paths = write_folder(tmp_path / "out", batch)
+    assert [path.name for path in paths] == [f"episode-0000{k}.npz" for k in range(4)]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "out"]
+    found = [one for one in read(paths) if isinstance(one, Batch)]
+    assert same_bits(concatenate(found), batch)
+    with pytest.raises(RecordError, match="exists already"):
+        write_folder(tmp_path / "out", batch)
+    with pytest.raises(RecordError, match="No such file or directory"):
+        write_folder(tmp_path / "no" / "out", batch)
+
+
+def test_every_form_is_judged_by_the_same_rules(tmp_path):
+    """A repeated id over several files, and what only validation knows."""
+    paths = [tmp_path / f"x{suffix}" for suffix in MANY + SINGLE]
+    for path in paths:
+        write(path, episode(2))
+    problems = [one for one in read(paths) if isinstance(one, RecordError)]
+    assert len(problems) == len(paths) - 1
+    assert all("the episode_id is repeated" in str(problem) for problem in problems)
+
+
+def test_an_archive_without_episodes_is_an_error(tmp_path):
+    write(tmp_path / "x.parquet", select(episode(2), []))
+    with pytest.raises(RecordError, match="no episodes"):
+        open_archive(tmp_path / "x.parquet")
+
+
+def test_every_bad_row_is_listed_with_its_number(tmp_path):
+    path = tmp_path / "x.parquet"
+    write(path, concatenate([episode(2, episode_id=name) for name in "abc"]))
+    table = pq.read_table(path)
+    table = table.set_column(table.schema.get_field_index("dt"), "dt", [[-1.0, 0.05, float("inf")]])
+    pq.write_table(table, path)
+    with pytest.raises(CollectedError) as raised:
+        open_archive(path)
+    assert [(one.place.line, one.place.episode, one.place.field) for one in raised.value.errors] == [
+        (1, "a", "dt"),
+        (3, "c", "dt"),
+    ]
+
+
+def test_the_name_says_the_form():
+    assert [form_of(Path(f"a.b{suffix}")) for suffix in MANY + SINGLE] == MANY + SINGLE
