@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
-from safevla_bench.hosts.privileged import box, read_only
+from safevla_bench.hosts.privileged import box, pieces, read_only
 from safevla_bench.hosts.scene import moving_links, subtree
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
@@ -81,3 +82,27 @@ def test_a_read_only_copy_is_a_copy():
     assert copy[0] == 0
     with pytest.raises(ValueError, match="read-only"):
         copy[0] = 2
+
+
+@pytest.mark.parametrize("euler", ["0 0 0", "10 50 70"])
+def test_the_pieces_of_boxes_span_the_box_of_the_body(euler):
+    model, data = load("box", euler)
+    bodies = subtree(model, model.body("turned").id)
+    half, centre = box(model, data, bodies[0], bodies)
+    found = pieces(model, data, bodies[0], bodies)
+    assert len(found.center_m) == 2  # the box and the lid's sphere; what collides with nothing is no piece
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T
+    turns = Rotation.from_quat(np.roll(found.quat_wxyz, -1, axis=1))
+    corners = [
+        turn.apply(signs * half_m) + center_m
+        for turn, half_m, center_m in zip(turns, found.half_extents_m, found.center_m, strict=True)
+    ]
+    # A ball's own box may stand on its corner; here it has the lid's axes, which are the body's.
+    np.testing.assert_allclose(np.concatenate(corners).max(axis=0), centre + half, atol=1e-9)
+    np.testing.assert_allclose(np.concatenate(corners).min(axis=0), centre - half, atol=1e-9)
+
+
+def test_a_body_without_collision_geometry_has_no_pieces():
+    model, data = load()
+    body = model.body("floor").id
+    assert pieces(model, data, body, (body,)) is None

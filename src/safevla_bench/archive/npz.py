@@ -1,7 +1,8 @@
 """NumPy archives (`.npz`): one episode a file, plain arrays only, nothing pickled.
 
-`header` and `extra` are JSON texts as UTF-8 bytes; `header` holds all that an episode says once, `body_roles` and the
-number of `records`. Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
+`header` and `extra` are JSON texts as UTF-8 bytes; `header` holds all that an episode says once, `body_roles`, the
+number of `records` and the names of the other `arrays`, so that one that was lost does not look as if never recorded.
+Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
 
     eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  gripper_contact [n]  action [n-1,A]  sim_state [n,S]
     body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
@@ -80,9 +81,10 @@ def _arrays(batch: Batch, index: int) -> dict[str, NDArray[Any]]:
     optional["quat_bodies"] = given.quat_bodies if given.body_quat_wxyz is not None else None
     if given.contacts:
         optional |= {f"contacts.{column}": getattr(given.contacts, _attribute(column)) for column in _CONTACTS}
-    optional["header"] = _text(json.dumps(cover(batch, index), ensure_ascii=False, allow_nan=False))
     optional["extra"] = _text(extra.to_text(given.extra)) if given.extra else None
-    return {name: np.asarray(value) for name, value in optional.items() if value is not None}
+    arrays = {name: np.asarray(value) for name, value in optional.items() if value is not None}
+    said = {**cover(batch, index), "arrays": sorted(arrays)}
+    return {"header": _text(json.dumps(said, ensure_ascii=False, allow_nan=False)), **arrays}
 
 
 def _attribute(column: str) -> str:
@@ -96,13 +98,18 @@ def _text(text: str) -> NDArray[np.uint8]:
 def read(path: Path) -> Iterator[Batch | RecordError]:
     """The episode of one file, or the error of it."""
     place = Place(file=str(path))
-    try:
-        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            yield _decode({name: _array(archive, member, name) for name, member in _members(archive).items()})
-    except RecordError as error:
-        yield error.at(place)
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError, ValueError) as error:
-        yield RecordError(f"cannot be read: {error}", remedy=REMEDY_BROKEN, place=place)
+    with path.open("rb") as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                yield _decode({name: _array(archive, member, name) for name, member in _members(archive).items()})
+        except RecordError as error:
+            yield error.at(place)
+        except _DAMAGED as error:
+            yield RecordError(f"cannot be read: {error}", remedy=REMEDY_BROKEN, place=place)
+
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
+"""What zipfile raises for a damaged file: OSError where it is sent to a place that there is none of."""
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -169,7 +176,8 @@ def _bytes(arrays: Arrays, name: str) -> bytes:
 
 
 def _recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
-    first = read_cover(tree)
+    _check_complete(arrays, tree.get("arrays"))
+    first = read_cover({name: value for name, value in tree.items() if name != "arrays"})
     contacts = _contacts(arrays)
     count = len(contacts.record) if contacts else 0
     return Recording(
@@ -184,6 +192,12 @@ def _recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         extra=extra.from_text(_bytes(arrays, "extra"), first.records, count) if "extra" in arrays else {},
         **{name: arrays.get(name) for name in _REALS},
     )
+
+
+def _check_complete(arrays: Arrays, named: object) -> None:
+    there = sorted(arrays.keys() - {"header"})
+    if named != there:
+        _refuse(f"the file holds {', '.join(there)}, the header names others", REMEDY_BROKEN, "header.arrays")
 
 
 def _bodies(arrays: Arrays, family: str, name: str) -> list[int]:

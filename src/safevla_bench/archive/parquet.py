@@ -61,14 +61,16 @@ def read(path: Path) -> Iterator[Batch | RecordError]:
         except RecordError as error:
             yield error.at(Place(file=str(path)))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: pyarrow's word for a damaged file
-            yield RecordError(f"cannot be read: {error}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
+            problem = " ".join(str(error).split())
+            yield RecordError(f"cannot be read: {problem}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
 
 
 def _rows(stream: IO[bytes]) -> Iterator[Row]:
+    """The rows of a file. What it says of single columns is not asked: pyarrow aborts where that is damaged."""
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
         _check_columns(file.schema_arrow)
         for group in range(file.num_row_groups):
-            _check_size(file.metadata.row_group(group))
+            check_size(file.metadata.row_group(group).total_byte_size, "a row group")
             for batch in file.read_row_group(group).to_batches():
                 for k in range(batch.num_rows):
                     yield {name: batch.column(name)[k] for name in batch.schema.names}
@@ -86,12 +88,6 @@ def _check_columns(schema: pa.Schema) -> None:
         if field.type != SCHEMA.field(field.name).type:
             expected = SCHEMA.field(field.name).type
             _refuse(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)
-
-
-def _check_size(group: pq.RowGroupMetaData) -> None:
-    """Refuse a group that claims to hold more than an episode may: it is read at once."""
-    chunks = [group.column(k) for k in range(group.num_columns)]
-    check_size(sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks), "a row group")
 
 
 def _refuse(problem: str, remedy: str, field: str) -> NoReturn:

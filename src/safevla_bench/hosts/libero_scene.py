@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.privileged import box, read_only
+from safevla_bench.hosts.privileged import box, pieces, read_only
 from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
 from safevla_bench.interface import Privileged
 
@@ -102,14 +101,12 @@ class PrivilegedView:
         for body, name in enumerate(view.body_name):
             if name not in robot:
                 self._root.setdefault(name, body)
-        boxes = {name: self._box(view, name) for name in self._root}
-        sized = {name: found for name, found in boxes.items() if found is not None}
-        self._half = {name: half for name, (half, _) in sized.items()}
-        self._center = {name: center for name, (_, center) in sized.items()}
-
-    def _box(self, view: Scene, name: str) -> tuple[Floats, Floats] | None:
-        bodies = tuple(body for body, other in enumerate(view.body_name) if other == name)
-        return box(self._model, self._data, self._root[name], bodies)
+        made_of = {name: tuple(k for k, other in enumerate(view.body_name) if other == name) for name in self._root}
+        boxes = {name: box(self._model, self._data, self._root[name], of) for name, of in made_of.items()}
+        walls = {name: pieces(self._model, self._data, self._root[name], of) for name, of in made_of.items()}
+        self._half = {name: found[0] for name, found in boxes.items() if found}
+        self._center = {name: found[1] for name, found in boxes.items() if found}
+        self._pieces = {name: found for name, found in walls.items() if found}
 
     def now(self) -> Privileged:
         """The scene as it is, in read-only copies."""
@@ -123,6 +120,7 @@ class PrivilegedView:
             sites_m={name: read_only(data.site(name).xpos) for name in self._domain.object_sites_dict},
             goal=self._goal,
             movable=self._movable,
+            pieces=self._pieces,
         )
 
     def _joints(self) -> dict[str, float]:

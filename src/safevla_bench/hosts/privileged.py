@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from safevla_bench.hosts.contacts import Floats
+from safevla_bench.interface import Boxes
 
 if TYPE_CHECKING:
     import mujoco
@@ -30,6 +32,26 @@ def box(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int
     low = np.min([span[0] for span in spans], axis=0)
     high = np.max([span[1] for span in spans], axis=0)
     return read_only((high - low) / 2), read_only((high + low) / 2)
+
+
+def pieces(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
+    """A box around each geom of the collision geometry of `bodies`, in the frame of body `root`.
+
+    The bodies are taken in their present pose. None where they have no bounded collision geometry.
+    """
+    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    geoms = np.flatnonzero(inside & np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH)))
+    if not len(geoms):
+        return None
+    frame = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
+    turns = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    boxes = [_own_box(model, int(geom)) for geom in geoms]
+    centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", turns, np.array([center for center, _ in boxes]))
+    return Boxes(
+        center_m=read_only(frame.apply(centers - data.xpos[root])),
+        half_extents_m=read_only(np.array([half for _, half in boxes])),
+        quat_wxyz=read_only(np.roll((frame * Rotation.from_matrix(turns)).as_quat(), 1, axis=1)),
+    )
 
 
 def read_only(array: NDArray[np.float64]) -> Floats:
@@ -64,3 +86,14 @@ def _reach(kind: int, size: Floats, axes: Floats) -> Floats:
     if kind == _CAPSULE:
         return np.asarray(along * size[1] + size[0])
     return np.asarray(along * size[1] + size[0] * np.sqrt(np.clip(1 - along**2, 0, None)))
+
+
+def _own_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
+    """Centre [3] and half extents [3] of a geom along its own axes."""
+    kind, size = int(model.geom_type[geom]), model.geom_size[geom]
+    if kind == _MESH:
+        mesh = model.geom_dataid[geom]
+        first = model.mesh_vertadr[mesh]
+        points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+        return (points.min(axis=0) + points.max(axis=0)) / 2, (points.max(axis=0) - points.min(axis=0)) / 2
+    return np.zeros(3), _reach(kind, size, np.eye(3))
