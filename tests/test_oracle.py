@@ -429,17 +429,19 @@ class Comparison:
         want, found = expected.score["worst_spec"], got["worst_spec"]
         own = {s.spec_id: s.threshold for s in self.library if got["robustness"].get(s.spec_id) is not None}
         ratios = {k: (-got["depth"][k], got["robustness"][k] / threshold) for k, threshold in own.items()}
-        if found == want or found != min(ratios, key=lambda k: ratios[k], default=None):
+        its_own = min(ratios, key=lambda k: ratios[k], default=None)
+        if found == want or found != its_own or not {found, want} <= ratios.keys() & expected.ratios.keys():
             yield from unequal("worst_spec", want, found)
-        elif as_bad(expected.ratios[found], expected.ratios[want], same_depth=ratios[found][0] == ratios[want][0]):
+        elif as_bad((ratios[found], ratios[want]), (expected.ratios[found], expected.ratios[want])):
             self.ties += 1
         else:
             yield f"worst_spec: expected {want}, got {found}: {expected.ratios}"
 
 
-def as_bad(a: tuple[float, float], b: tuple[float, float], *, same_depth: bool) -> bool:
-    """Whether rounding decides which is worse: by depth, or by the margin where the depths are the same."""
-    return abs(a[0] - b[0]) <= 1e-5 and (not same_depth or abs(a[1] - b[1]) <= 1e-5)
+def as_bad(*judges: tuple[tuple[float, float], tuple[float, float]]) -> bool:
+    """Whether rounding decides which of two is worse: by depth, or by margin where both judges see one depth."""
+    same_depth = all(a[0] == b[0] for a, b in judges)
+    return all(abs(a[0] - b[0]) <= 1e-5 and (not same_depth or abs(a[1] - b[1]) <= 1e-5) for a, b in judges)
 
 
 def unequal(name: str, want: Any, got: Any) -> Iterator[str]:
@@ -643,7 +645,13 @@ class Author:
 
     def plain(self) -> str:
         gate = self.rng.choice(["", "", *3 * [f"{self.side()} -> "], f"{self.side()} and {self.side()} -> "])
-        return f"{self.always()}({gate}{self.clause()})"
+        inside = self.rng.choice(
+            [*3 * [f"{gate}{self.clause()}"], f"{self.clause()} and {self.clause()}", self.denial()]
+        )
+        return f"{self.always()}({inside})"
+
+    def denial(self) -> str:
+        return f"!({self.signal} {self.rng.choice(['>', '>='])} threshold)"
 
     def formula(self, depth: int) -> str:
         """Anything, with the threshold somewhere; with and without the brackets that precedence makes needless."""

@@ -30,7 +30,7 @@ HOST_FIELDS = {
 
 def full() -> Recording:
     """An episode that has a bit of everything: unknown impulses, nothing gripped, −0.0, widths of zero, host fields."""
-    touching = contacts((0, HAND, BOWL, 5e-324), (2, HAND, DRAWER, 1.7e308))
+    touching = contacts((0, HAND, BOWL, 5e-324), (2, HAND, DRAWER, 1e99))
     return recording(
         3,
         seed=-(2**63),

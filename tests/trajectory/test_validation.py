@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, contacts, episode
+from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode
 from safevla_bench.errors import RecordError
 
 
@@ -52,6 +52,12 @@ BROKEN = {
     "a negative limit": (
         {"joint_torque_limit_nm": (87.0, -1.0), "joint_torque_nm": np.ones((12, 2))},
         (None, "joint_torque_limit_nm", "limits are"),
+    ),
+    "a version that is not read": ({"schema_version": 2}, (None, "schema_version", "version 2")),
+    "an integer of more than 64 bits": ({"seed": 2**63}, (None, "seed", "does not fit 64 bits")),
+    "a body without a name": (
+        {"roles": {**ROLES, "": "furniture"}, "target_object": None},
+        (None, "body_roles", "a body has no name"),
     ),
     "a target of another role": ({"target_object": "plate"}, (None, "target_object", "has the role 'bystander'")),
     "a target without a role": ({"target_object": "cup"}, (None, "target_object", "has no role")),

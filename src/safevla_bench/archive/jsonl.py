@@ -25,8 +25,8 @@ WHOLE = ".json"
 """One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_ZSTD_PIECE = 1 << 12
-"""Compressed bytes at a time: at most some 128 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
+_ZSTD_PIECE = 1 << 10
+"""Compressed bytes at a time: at most some 32 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
 
 
 def read(path: Path) -> Iterator[Batch | RecordError]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import re
 import struct
 import zipfile
 import zlib
@@ -132,31 +134,28 @@ def _refuse(problem: str, remedy: str, field: str) -> NoReturn:
     raise RecordError(problem, remedy=remedy, place=Place(field=field))
 
 
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': *'([^']{1,40})', *'fortran_order': *(True|False), *"
+    rb"'shape': *\(((?:\d{1,15}(?:, ?|(?=\))))*)\),? *\} *\n",
+    re.DOTALL,
+)
+"""What NumPy writes before the numbers of a plain array. NumPy's own reader runs Python's parser over it."""
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
     """One array. Its size is checked against its bytes, so that a header cannot ask for memory that nothing fills."""
     content = archive.read(member)
-    stream = io.BytesIO(content)
-    try:
-        shape, fortran, dtype = _READERS[np.lib.format.read_magic(stream)](stream)
-    except (KeyError, ValueError, OverflowError) as error:
-        _refuse(f"not an array of NumPy: {error}", REMEDY_BROKEN, name)
-    if dtype != _DTYPES[name]:
-        _refuse(f"the type is {dtype}, expected {_DTYPES[name]}", f"Write the array as {_DTYPES[name].name}.", name)
-    held = len(content) - stream.tell()
-    if not all(size >= 0 for size in shape) or _product(shape) * dtype.itemsize != held:
-        _refuse(f"the shape {list(shape)} does not fit {held} bytes", REMEDY_BROKEN, name)
-    flat = np.frombuffer(content, dtype=dtype, offset=stream.tell())
-    return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+    head = _NPY.match(content)
+    if not head:
+        _refuse("not a plain array of NumPy", "Write it with numpy.savez.", name)
+    kind, shape = head[1].decode("latin-1"), [int(size) for size in re.findall(rb"\d+", head[3])]
+    if kind != _DTYPES[name].str:
+        _refuse(f"the type is {kind}, expected {_DTYPES[name].str}", f"Write it as {_DTYPES[name].name}.", name)
+    held = len(content) - head.end()
+    if math.prod(shape) * _DTYPES[name].itemsize != held:
+        _refuse(f"the shape {shape} does not fit {held} bytes", REMEDY_BROKEN, name)
+    flat = np.frombuffer(content, dtype=_DTYPES[name], offset=head.end())
+    return flat.reshape(shape, order="F" if head[2] == b"True" else "C")
 
 
 def _decode(arrays: Arrays) -> Batch:

@@ -81,7 +81,7 @@ def _assemble(recording: Recording) -> Batch:
         body_names=tuple(index),
         body_name=np.arange(len(index), dtype=np.int64),
         body_role=np.array([ROLES.index(role) for role in recording.roles.values()], dtype=np.int8),
-        target=np.array([index.get(recording.header.target_object or "", -1)], dtype=np.int64),
+        target=np.array([_target(recording.header, index)], dtype=np.int64),
         eef_pos_m=_channel(recording.eef_pos_m),
         eef_quat_wxyz=_channel(recording.eef_quat_wxyz),
         body_pos_m=_poses(recording.body_pos_m, recording.pos_bodies, 3),
@@ -123,3 +123,7 @@ def _channel(rows: Floats | None) -> Channel:
 def _poses(rows: Floats | None, bodies: Sequence[int], size: int) -> Poses:
     body = np.array(bodies if rows is not None else (), dtype=np.int64)
     return Poses(_channel(rows), body, np.array([0, len(body)], dtype=np.int64), size)
+
+
+def _target(header: Header, index: Mapping[str, int]) -> int:
+    return -1 if header.target_object is None else index.get(header.target_object, -1)

@@ -13,6 +13,10 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Bools, Channel, Ints, Poses
 from safevla_bench.trajectory.record import ROLES, SCHEMA_VERSION, TARGET, Header
 
+LARGEST = 1e100
+"""Of any number that is judged. No simulator means more, and squares, ratios and sums of such numbers are finite."""
+SHORTEST_DT_S = 1e-9
+
 
 def validate(batch: Batch) -> None:
     """Raise the first `RecordError` of the batch; trust it afterwards."""
@@ -32,6 +36,9 @@ def errors(batch: Batch) -> Iterator[RecordError]:
     yield from _zero_norm(batch, "body_quat_wxyz", batch.body_quat_wxyz.channel, 4)
     yield from _contacts(batch)
     yield from _torques(batch)
+    for name in ("eef_pos_m", "joint_torque_nm"):
+        yield from _bounded(batch, name, getattr(batch, name))
+    yield from _bounded(batch, "body_pos_m", batch.body_pos_m.channel)
 
 
 def _headers(batch: Batch) -> Iterator[RecordError]:
@@ -39,7 +46,7 @@ def _headers(batch: Batch) -> Iterator[RecordError]:
         yield from _integers(header)
         yield from _names(batch, e)
         place = Place(episode=header.episode_id, field="dt")
-        if not (np.isfinite(header.dt) and header.dt > 0):
+        if not SHORTEST_DT_S <= header.dt <= LARGEST:
             remedy = "Write the control step in seconds, above zero."
             yield RecordError(f"dt is {header.dt!r}", remedy=remedy, place=place)
         if batch.lengths[e] < 1:
@@ -87,7 +94,7 @@ def _target(batch: Batch, e: int) -> Iterator[RecordError]:
 
 def _limits(batch: Batch, e: int) -> Iterator[RecordError]:
     limits = batch.headers[e].joint_torque_limit_nm
-    if limits is None or all(np.isfinite(limit) and limit > 0 for limit in limits):
+    if limits is None or all(1 / LARGEST <= limit <= LARGEST for limit in limits):
         return
     place = Place(episode=batch.headers[e].episode_id, field="joint_torque_limit_nm")
     remedy = "Write each joint's limit in N·m, finite and above zero."
@@ -115,6 +122,14 @@ def _finite(batch: Batch, name: str, channel: Channel) -> Iterator[RecordError]:
         yield RecordError(f"{channel.values[bad[0]]} is not a finite number", remedy=remedy, place=place)
 
 
+def _bounded(batch: Batch, name: str, channel: Channel) -> Iterator[RecordError]:
+    bad = np.flatnonzero(np.abs(channel.values) > LARGEST)
+    if len(bad):
+        place = _named(batch, name, channel, int(bad[0]))
+        remedy = f"Write metres and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
+        yield RecordError(f"{channel.values[bad[0]]} is beyond any scene", remedy=remedy, place=place)
+
+
 def _named(batch: Batch, name: str, channel: Channel, item: int) -> Place:
     """The place of a flat item; of a pose, with the body's name."""
     place = _place(batch, channel, item, name)
@@ -139,6 +154,7 @@ def _contacts(batch: Batch) -> Iterator[RecordError]:
     contacts = batch.contacts
     yield from _contact_rule(batch, ~np.isfinite(contacts.force_n), "force_n", "is not a finite number")
     yield from _contact_rule(batch, contacts.force_n < 0, "force_n", "is negative")
+    yield from _contact_rule(batch, contacts.force_n > LARGEST, "force_n", "is beyond any scene")
     yield from _contact_rule(batch, np.isinf(contacts.impulse_ns), "impulse_ns", "is not a finite number")
     yield from _contact_rule(batch, contacts.impulse_ns < 0, "impulse_ns", "is negative")
     own = np.flatnonzero(contacts.a == contacts.b)

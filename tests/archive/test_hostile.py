@@ -1,0 +1,404 @@
+"""Thousands of malformed records: each is read rightly, or refused by a typed error that names its place and a remedy.
+
+A fault is planted at a place that is known, so that the place of the error can be compared with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
+from safevla_bench.archive import encode, open_archive, write
+from safevla_bench.archive.decoding import decode
+from safevla_bench.errors import RecordError, SafevlaError
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import Batch
+
+ID = "libero-goal/task_8/ep_000"
+LIBRARY, TASKS = library(), registry()
+Path = tuple[str | int, ...]
+FORMS = [".jsonl", ".jsonl.zst", ".npz", ".parquet"]
+
+
+def whole() -> dict[str, Any]:
+    """A record with every field of the schema, and host-specific ones at every level."""
+    batch = episode(
+        3,
+        joint_torque_limit_nm=(87.0, 12.0),
+        joint_torque_nm=np.ones((3, 2)),
+        contacts=contacts((1, HAND, BOWL, 3.0), (2, BOWL, DRAWER, 4.0)),
+        gripped=np.array([-1, BOWL, BOWL]),
+        sim_state=np.ones((3, 2)),
+        action=np.ones((2, 2)),
+        instruction="lift",
+        seed=1,
+        env_seed=2,
+        init_state_index=3,
+        horizon=4,
+        outcome="success",
+        embodiment="Panda",
+        versions={"mujoco": "3.3"},
+        dropped_pairs=(("hand", "link7"),),
+    )
+    tree: dict[str, Any] = {"schema_version": 1, **json.loads(encode(batch)), "mine": {"deep": [1, {"x": 2.5}]}}
+    tree["steps"][1]["contacts"][0] |= {"impulse_ns": 0.5, "geom": "g"}
+    tree["steps"][2]["camera"] = [0.0, 1.0]
+    return tree
+
+
+WHOLE = whole()
+
+
+def walk(tree: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """Every value of a tree with its path."""
+    yield path, tree
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield from walk(value, (*path, key))
+
+
+PLACES = [(path, value) for path, value in walk(WHOLE) if path]
+SCHEMA_PLACES = [(path, value) for path, value in PLACES if not {"mine", "camera", "geom"} & set(path)]
+"""All but host-specific fields, which may hold anything."""
+
+
+def at(tree: Any, path: Path) -> Any:
+    for part in path:
+        tree = tree[part]
+    return tree
+
+
+def planted(path: Path, value: object) -> dict[str, Any]:
+    """The record with another value at a path."""
+    tree = copy.deepcopy(WHOLE)
+    at(tree, path[:-1])[path[-1]] = value
+    return tree
+
+
+MARK = "«here»"
+
+
+def spliced(path: Path, text: str) -> bytes:
+    """The record as JSON text with other text in the place of a value."""
+    whole_text = json.dumps(planted(path, MARK), ensure_ascii=False)
+    return whole_text.replace(f'"{MARK}"', text).encode("utf-8", "surrogatepass")
+
+
+def place(path: Path) -> tuple[int | None, str | None]:
+    """Step and field as an error names them."""
+    step, rest = (path[1], path[2:]) if path[0] == "steps" and len(path) > 1 else (None, path)
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).removeprefix(".")
+    assert not isinstance(step, str)
+    return step, field or None
+
+
+def taken(line: bytes) -> Batch | RecordError:
+    """What a reader makes of a line; an episode can be written again."""
+    try:
+        batch = decode(line)
+    except RecordError as error:
+        return error
+    assert same_bits(decode(encode(batch)), batch)
+    return batch
+
+
+def refused(line: bytes, problem: str, path: Path | None = None) -> RecordError:
+    """The error of a line that must be refused, at the place where the fault is."""
+    error = taken(line)
+    assert isinstance(error, RecordError), line[:200]
+    assert error.remedy
+    assert str(error).encode()
+    assert re.search(problem, str(error)), (str(error), problem)
+    if path is not None:
+        assert (error.place.step, error.place.field) == place(path), str(error)
+        assert error.place.episode == ID or path == ("episode_id",), str(error)
+    return error
+
+
+def judged(batch: Batch) -> None:
+    """A verdict without a number that is none, or a typed error. Warnings are errors in this suite."""
+    try:
+        scores = score(batch, LIBRARY, TASKS, missing="deactivate")
+    except SafevlaError:
+        return
+    assert not np.isinf(scores.rho).any()
+    assert np.nanmax(scores.depth, initial=0.0) <= 1.0
+    assert scores.episode(0).safe == (not (scores.episode(0).vsi > 0))
+
+
+NUMBERS = [(path, value) for path, value in PLACES if isinstance(value, int | float) and not isinstance(value, bool)]
+TEXTS = [(path, value) for path, value in PLACES if isinstance(value, str)]
+OBJECTS = [((), WHOLE)] + [(path, value) for path, value in PLACES if isinstance(value, dict)]
+
+
+def test_the_record_itself_is_right():
+    assert isinstance(taken(json.dumps(WHOLE).encode()), Batch)
+    assert len(PLACES) > 150
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
+def test_a_literal_that_is_no_number_is_refused_where_it_stands(literal):
+    for path, _ in PLACES:
+        refused(spliced(path, literal), f"{literal} is not a JSON number", path)
+
+
+def test_a_number_too_large_for_a_float_is_refused_where_it_stands():
+    for path, value in NUMBERS:
+        if isinstance(value, float):
+            error = refused(spliced(path, "1e999"), r"is inf|inf is|limits are|not a finite number")
+            limits = path[0] == "joint_torque_limit_nm"
+            assert (error.place.step, error.place.field) == place(path[:1] if limits else path)
+            if (path, value) in SCHEMA_PLACES:
+                refused(spliced(path, "9" * 400), "Number out of range", path)
+
+
+def test_an_integer_of_any_length_is_refused_or_kept():
+    for path, value in NUMBERS:
+        for digits in (19, 30, 300, 5000):
+            found = taken(spliced(path, "-" + "9" * digits))
+            host_field = (path, value) not in SCHEMA_PLACES
+            if isinstance(value, int) and not host_field:
+                assert isinstance(found, RecordError)
+                assert digits == 5000 or found.place.episode == ID
+            elif host_field and digits < 5000:  # more digits than Python reads
+                assert isinstance(found, Batch)
+
+
+def test_a_repeated_key_is_refused_at_every_depth():
+    for path, value in OBJECTS:
+        assert isinstance(value, dict)
+        for key in value:
+            inner = json.dumps({**value, "\x7f": 0})[:-1] + f", {json.dumps(key)}: {json.dumps(value[key])}}}"
+            line = spliced(path, inner) if path else inner.encode()
+            refused(line, "is repeated", (*path, key))
+
+
+def test_a_repeated_key_hides_no_other_fault_and_takes_no_time():
+    many = ",".join(f'"{k}":NaN' for k in range(100_000))
+    refused(f'{{"episode_id": "x", "a": {{{many}, "99999": 1}}}}'.encode(), "'99999' is repeated")
+    refused(b'{"a": {"b": NaN}, "a": {"b": 1, "b": 2}}', "'a' is repeated")
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "a\\udc80b", "\\udc00\\ud800"])
+def test_half_a_surrogate_pair_is_refused_where_it_stands(half):
+    for path, _ in TEXTS:
+        refused(spliced(path, f'"{half}"'), "half a surrogate pair", path)
+    for path, value in OBJECTS:
+        assert isinstance(value, dict)
+        inner = json.dumps(value)[:-1] + f', "{half}": 1}}'
+        refused(spliced(path, inner) if path else inner.encode(), "half a surrogate pair")
+
+
+def test_a_surrogate_pair_is_a_character():
+    found = taken(spliced(("instruction",), '"\\ud83d\\ude00"'))
+    assert isinstance(found, Batch)
+    assert found.headers[0].instruction == "😀"
+
+
+def test_bytes_that_are_no_text_are_refused():
+    for path, _ in TEXTS:
+        line = spliced(path, '"\ud800"')  # a surrogate as three bytes of would-be UTF-8
+        refused(line, "not UTF-8 at byte")
+
+
+@pytest.mark.parametrize("depth", [70, 800, 100_000])
+@pytest.mark.parametrize("brackets", ["[]", '{"a":}'])
+def test_deep_nesting_is_refused_everywhere(depth, brackets):
+    opening, closing = brackets[:-1], brackets[-1]
+    nest = opening * depth + ("1" if opening != "[" else "") + closing * depth
+    host_fields: list[Path] = [("mine",), ("steps", 1, "camera"), ("steps", 1, "contacts", 0, "geom")]
+    for path in [*(path for path, _ in PLACES[::12]), *host_fields]:
+        error = refused(spliced(path, nest), r"deep|Expected")
+        assert error.place.episode == ID or path == ("episode_id",)
+
+
+VALUES = [None, True, False, 0, -1, 1.5, 1e308, -1e308, 5e-324, -0.0, 2**63, "", "x", "plate"]
+VALUES += [[], {}, [[]], [None], {"": 1}]
+
+
+def test_any_value_in_any_place_is_read_rightly_or_refused_there():
+    accepted = 0
+    for path, was in PLACES:
+        for value in VALUES:
+            found = taken(json.dumps(planted(path, value)).encode())
+            accepted += isinstance(found, Batch)
+            if isinstance(found, RecordError):
+                assert found.place.episode == ID or path == ("episode_id",), (path, value)
+                wrong = {type(was), type(value)} not in ({int, float}, {float}, {int}, {str}) and value is not None
+                if wrong and path[0] == "steps" and len(path) > 1:
+                    assert found.place.step is not None, (path, value, str(found))
+    assert accepted > 500
+    assert len(PLACES) * len(VALUES) - accepted > 1000
+
+
+def test_a_value_of_the_wrong_type_is_refused_exactly_there():
+    """Body names too, which the reader of types does not say."""
+    for path, value in SCHEMA_PLACES:
+        foreign: object = "5" if type(value) in (int, float) else 5
+        refused(json.dumps(planted(path, foreign)).encode(), "Expected|Invalid enum", path)
+
+
+def test_a_bool_is_no_number_and_a_number_no_bool():
+    for path, value in SCHEMA_PLACES:
+        if isinstance(value, bool):
+            refused(json.dumps(planted(path, 1)).encode(), "Expected `bool`, got `int`", path)
+        elif isinstance(value, int | float):
+            refused(json.dumps(planted(path, True)).encode(), r"Expected `(int|float)( \| null)?`, got `bool`", path)
+
+
+def test_null_for_a_family_is_refused_there():
+    for path, _ in SCHEMA_PLACES:
+        if path[0] == "steps" and len(path) == 3 and path[2] != "gripped_body":
+            refused(json.dumps(planted(path, None)).encode(), "got `null`", path)
+
+
+def test_a_family_missing_in_one_step_is_refused_there():
+    for path, _ in SCHEMA_PLACES:
+        if path[0] == "steps" and len(path) == 3 and path[2] not in ("t", "gripped_body"):
+            tree = copy.deepcopy(WHOLE)
+            del at(tree, path[:-1])[path[-1]]
+            error = refused(json.dumps(tree).encode(), r"missing from step|appears at step")
+            assert error.place.field == path[2]
+
+
+def test_lists_of_the_wrong_length_are_refused_in_their_step():
+    for path, value in SCHEMA_PLACES:
+        if isinstance(value, list) and path[0] == "steps" and len(path) > 1 and "contacts" not in path:
+            for wrong in (value[:-1], [*value, 1.0]):
+                error = refused(json.dumps(planted(path, wrong)).encode(), "length|numbers|torques")
+                assert error.place.field is not None
+                assert error.place.field.startswith(str(path[2]))
+
+
+def test_a_text_cut_off_anywhere_is_refused_and_names_its_episode():
+    text, rng = json.dumps({"episode_id": ID, **WHOLE}).encode(), random.Random(1)
+    for end in [*range(1, 60), *(rng.randrange(len(text)) for _ in range(150))]:
+        error = refused(text[:end], "malformed JSON|not UTF-8")
+        assert error.place.episode == (ID if end > text.index(ID.encode()) + len(ID) + 1 else error.place.episode)
+
+
+def test_a_text_with_other_bytes_in_it_is_read_or_refused():
+    text, rng = bytearray(json.dumps(WHOLE).encode()), random.Random(2)
+    for _ in range(600):
+        other = bytearray(text)
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            other[rng.randrange(len(other))] = rng.choice(b'"\\{}[]:,.-+eE019 \x00\xff\n\tntf')
+        found = taken(bytes(other))
+        if isinstance(found, Batch):
+            judged(found)
+
+
+STRANGE = [
+    "\x00",
+    "a\x1b[2J\x07",
+    "‮evil‬",
+    "../../etc/passwd",
+    "a" * 10_000,
+    "é\u0301" * 5_000,
+    " ",
+    "\ufeff",
+    "\U0010ffff",
+    "<script>alert(1)</script>",
+    "${HOME}`id`'\"\\",
+    "NaN",
+    "null",
+    "a.b[0]",
+    "\u2028\n",
+]
+
+
+@pytest.mark.parametrize("name", STRANGE, ids=[ascii(name)[1:12] for name in STRANGE])
+def test_a_strange_name_of_an_episode_a_task_or_a_body_is_kept_and_named(name, tmp_path):
+    text = json.dumps(WHOLE).replace('"bowl"', json.dumps(name)).replace('"lift"', json.dumps(name))
+    tree = {**json.loads(text), "episode_id": name, "policy": name}
+    batch = taken(json.dumps(tree).encode())
+    assert isinstance(batch, Batch)
+    judged(batch)
+    for suffix in FORMS:
+        write(tmp_path / f"x{suffix}", batch)
+        assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
+    tree["steps"][1]["body_pos_m"][name][2] = "x"
+    error = refused(json.dumps(tree).encode(), "Expected `float`, got `str`")
+    assert error.place.step == 1
+    assert error.place.field is not None
+    assert error.place.field.endswith("[2]")
+    del tree["body_roles"][name]
+    tree["steps"][1]["body_pos_m"][name][2] = 0.0
+    refused(json.dumps(tree).encode(), "has no role|appears|missing")
+
+
+def test_an_empty_name_is_refused_for_episode_benchmark_task_and_body():
+    for field in ("episode_id", "benchmark", "task_id"):
+        refused(json.dumps(planted((field,), "")).encode(), "length >= 1", (field,))
+    tree = json.loads(json.dumps(WHOLE).replace('"plate"', '""'))
+    refused(json.dumps(tree).encode(), "a body has no name", ("body_roles",))
+    tree["target_object"] = None
+    refused(json.dumps(tree).encode(), "a body has no name", ("body_roles",))
+
+
+def test_a_version_that_is_not_ours_is_refused():
+    for version in (2, 0, -1, 10**6, 2**63):
+        refused(json.dumps(planted(("schema_version",), version)).encode(), "version|64 bits", ("schema_version",))
+
+
+def test_a_hundred_thousand_contacts_in_a_step_are_judged(tmp_path):
+    tree = copy.deepcopy(WHOLE)
+    one = {"a": "hand", "b": "bowl", "force_n": 1.0}
+    tree["steps"][1]["contacts"] = [{**one, "force_n": k / 1000} for k in range(100_000)]
+    batch = decode(json.dumps(tree).encode())
+    found = score(batch, LIBRARY, TASKS).episode(0)
+    assert found.extreme["max_contact_force_under_200N"] == 99.999
+    for suffix in FORMS:
+        write(tmp_path / f"x{suffix}", batch)
+        assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
+    tree["steps"][1]["contacts"][77_777]["b"] = "nobody"
+    refused(json.dumps(tree).encode(), "'nobody' has no role", ("steps", 1, "contacts", 77_777, "b"))
+
+
+def test_ten_thousand_bodies_are_judged():
+    tree = copy.deepcopy(WHOLE)
+    crowd = {f"body {k}": "bystander" for k in range(10_000)}
+    tree["body_roles"] |= crowd
+    for step in tree["steps"]:
+        step["body_pos_m"] |= {name: [0.0, 0.0, 0.0] for name in crowd}
+    judged(decode(json.dumps(tree).encode()))
+    tree["steps"][2]["body_pos_m"]["body 9999"][1] = "x"
+    refused(json.dumps(tree).encode(), "Expected `float`", ("steps", 2, "body_pos_m", "body 9999", 1))
+
+
+JUDGED = {"eef_pos_m", "body_pos_m", "contacts", "joint_torque_nm"}
+
+
+def test_numbers_beyond_any_scene_are_refused_where_they_stand():
+    for path, value in SCHEMA_PLACES:
+        if isinstance(value, float) and path[0] == "steps" and path[-1] != "impulse_ns" and JUDGED & set(path):
+            refused(json.dumps(planted(path, 1e308)).encode(), "is beyond any scene", path)
+            refused(json.dumps(planted(path, 1.1e100)).encode(), "is beyond any scene", path)
+    for dt in (1e308, 5e-324, 1e-120):
+        refused(json.dumps(planted(("dt",), dt)).encode(), "dt is", ("dt",))
+    for limit in (1e308, 5e-324):
+        refused(json.dumps(planted(("joint_torque_limit_nm", 0), limit)).encode(), "the limits are")
+
+
+def test_the_largest_numbers_that_are_accepted_are_judged():
+    """Squares, quotients and sums of them are numbers: a warning would fail the suite."""
+    for path, value in SCHEMA_PLACES:
+        if not isinstance(value, float) or path[0] != "steps":
+            continue
+        for huge in (1e100, 5e-324) if JUDGED & set(path) else (1e308, -1e308, 5e-324):
+            found = taken(json.dumps(planted(path, huge)).encode())
+            assert isinstance(found, Batch)
+            judged(found)
+    force = decode(json.dumps(planted(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
+    found = score(force, LIBRARY, TASKS).episode(0)
+    assert (found.safe, found.depth["max_contact_force_under_200N"]) == (False, 1.0)

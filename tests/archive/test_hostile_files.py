@@ -1,0 +1,398 @@
+"""Damaged and hostile files of every form: a typed error with the place and a remedy, and never other episodes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from builders import BOWL, HAND, contacts, episode, same_bits
+from safevla_bench.archive import open_archive, read, write
+from safevla_bench.errors import RecordError
+from safevla_bench.trajectory import Batch
+
+ID = "libero-goal/task_8/ep_000"
+HOST_FIELDS = {"header": {"note": 1}, "steps": {"1": {"rgb": [1, 2.5]}}, "contacts": {"0": {"geom": "g"}}}
+
+
+def plain() -> Batch:
+    return episode(
+        3,
+        contacts=contacts((1, HAND, BOWL, 3.0), (1, BOWL, HAND, 4.0)),
+        gripped=np.array([-1, BOWL, BOWL]),
+        extra=HOST_FIELDS,
+    )
+
+
+def damaged(rng: random.Random, good: bytes) -> bytes:
+    """The bytes cut off, with a bit turned over, or with some replaced, added or lost."""
+    at = rng.randrange(len(good))
+    match rng.randrange(3):
+        case 0:
+            return good[:at]
+        case 1:
+            return good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :]
+    return good[:at] + rng.randbytes(rng.randrange(20)) + good[at + rng.randrange(20) :]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".jsonl.gz", ".jsonl.zst"])
+def test_a_damaged_file_is_a_typed_error_or_harmless_and_never_another_episode(tmp_path, suffix):
+    path, rng = tmp_path / f"x{suffix}", random.Random(5)
+    write(path, plain())
+    good, refused = path.read_bytes(), 0
+    for _ in range(400):
+        path.write_bytes(damaged(rng, good))
+        for found in read([path]):
+            if isinstance(found, RecordError):
+                refused += 1
+                assert found.place.file == str(path)
+                assert found.remedy
+            else:
+                assert same_bits(found, plain())
+    assert refused > 250
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".json", ".jsonl.gz"])
+def test_a_folder_or_a_missing_file_under_the_name_is_a_typed_error(tmp_path, suffix):
+    (tmp_path / f"x{suffix}").mkdir()
+    for name in ("x", "y"):
+        with pytest.raises(RecordError, match=r"No such file|Is a directory"):
+            open_archive(tmp_path / f"{name}{suffix}")
+
+
+# NPZ
+
+
+def members(path: Path) -> dict[str, np.ndarray]:
+    write(path, plain())
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in arrays}
+
+
+def saved(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Whatever the arrays are, with a header that names them."""
+    if "header" in arrays and arrays["header"].tobytes().startswith(b"{"):
+        header = {**json.loads(arrays["header"].tobytes()), "arrays": sorted(arrays.keys() - {"header"})}
+        arrays = {**arrays, "header": text(header)}
+    np.savez(path, **arrays)
+
+
+def text(tree: object) -> np.ndarray:
+    return np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
+
+
+def with_header(**changes: object):
+    return lambda arrays: {"header": text({**json.loads(arrays["header"].tobytes()), **changes})}
+
+
+def with_extra(extra: object):
+    return lambda arrays: {"extra": text(extra)}
+
+
+NPZ = {
+    "a type too small": (lambda a: {"eef_pos_m": a["eef_pos_m"].astype("f4")}, "eef_pos_m", "the type is <f4"),
+    "the other byte order": (lambda a: {"eef_pos_m": a["eef_pos_m"].astype(">f8")}, "eef_pos_m", "the type is >f8"),
+    "integers for truths": (lambda a: {"gripper_contact": np.ones(3, "i8")}, "gripper_contact", "the type is <i8"),
+    "a byte that is no truth": (
+        lambda a: {"gripper_contact": np.array([0, 1, 2], "u1").view("?")},
+        "gripper_contact",
+        "neither 0 nor 1",
+    ),
+    "objects": (lambda a: {"eef_pos_m": np.array([{}, None, "x"], dtype=object)}, "eef_pos_m", "the type is .O"),
+    "texts": (lambda a: {"header": np.array("x" * 9)}, "header", "the type is <U9"),
+    "another shape": (lambda a: {"eef_pos_m": np.ones((3, 2))}, "eef_pos_m", r"the shape is \[3, 2\]"),
+    "another length": (lambda a: {"action": np.ones((3, 7))}, "action", r"expected \[2, any\]"),
+    "a number": (lambda a: {"eef_pos_m": np.array(1.0)}, "eef_pos_m", r"the shape is \[\]"),
+    "bodies as a table": (lambda a: {"pos_bodies": np.ones((3, 1), "i8")}, "pos_bodies", "one number a body"),
+    "a body beyond the table": (lambda a: {"pos_bodies": np.array([0, 1, 5])}, "pos_bodies", "5 is not between 0"),
+    "a body before the table": (lambda a: {"contacts.a": np.array([1, -1])}, "contacts.a", "-1 is not between"),
+    "a body twice": (lambda a: {"pos_bodies": np.array([0, 1, 0])}, "pos_bodies", "a body is repeated"),
+    "something below nothing gripped": (
+        lambda a: {"gripped_body": np.array([0, -2, 0])},
+        "gripped_body",
+        "-2 is not between -1",
+    ),
+    "a contact beyond the end": (lambda a: {"contacts.step": np.array([1, 3])}, "contacts.step", "3 is not between"),
+    "contacts out of order": (lambda a: {"contacts.step": np.array([1, 0])}, "contacts.step", "order of their steps"),
+    "columns of two lengths": (lambda a: {"contacts.force_n": np.ones(3)}, "contacts", "differ in length"),
+    "a column that is a number": (lambda a: {"contacts.force_n": np.array(1.0)}, "contacts", "no list of numbers"),
+    "not a number": (lambda a: {"contacts.force_n": np.array([1, np.nan])}, "contacts[1].force_n", "not a finite"),
+    "an unknown array": (lambda a: {"rgb": np.ones(3)}, "rgb", "no array of a record"),
+    "an empty header": (lambda a: {"header": np.empty(0, "u1")}, None, "malformed JSON"),
+    "a header that is a list": (lambda a: {"header": text([])}, None, "an episode is a JSON object"),
+    "no records": (with_header(records=0), "records", "Expected `int` >= 1"),
+    "records without end": (with_header(records=10**9), "records", "<= 10000000"),
+    "an unknown field": (with_header(mine=1), None, "unknown field `mine`"),
+    "a wrong type": (with_header(success=1), "success", "Expected `bool`"),
+    "an unknown role": (with_header(body_roles={"a": "lamp"}), "body_roles.a", "Invalid enum value"),
+    "a foreign target": (with_header(target_object="plate"), "target_object", "has the role 'bystander'"),
+    "a newer version": (with_header(schema_version=2), "schema_version", "version 2"),
+    "host fields as a list": (with_extra([]), None, "is a JSON object"),
+    "host fields of another level": (with_extra({"top": {}}), "extra", "header, steps and contacts only"),
+    "host fields over the schema's": (with_extra({"header": {"dt": 9}}), "extra", "'dt' is a field of the schema"),
+    "host fields of no step": (with_extra({"steps": {"3": {"x": 1}}}), "extra", "steps has no '3'"),
+    "host fields of step 01": (with_extra({"steps": {"01": {"x": 1}}}), "extra", "steps has no '01'"),
+    "host fields of step ²": (with_extra({"steps": {"²": {"x": 1}}}), "extra", "steps has no '²'"),
+    "host fields of no contact": (with_extra({"contacts": {"2": {"x": 1}}}), "extra", "contacts has no '2'"),
+    "host fields that are none": (with_extra({"steps": {"0": 3}}), "extra", "are an object"),
+    "steps that are none": (with_extra({"steps": 3}), "extra", "steps is an object"),
+    "an infinite host field": (
+        lambda a: {"extra": np.frombuffer(b'{"header": {"x": [1e999]}}', "u1")},
+        "extra.header.x[0]",
+        "not a finite number",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", NPZ)
+def test_a_faulty_npz_file_is_refused_at_its_place(tmp_path, fault):
+    change, field, problem = NPZ[fault]
+    path = tmp_path / "x.npz"
+    arrays = members(path)
+    saved(path, {**arrays, **change(arrays)})
+    with pytest.raises(RecordError, match=problem) as raised:
+        open_archive(path)
+    assert (raised.value.place.file, raised.value.place.field) == (str(path), field)
+    assert raised.value.remedy
+
+
+@pytest.mark.parametrize("lost", ["pos_bodies", "body_pos_m", "contacts.a", "header"])
+def test_an_array_that_another_needs_is_missed(tmp_path, lost):
+    arrays = members(tmp_path / "x.npz")
+    saved(tmp_path / "x.npz", {name: array for name, array in arrays.items() if name != lost})
+    with pytest.raises(RecordError, match=r"go together|is missing"):
+        open_archive(tmp_path / "x.npz")
+
+
+def test_an_array_that_was_lost_does_not_look_as_if_never_recorded(tmp_path):
+    arrays = members(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", **{name: array for name, array in arrays.items() if name != "gripper_contact"})
+    with pytest.raises(RecordError, match="the header names others"):
+        open_archive(tmp_path / "x.npz")
+
+
+def test_nothing_pickled_is_ever_loaded(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    arrays = members(tmp_path / "x.npz")
+    for name in ("header", "action", "contacts.a"):
+        np.savez(tmp_path / "x.npz", **{**arrays, name: np.array([Trap()], dtype=object)})
+        with pytest.raises(RecordError, match=r"the type is \|O"):
+            open_archive(tmp_path / "x.npz")
+
+
+def test_arrays_in_the_other_memory_order_and_compressed_by_numpy_are_read(tmp_path):
+    arrays = members(tmp_path / "x.npz")
+    np.savez_compressed(tmp_path / "x.npz", **{name: np.asfortranarray(array) for name, array in arrays.items()})
+    assert same_bits(open_archive(tmp_path / "x.npz"), plain())
+
+
+@contextmanager
+def little_memory(limit: int) -> Iterator[None]:
+    """What is done inside takes less than so many bytes at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+def npy(shape: str, content: bytes = b"") -> bytes:
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    head += b" " * (-(len(head) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + content
+
+
+@pytest.mark.parametrize(
+    "shape", ["(10**15,)", "(1000000000000000,)", "(-1, 3)", "(3,", "'x'", "(2, 99999999)", "(1.5,)"]
+)
+def test_a_header_of_numpy_cannot_ask_for_memory_that_nothing_fills(tmp_path, shape):
+    write(tmp_path / "x.npz", plain())
+    with zipfile.ZipFile(tmp_path / "x.npz") as good, zipfile.ZipFile(tmp_path / "y.npz", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, npy(shape, b"\0" * 16) if name == "eef_pos_m.npy" else good.read(name))
+    with little_memory(1 << 20), pytest.raises(RecordError) as raised:
+        open_archive(tmp_path / "y.npz")
+    assert raised.value.place.field == "eef_pos_m"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_given_twice_is_refused(tmp_path):
+    write(tmp_path / "x.npz", plain())
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("action.npy", npy("(0,)"))
+    with pytest.raises(RecordError, match="the array 'action' is repeated"):
+        open_archive(tmp_path / "x.npz")
+
+
+# Bombs
+
+
+def bomb(suffix: str, size: int) -> bytes:
+    """A file of few bytes that unpacks to `size` bytes, or says so."""
+    zeros = b'{"episode_id": "boom", "x": "' + b"0" * size
+    match suffix:
+        case ".jsonl.gz":
+            return gzip.compress(zeros)
+        case ".jsonl.zst":
+            return zstandard.ZstdCompressor().compress(zeros)
+        case ".npz":
+            sink = io.BytesIO()
+            with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("header.npy", zeros)
+            return sink.getvalue()
+    return zeros
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz"])
+def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 1 << 20)
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(bomb(suffix, 1 << 26))
+    with little_memory(1 << 25), pytest.raises(RecordError, match="holds more than 1 MiB") as raised:
+        open_archive(path)
+    assert raised.value.place.file == str(path)
+
+
+def test_a_row_group_too_large_is_refused_by_what_the_file_says(tmp_path, monkeypatch):
+    write(tmp_path / "x.parquet", episode(300))
+    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 1 << 16)
+    with pytest.raises(RecordError, match="a row group holds more than"):
+        open_archive(tmp_path / "x.parquet")
+
+
+# Parquet
+
+
+def rows(path: Path) -> pa.Table:
+    write(path, plain())
+    return pq.read_table(path)
+
+
+def put(column: str, value: object):
+    """The column with another value, of the same type."""
+
+    def change(table: pa.Table) -> pa.Table:
+        at = table.schema.get_field_index(column)
+        return table.set_column(at, column, pa.array([value], table.schema.field(column).type))
+
+    return change
+
+
+def typed(column: str, value: object):
+    def change(table: pa.Table) -> pa.Table:
+        return table.set_column(table.schema.get_field_index(column), column, pa.array([value]))
+
+    return change
+
+
+def contact(**changes: object) -> dict[str, object]:
+    return {"a": 1, "b": 2, "force_n": 1.0, "impulse_ns": None, **changes}
+
+
+def body(name: str | None, role: str | None = "robot") -> dict[str, object]:
+    return {"name": name, "role": role}
+
+
+PARQUET = {
+    "a column lost": (lambda t: t.drop_columns(["dt"]), None, "dt", "the column 'dt' is missing"),
+    "an unknown column": (lambda t: t.append_column("mine", [[1]]), None, "mine", "no column of a record"),
+    "a column twice": (lambda t: t.append_column("dt", [[0.1]]), None, "dt", "the column 'dt' is repeated"),
+    "another type": (typed("dt", "0.05"), None, "dt", "the column has the type string"),
+    "a type too small": (
+        lambda t: t.set_column(5, "dt", pa.array([0.5], pa.float32())),
+        None,
+        "dt",
+        "the column has the type float",
+    ),
+    "a family of another depth": (typed("eef_pos_m", [0.5]), None, "eef_pos_m", "expected list"),
+    "no id": (put("episode_id", None), None, None, "missing required field `episode_id`"),
+    "no step": (put("dt", None), None, None, "missing required field `dt`"),
+    "no records": (put("records", None), None, "records", "Expected `int`, got `null`"),
+    "records without end": (put("records", 2**62), None, "records", "<= 10000000"),
+    "a body without a name": (put("bodies", [body(None)]), None, "bodies", "null or repeated"),
+    "a body that is null": (put("bodies", [None]), None, "bodies", "null or repeated"),
+    "a body without a role": (put("bodies", [body("x", None)]), None, "body_roles.x", "Expected `str`, got `null`"),
+    "a body twice": (put("bodies", [body("x"), body("x")]), None, "bodies", "null or repeated"),
+    "a version twice": (put("versions", [("a", "1"), ("a", "2")]), None, "versions", "null or repeated"),
+    "a pair of three": (put("dropped_pairs", [["a", "b", "c"]]), None, "dropped_pairs[0]", "length 2"),
+    "a null in a family": (put("eef_pos_m", [[0.0, 0.0, None]] * 3), None, "eef_pos_m", "a value is null"),
+    "a null for a step": (put("eef_pos_m", [None] * 3), None, "eef_pos_m", "a value is null"),
+    "steps of two widths": (put("joint_torque_nm", [[0.0], [0.0], [0.0, 1.0]]), 2, "joint_torque_nm", "2 values, 1"),
+    "bodies of two widths": (
+        put("body_pos_m", [[[0.0] * 3] * 3, [[0.0] * 3, [0.0] * 2, [0.0] * 3], [[0.0] * 3] * 3]),
+        1,
+        "body_pos_m",
+        "2 values, 3 in step 0",
+    ),
+    "another width": (put("eef_pos_m", [[0.0] * 2] * 3), None, "eef_pos_m", r"the shape is \[3, 2\]"),
+    "a step too few": (put("eef_pos_m", [[0.0] * 3] * 2), None, "eef_pos_m", r"the shape is \[2, 3\]"),
+    "no steps": (put("eef_pos_m", []), None, "eef_pos_m", r"the shape is \[0, 3\]"),
+    "not a number": (put("eef_pos_m", [[0.0] * 3, [0.0, float("nan"), 0.0], [0.0] * 3]), 1, "eef_pos_m[1]", "nan"),
+    "poses of nobody": (put("pos_bodies", None), None, "body_pos_m", "go together"),
+    "a foreign body": (put("pos_bodies", [0, 1, 7]), None, "pos_bodies", "7 is not between"),
+    "a null body": (put("pos_bodies", [0, 1, None]), None, "pos_bodies", "a value is null"),
+    "a truth that is null": (put("gripper_contact", [True, None, True]), None, "gripper_contact", "a value is null"),
+    "a negative place": (put("gripped_body", [0, -1, None]), None, "gripped_body", "a place is negative"),
+    "a place beyond": (put("gripped_body", [0, 9, None]), None, "gripped_body", "9 is not between"),
+    "contacts of fewer steps": (put("contacts", [[]]), None, "contacts", "1 steps, expected 3"),
+    "contacts that are null": (put("contacts", [[], None, []]), None, "contacts", "a value is null"),
+    "a contact that is null": (put("contacts", [[], [None], []]), None, "contacts", "a value is null"),
+    "a contact of nobody": (put("contacts", [[], [contact(a=None)], []]), None, "contacts.a", "a value is null"),
+    "a contact of a foreigner": (put("contacts", [[], [contact(b=5)], []]), None, "contacts.b", "5 is not between"),
+    "a force below zero": (put("contacts", [[], [contact(force_n=-1.0)], []]), 1, "contacts[0].force_n", "negative"),
+    "an impulse that is no number": (
+        put("contacts", [[], [contact(impulse_ns=float("nan"))], []]),
+        None,
+        "contacts.impulse_ns",
+        "nan is not a finite number",
+    ),
+    "host fields that are no JSON": (put("extra", "{"), None, None, "malformed JSON"),
+    "host fields of no step": (put("extra", '{"steps": {"9": {"x": 1}}}'), None, "extra", "steps has no '9'"),
+}
+
+
+@pytest.mark.parametrize("fault", PARQUET)
+def test_a_faulty_parquet_file_is_refused_at_its_place(tmp_path, fault):
+    change, step, field, problem = PARQUET[fault]
+    path = tmp_path / "x.parquet"
+    pq.write_table(change(rows(path)), path)
+    with pytest.raises(RecordError, match=problem) as raised:
+        open_archive(path)
+    place = raised.value.place
+    assert (place.file, place.step, place.field) == (str(path), step, field)
+    assert place.episode in (ID, None)
+    assert raised.value.remedy
+
+
+def test_a_text_that_is_not_utf_8_spares_the_other_rows(tmp_path):
+    path = tmp_path / "x.parquet"
+    table = rows(path)
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    good = put("episode_id", "other")(table)
+    pq.write_table(pa.concat_tables([table.set_column(1, "episode_id", broken), good]), path)
+    found = list(read([path]))
+    assert isinstance(found[0], RecordError)
+    assert "not UTF-8" in str(found[0])
+    assert isinstance(found[1], Batch)
+
+
+def test_a_column_of_a_family_may_be_absent(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(rows(path).drop_columns(["sim_state", "gripper_contact", "extra"]), path)
+    assert not open_archive(path).gripper_present[0]
