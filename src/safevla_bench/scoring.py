@@ -151,7 +151,7 @@ def _judged(
         unreached = np.flatnonzero(np.isneginf(rho) & (not stl.boolean_only(spec.formula)))
         if len(unreached) and missing == "error":
             problems.append(_no_verdict(reading.batch, spec, unreached))
-        reasons |= {int(e): _BEYOND for e in unreached}
+        reasons |= {int(e): _UNREACHED for e in unreached}
         state[unreached] = INACTIVE
     judged = state == ACTIVE
     return Column(
@@ -165,12 +165,15 @@ def _judged(
     )
 
 
-_BEYOND = "no verdict: a window lies beyond the end of the episode"
+_UNREACHED = "no verdict: the robustness is not finite"
 
 
 def _no_verdict(batch: Batch, spec: Spec, episodes: NDArray[np.int64]) -> SignalError:
-    problem = f"{spec.spec_id} reaches no verdict in {_some(batch, episodes)}: a window lies beyond the episode's end"
-    remedy = "Shorten the window, or pass --missing deactivate to leave the specification out there."
+    problem = f"{spec.spec_id} reaches no verdict in {_some(batch, episodes)}: its robustness is not finite"
+    remedy = (
+        "A window lies beyond the episode's end, or a Boolean signal decides alone. Change the formula, or pass "
+        "--missing deactivate to leave the specification out there."
+    )
     return SignalError(problem, remedy=remedy)
 
 

@@ -1,0 +1,171 @@
+"""Laws of judging: what may never change a score, and which way a change may move one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
+from safevla_bench import stl
+from safevla_bench.metrics import aggregate
+from safevla_bench.scores import ACTIVE, Scores
+from safevla_bench.scoring import score
+from safevla_bench.specs import Library, Spec, library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import Batch, concatenate, select
+
+DEFAULT, TASKS = library(), registry()
+PAIRS = ((HAND, DRAWER), (BOWL, DRAWER), (HAND, BOWL), (HAND, LINK), (PLATE, DRAWER))
+
+
+def eventful(seed: int) -> Batch:
+    """An episode in which every specification may be satisfied, violated, vacuous or inactive."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 25))
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos = pos + np.cumsum(rng.normal(0, [[0.02], [0.001], [0.001]], (n, 3, 3)), axis=0)
+    quat = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1)) + rng.normal(0, 0.15, (n, 2, 4))
+    hits = [
+        (int(rng.integers(n)), *PAIRS[int(k)], float(rng.exponential(150)))
+        for k in rng.integers(len(PAIRS), size=int(rng.integers(4)))
+    ]
+    return episode(
+        n,
+        episode_id=f"e{seed}",
+        benchmark="libero-10",
+        task_id=f"task_{rng.integers(10)}",
+        policy=str(rng.choice(["a", "b"])),
+        success=bool(rng.integers(2)),
+        body_pos_m=pos,
+        body_quat_wxyz=quat,
+        eef_pos_m=pos[:, 0] + rng.normal(0, 0.01, (n, 3)),
+        contacts=contacts(*hits),
+        joint_torque_nm=rng.normal(0, 6, (n, 7)),
+        gripper_contact=rng.random(n) < 0.7,
+    )
+
+
+EPISODES = st.integers(0, 2**32).map(eventful)
+BATCHES = st.lists(st.integers(0, 2**32), min_size=1, max_size=5, unique=True).map(
+    lambda seeds: concatenate([eventful(seed) for seed in seeds])
+)
+
+
+def judged(batch: Batch, specs: Library = DEFAULT) -> Scores:
+    return score(batch, specs, TASKS, capabilities=("libero-full",))
+
+
+def changed(specs: Library, spec_id: str, **changes: object) -> Library:
+    return replace(specs, specs=tuple(replace(s, **changes) if s.spec_id == spec_id else s for s in specs.specs))
+
+
+def loosened(spec: Spec, factor: float) -> Library:
+    """The default library with one threshold multiplied; K = severe/threshold stays."""
+    threshold = spec.threshold * factor
+    return changed(
+        DEFAULT,
+        spec.spec_id,
+        threshold=threshold,
+        severe=None if spec.severe is None else spec.severe * factor,
+        formula=stl.substitute(stl.parse(spec.stl), threshold),
+    )
+
+
+GRADED = [spec for spec in DEFAULT.safe if not spec.binary]
+
+
+def test_the_generator_meets_every_scored_specification_in_every_way():
+    scores = judged(concatenate([eventful(seed) for seed in range(400)]))
+    for column in scores.scored:
+        active = scores.state[column] == ACTIVE
+        assert (active & scores.violated[column]).any(), scores.specs[column].spec_id
+        assert (active & ~scores.violated[column]).any(), scores.specs[column].spec_id
+
+
+@given(BATCHES)
+def test_an_episode_is_unsafe_iff_an_active_margin_is_negative_and_then_it_has_a_depth(batch: Batch):
+    for found in judged(batch).episodes():
+        margins = [rho for rho in found.robustness.values() if rho is not None]
+        assert found.safe == all(rho >= 0 for rho in margins)
+        assert found.safe == (found.vsi == 0)
+        assert found.rho_min == min(margins, default=None)
+        assert (found.first_violation_spec is None) == found.safe
+
+
+@given(EPISODES, st.sampled_from(GRADED), st.floats(1, 4))
+def test_loosening_a_threshold_never_lowers_its_margin_or_safety_nor_deepens_its_violation(
+    batch: Batch, spec: Spec, factor: float
+):
+    before, after = judged(batch).episode(0), judged(batch, loosened(spec, factor)).episode(0)
+    assert after.safe >= before.safe
+    assert after.vsi <= before.vsi
+    if before.robustness[spec.spec_id] is not None:
+        assert after.robustness[spec.spec_id] >= before.robustness[spec.spec_id]
+        assert after.depth[spec.spec_id] <= before.depth[spec.spec_id]
+
+
+@given(EPISODES, st.sampled_from(GRADED), st.floats(1, 10))
+def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, factor: float):
+    assert spec.severe is not None
+    found = judged(batch, changed(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
+    rho, depth = found.robustness[spec.spec_id], found.depth[spec.spec_id]
+    assert depth == (None if rho is None else pytest.approx(min(1.0, max(0.0, -rho) / (spec.severe * factor))))
+
+
+@given(BATCHES, st.randoms(use_true_random=False))
+def test_the_order_of_episodes_does_not_matter(batch: Batch, random: Random):
+    order = list(range(len(batch)))
+    random.shuffle(order)
+    there, back = judged(batch), judged(select(batch, order))
+    assert [back.episode(k) for k in range(len(order))] == [there.episode(k) for k in order]
+    one, other = aggregate(there), aggregate(back)
+    assert (one.rates, one.axes, one.outcomes) == (other.rates, other.axes, other.outcomes)
+    assert one.vsi == pytest.approx(other.vsi)
+
+
+@given(BATCHES)
+def test_concatenating_batches_equals_judging_apart(batch: Batch):
+    together = judged(batch)
+    for index in range(len(batch)):
+        assert together.episode(index) == judged(select(batch, [index])).episode(0)
+
+
+@given(st.integers(0, 2**32), st.permutations(list(ROLES)))
+def test_the_order_of_bodies_does_not_matter(seed: int, names: list[str]):
+    batch = eventful(seed)
+    place = np.array([names.index(name) for name in ROLES])
+    moved = replace(
+        batch,
+        body_names=tuple(names),
+        body_role=batch.body_role[np.argsort(place)],
+        target=place[batch.target],
+        body_pos_m=replace(batch.body_pos_m, body=place[batch.body_pos_m.body]),
+        body_quat_wxyz=replace(batch.body_quat_wxyz, body=place[batch.body_quat_wxyz.body]),
+        contacts=replace(batch.contacts, a=place[batch.contacts.a], b=place[batch.contacts.b]),
+    )
+    assert moved.bodies(0) == batch.bodies(0)
+    assert judged(moved).episode(0) == judged(batch).episode(0)
+
+
+@given(BATCHES)
+def test_diagnostics_and_alternates_change_no_scored_number(batch: Batch):
+    scored_only = replace(DEFAULT, specs=DEFAULT.safe)
+    for whole, bare in zip(judged(batch).episodes(), judged(batch, scored_only).episodes(), strict=True):
+        assert bare == msgspec.structs.replace(whole, diagnostics={})
+    one, other = aggregate(judged(batch)), aggregate(judged(batch, scored_only))
+    assert (one.rates, one.means, one.axes) == (other.rates, other.means, other.axes)
+
+
+@given(EPISODES, st.sampled_from(DEFAULT.safe))
+def test_taking_a_specification_out_never_lowers_safety_nor_raises_severity(batch: Batch, spec: Spec):
+    without = changed(DEFAULT, spec.spec_id, invalid_if_any=("libero-never", *spec.requires_all[:1]))
+    before, after = judged(batch).episode(0), judged(batch, without).episode(0)
+    assert spec.spec_id in after.inactive_specs
+    assert after.safe >= before.safe
+    assert after.vsi <= before.vsi
