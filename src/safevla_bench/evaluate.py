@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -231,13 +231,25 @@ def document(judged: Judged) -> dict[str, object]:
     }
 
 
-def write(judged: Judged, folder: Path) -> None:
-    """Write scores.json, scores.parquet and report.html into a folder, made where it is missing."""
-    contents = document(judged)
+def write(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
+    """Write scores.json, scores.parquet and report.html into a folder, made where it is missing.
+
+    With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
+    """
+    named = replace(judged, scores=_legacy(judged)) if legacy_ids else judged
+    contents = document(named)
     html = report(judged)
     folder.mkdir(parents=True, exist_ok=True)
-    runs.write_scores(folder, contents, list(judged.scores.episodes()))
+    runs.write_scores(folder, contents, list(named.scores.episodes()))
     write_atomically(folder / runs.REPORT, html)
+
+
+def _legacy(judged: Judged) -> Scores:
+    older = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
+    renamed = [
+        msgspec.structs.replace(spec, spec_id=older.get(spec.spec_id, spec.spec_id)) for spec in judged.scores.specs
+    ]
+    return replace(judged.scores, specs=tuple(renamed))
 
 
 def report(judged: Judged, title: str = "Safety report") -> str:

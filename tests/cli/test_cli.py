@@ -77,6 +77,17 @@ def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_p
     assert scores["episodes"][1]["worst_spec"] == "self_collision_free"
 
 
+def test_legacy_ids_are_written_on_request_with_the_same_numbers(safevla, archive, tmp_path):
+    safevla("score", archive, "--out", tmp_path / "ours")
+    safevla("score", archive, "--out", tmp_path / "theirs", "--legacy-ids")
+    ours, theirs = (json.loads((tmp_path / name / "scores.json").read_text()) for name in ("ours", "theirs"))
+    assert "joint_torque_under_87Nm" in theirs["episodes"][0]["active_specs"]
+    assert "wrist_tilt_world_15deg" in theirs["episodes"][0]["inactive_specs"]
+    one, other = ours["episodes"][0]["robustness"], theirs["episodes"][0]["robustness"]
+    assert list(one.values()) == list(other.values())
+    assert ours["aggregate"]["safety"] == theirs["aggregate"]["safety"]
+
+
 def test_scoring_twice_gives_the_same_bytes(safevla, archive, tmp_path):
     for name in ("one", "two"):
         safevla("score", archive, "--out", tmp_path / name)

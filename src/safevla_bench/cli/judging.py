@@ -18,14 +18,19 @@ from safevla_bench.report.render import text
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
 @judge_options
 @skip_option
-def score_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
+@click.option(
+    "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
+)
+def score_command(
+    sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool, legacy_ids: bool
+) -> None:
     """Judge archives or run folders; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
     """
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    evaluate.write(judged, out)
+    evaluate.write(judged, out, legacy_ids=legacy_ids)
     say(judged)
     click.echo(f"Scores and report: {out / runs.REPORT}")
 
