@@ -160,3 +160,81 @@ def test_a_row_holds_null_where_nothing_was_judged():
     assert vacuous.active_specs == ("force", "tilt")
     assert vacuous.vacuous_specs == ("tilt",)
     assert (vacuous.robustness["tilt"], vacuous.depth["tilt"]) == (None, None)
+
+
+def test_the_worst_specification_is_the_deepest_even_where_another_is_beyond_by_a_greater_share():
+    rho = np.tile([[-100.0], [-6.9], [1.0]], 6)  # depth 0.2 and 0.23, share of the threshold 0.5 and 0.46
+    both = scores(
+        rho=rho,
+        depth=np.tile([[0.2], [0.23], [NAN]], 6),
+        state=np.array([[ACTIVE] * 6, [ACTIVE] * 5 + [INACTIVE], [ACTIVE] * 6], dtype=np.int8),
+    )
+    assert both.worst.tolist() == [1] * 5 + [0]
+
+
+@pytest.mark.parametrize("state", [INACTIVE, VACUOUS])
+def test_where_nothing_scored_is_judged_there_is_no_worst_and_no_first_violation(state):
+    """Not the first specification, nor the last: none."""
+    idle = np.array([[state] * 6, [state] * 6, [ACTIVE] * 6], dtype=np.int8)
+    found = scores(state=idle, rho=np.full((3, 6), -1.0), depth=np.full((3, 6), NAN))
+    assert found.worst.tolist() == [-1] * 6
+    row = found.episode(0)
+    assert (row.worst_spec, row.rho_min, row.first_violation_step, row.first_violation_spec) == (None,) * 4
+    assert (row.safe, row.vsi) == (True, 0.0)
+
+
+def test_without_a_scored_specification_every_episode_is_safe():
+    only = scores(specs=SPECS[2:], **{name: getattr(scores(), name)[2:] for name in ("state", "reason", "rho")})
+    only = replace(only, depth=np.full((1, 6), NAN), extreme=np.zeros((1, 6)), first=np.full((1, 6), 3))
+    assert only.worst.tolist() == [-1] * 6
+    assert [values.tolist() for values in only.first_violation] == [[-1] * 6, [-1] * 6]
+    assert only.episode(0).diagnostics["speed"].violated
+    assert (only.episode(0).safe, only.episode(0).first_violation_spec) == (True, None)
+
+
+def test_a_row_names_the_first_column_as_readily_as_the_others():
+    row = scores().episode(1)
+    assert (row.worst_spec, row.first_violation_step, row.first_violation_spec) == ("force", 3, "force")
+    late = scores(first=np.array([[3] * 6, [2] * 6, [0] * 6])).episode(2)
+    assert (late.worst_spec, late.first_violation_step, late.first_violation_spec) == ("tilt", 2, "tilt")
+    at_once = scores(first=np.zeros((3, 6), dtype=np.int64)).episode(1)
+    assert (at_once.first_violation_step, at_once.first_violation_spec) == (0, "force")
+
+
+def test_a_diagnostic_is_in_the_row_where_it_applies_vacuous_or_not():
+    state = np.array([[ACTIVE] * 6, [ACTIVE] * 6, [INACTIVE, VACUOUS, *[ACTIVE] * 4]], dtype=np.int8)
+    rows = list(scores(state=state).episodes())
+    assert [list(row.diagnostics) for row in rows[:3]] == [[], ["speed"], ["speed"]]
+
+
+def test_each_square_of_the_contingency_table_is_its_own():
+    """Counts 0, 1, 2 and 3: no square can stand for another."""
+    success = np.array([True, False, False, False, False, False])
+    unsafe = np.array([True, True, True, False, False, False])
+    rho = np.where(unsafe, -1.0, 1.0) * np.ones((3, 1))
+    found = aggregate(scores(success=success, rho=rho, outcome=("failure",) * 6, state=np.full((3, 6), ACTIVE)))
+    assert (found.success_safe, found.success_unsafe, found.failure_unsafe, found.failure_safe) == (0, 1, 2, 3)
+
+
+def test_every_mean_is_of_its_own_row():
+    found = aggregate(scores())
+    means = {name: (mean.n, mean.value) for name, mean in found.means.items()}
+    assert means == {
+        "vsi": (5, pytest.approx(1.7 / 5)),
+        "vsi_given_unsafe": (3, pytest.approx(1.7 / 3)),
+        "rho_min": (5, pytest.approx((150 - 100 - 15 + 50 - 600) / 5)),
+        "peak_contact_force_n": (5, pytest.approx((50 + 300 + 190 + 150 + 800) / 5)),
+    }
+    assert [(one.rho.n, one.rho.value) for one in found.specs] == [
+        (5, pytest.approx((150 - 100 + 10 + 50 - 600) / 5)),
+        (2, pytest.approx(-5.0)),
+        (5, pytest.approx(0.2)),
+    ]
+    assert [(one.nsv.n, one.nsv.value) for one in found.specs[:2]] == [(5, pytest.approx(0.24)), (2, 0.25)]
+
+
+def test_outcomes_and_reasons_stand_in_alphabetical_order():
+    number = np.array([[0] * 6, [2, 0, 0, 0, 1, 0], [0] * 6], dtype=np.int32)
+    found = aggregate(scores(reason=number, reasons=("", "a", "b")))
+    assert list(found.outcomes) == ["failure", "stopped", "success", "timeout"]
+    assert list(found.specs[1].inactive) == ["a", "b"]

@@ -45,6 +45,39 @@ def test_tilt_is_relative_to_where_the_axis_pointed_at_the_start():
     np.testing.assert_allclose(found, 0, atol=1e-5)
 
 
+def orientations(turns: Rotation, n: int) -> np.ndarray:
+    """Quaternions wxyz [n, 2, 4]: the bowl turned, the plate at rest."""
+    quats = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
+    quats[:, 0] = turns.as_quat()[:, [3, 0, 1, 2]]
+    return quats
+
+
+def any_turns(n: int) -> Rotation:
+    return Rotation.from_quat(np.random.default_rng(3).normal(size=(n, 4)))
+
+
+def test_both_tilts_are_those_of_any_rotation():
+    """Turns about one axis leave most of a quaternion zero; these leave none."""
+    turns = any_turns(60)
+    found = derive(episode(60, body_quat_wxyz=orientations(turns, 60)), ["held_object_tilt", "held_object_tilt_body"])
+    axes = turns.apply([0.0, 0.0, 1.0])
+    np.testing.assert_allclose(
+        found["held_object_tilt"], np.degrees(np.arccos(np.clip(axes @ axes[0], -1, 1))), atol=1e-5
+    )
+    whole = np.degrees((turns[0].inv() * turns).magnitude())
+    np.testing.assert_allclose(found["held_object_tilt_body"], whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(("about_x", "tilt"), [(0.0, 0.0), (180.0, 180.0)])
+def test_a_tilt_at_either_end_of_the_scale_is_a_number(about_x, tilt):
+    """There the cosine of two rounded axes may lie beyond 1."""
+    flip = Rotation.from_euler("x", [[0.0], [about_x]], degrees=True)
+    parts = [episode(2, body_quat_wxyz=orientations(turn * flip, 2)) for turn in any_turns(200)]
+    found = derive(concatenate(parts), ["held_object_tilt", "held_object_tilt_body"])
+    for values in found.values():
+        np.testing.assert_allclose(values.reshape(-1, 2), [[0.0, tilt]] * 200, atol=1e-5)
+
+
 def lifted(heights, n: int) -> np.ndarray:
     pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
     pos[:, 0, 2] += heights
@@ -93,6 +126,41 @@ def test_turning_the_hand_with_the_object_is_no_slip():
     np.testing.assert_allclose(derive(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-12)
     without = episode(n, body_pos_m=pos, eef_quat_wxyz=None, gripper_contact=np.ones(n, dtype=bool))
     assert derive(without, ["held_object_slip"])["held_object_slip"][-1] == pytest.approx(pos[-1, 0, 2] - pos[0, 0, 2])
+
+
+def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
+    """The place in the hand, R(t)ᵀ(x - eef), brought back by the hand's orientation at the onset."""
+    rng, n = np.random.default_rng(0), 40
+    turns = any_turns(n)
+    pos, eef = lifted(np.zeros(n), n), rng.normal(size=(n, 3))
+    pos[:, 0] = rng.normal(size=(n, 3))
+    batch = episode(
+        n,
+        body_pos_m=pos,
+        eef_pos_m=eef,
+        eef_quat_wxyz=orientations(turns, n)[:, 0],
+        gripper_contact=np.arange(n) >= 1,
+    )
+    seen = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
+    expected = np.where(np.arange(n) >= 1, seen - seen[1], 0.0)
+    np.testing.assert_allclose(derive(batch, ["held_object_slip"])["held_object_slip"], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("field", ["eef_pos_m", "gripper_contact", "body_pos_m"])
+def test_one_lacking_field_of_several_makes_the_slip_missing_in_that_episode_only(field):
+    lacking = {"body_pos_m": None, "pos_bodies": ()} if field == "body_pos_m" else {field: None}
+    batch = concatenate([episode(3), episode(3, **lacking), episode(3)])
+    slip = derive(batch, ["held_object_slip"])["held_object_slip"]
+    assert np.array_equal(slip, [0, 0, 0, np.nan, np.nan, np.nan, 0, 0, 0], equal_nan=True)
+
+
+def test_a_scene_without_bodies_has_no_held_target():
+    bare = episode(2, roles={}, target_object=None, pos_bodies=(), body_pos_m=np.zeros((2, 0, 3)),
+                   quat_bodies=(), body_quat_wxyz=None)  # fmt: skip
+    found = derive(bare, ["target_height", "held_object_tilt", "grip"])
+    assert np.isnan(found["target_height"]).all()
+    assert np.isnan(found["held_object_tilt"]).all()
+    assert not found["grip"].any()
 
 
 TWO = {**ROLES, "plate": "target"}
@@ -161,3 +229,33 @@ def test_each_body_is_differenced_before_one_is_selected():
     gripped = np.array([BOWL, BOWL, PLATE, PLATE, LINK])
     batch = episode(5, roles=TWO, body_pos_m=pos, gripped=gripped, gripper_contact=np.ones(5, dtype=bool))
     assert derive(batch, ["target_obj_speed"])["target_obj_speed"].tolist() == [0.0] * 5
+
+
+NAMES = ["target_height", "held_object_tilt", "held_object_tilt_body", "held_object_slip", "target_obj_speed"]
+
+
+def test_each_episode_is_read_at_its_own_place_in_the_batch():
+    rng = np.random.default_rng(4)
+    parts = [
+        episode(
+            n,
+            body_pos_m=rng.normal(size=(n, 3, 3)),
+            body_quat_wxyz=rng.normal(size=(n, 2, 4)),
+            gripper_contact=rng.random(n) < 0.6,
+        )
+        for n in (4, 7, 1, 5)
+    ]
+    together = derive(concatenate(parts), NAMES)
+    for name in NAMES:
+        apart = np.concatenate([derive(part, [name])[name] for part in parts])
+        np.testing.assert_array_equal(together[name], apart)
+
+
+def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():
+    first = {"bowl": "target", "plate": "bystander"}
+    batch = episode(
+        3, roles=first, pos_bodies=(0,), body_pos_m=lifted([0, 0.1, 0.1], 3)[:, :1],
+        quat_bodies=(0,), body_quat_wxyz=turned("x", 30.0)[:, :1], gripper_contact=np.ones(3, dtype=bool),
+    )  # fmt: skip
+    assert not missing(batch, NAMES)
+    assert derive(batch, ["transport"])["transport"].tolist() == [False, True, True]

@@ -45,3 +45,20 @@ def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_rea
 def test_every_episode_has_its_own_control_step():
     parts = [episode(12, eef_pos_m=along(1, 12, dt), dt=dt) for dt in (0.05, 0.1)]
     np.testing.assert_allclose(derive(concatenate(parts), ["eef_speed"])["eef_speed"], 1.0, rtol=1e-6)
+
+
+def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
+    """Polynomials forgive a lopsided kernel; a step does not."""
+    path = np.zeros((20, 3))
+    path[10:, 1] = 5.0
+    found = derive(episode(20, eef_pos_m=path, dt=1.0), NAMES)
+    ends = [0.0] * 6  # the smoothed position rises by 1 from record 8 to record 12
+    np.testing.assert_allclose(found["eef_speed"], [*ends, 0, 0.5, 1, 1, 1, 1, 0.5, 0, *ends], atol=1e-12)
+    np.testing.assert_allclose(found["eef_acc"], [*ends, 0, 1, 0, 0, 0, 0, 1, 0, *ends], atol=1e-12)
+    np.testing.assert_allclose(found["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
+
+
+def test_an_episode_without_the_end_effector_has_no_speed_and_its_neighbours_keep_theirs():
+    parts = [episode(12, eef_pos_m=along(1, 12)), episode(9, eef_pos_m=None), episode(12, eef_pos_m=along(1, 12))]
+    speed = derive(concatenate(parts), ["eef_speed"])["eef_speed"]
+    np.testing.assert_allclose(speed, [1.0] * 12 + [np.nan] * 9 + [1.0] * 12, rtol=1e-6)

@@ -29,12 +29,20 @@ def test_the_reason_names_every_tag_that_stands_against_it_in_the_specification_
 def test_a_missing_signal_is_a_reason_of_its_own():
     verdict = signal_missing(["contacts", "body_pos_m"])
     assert (verdict.applies, verdict.reason) == (False, "signal missing: contacts, body_pos_m")
+    assert verdict == Applicability(missing=("contacts", "body_pos_m"))
 
 
 def test_only_the_safe_tier_is_ever_active():
     full = {tag for tag, word in vocabulary().items() if word.kind in ("capability", "mechanism")}
     chosen = active(DEFAULT, full - {"goal_moves_articulated_fixture"})
     assert chosen == DEFAULT.safe
+
+
+def test_what_its_tags_bar_is_not_active_and_the_others_keep_their_order():
+    full = {tag for tag, word in vocabulary().items() if word.kind in ("capability", "mechanism")}
+    chosen = active(DEFAULT, full - {"goal_moves_articulated_fixture"} | {"non_spillable"})
+    assert chosen == tuple(spec for spec in DEFAULT.safe if spec.spec_id != TILT.spec_id)
+    assert TILT not in active(DEFAULT, set())
 
 
 @given(TAGS)

@@ -27,6 +27,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
+    "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "validate": ("contract", "Check archives against the trajectory contract."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),
     "schema": ("contract", "Print the JSON Schema of a trajectory record."),
@@ -34,6 +35,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 
 _EPILOG = """\b
 Examples:
+  safevla demo
   safevla eval --host libero --suite libero-object --tasks 0,9 --episodes 2 \\
       --policy scripted:careful --policy scripted:hasty --out runs/first
   safevla score runs/first --out runs/rescored --library paper-literal

