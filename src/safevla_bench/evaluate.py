@@ -17,7 +17,7 @@ from safevla_bench.scores import Scores
 from safevla_bench.scoring import Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty
+from safevla_bench.trajectory import Batch, empty, privileged_policies
 from safevla_bench.version import __version__
 
 
@@ -75,6 +75,11 @@ class Judged:
     batch: Batch | None
     library: Library
     description: Mapping[str, object]
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has."""
+        return privileged_policies(self.batch) if self.batch else ()
 
     def summaries(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """The cells and the aggregate."""
@@ -254,7 +259,9 @@ def _legacy(judged: Judged) -> Scores:
 
 def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
-    return page(judged.scores, judged.batch, judged.library, title=title, provenance=judged.description)
+    marks = [{"policy": name, "privileged": True} for name in judged.privileged]
+    provenance = {**judged.description, **({"policies": marks} if marks else {})}
+    return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
 
 
 def evaluate(request: Request, by: Judge, out: Path, observer: rollout.Observer | None = None) -> Judged:

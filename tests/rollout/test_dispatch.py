@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from safevla_bench.archive import encode
+from safevla_bench.archive.decoding import decode
 from safevla_bench.hosts import host
 from safevla_bench.interface import Observation, Task, Wants
 from safevla_bench.rollout import plan, protocol, run_all
+from safevla_bench.trajectory import privileged_policies
 
 FAKE = host("fake")
 TASKS = FAKE.tasks("fake")
@@ -96,3 +98,13 @@ def test_an_observer_sees_every_step_and_every_end():
     planned = plan(TASKS[:1], 1, ["p"], protocol(), max_steps=2)
     list(run_all(FAKE, planned, {"p": Scripted()}, Watcher()))
     assert seen == [("started", 1), ("stepped", 1), ("stepped", 2), ("finished", "timeout")]
+
+
+def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
+    class Seeing(Scripted):
+        wants = Wants(privileged=True)
+
+    marked = run(TASKS[:1], Seeing(), episodes=1, max_steps=2)[0].batch
+    assert privileged_policies(marked) == ("p",)
+    assert privileged_policies(decode(encode(marked))) == ("p",)
+    assert privileged_policies(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch) == ()

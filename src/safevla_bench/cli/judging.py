@@ -50,7 +50,7 @@ def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, 
 def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
-    click.echo(text(tables.main(cells, total)))
+    click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
     skipped = judged.scores.provenance.get("skipped")
     if isinstance(skipped, list) and skipped:
         click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")

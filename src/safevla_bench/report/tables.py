@@ -68,7 +68,9 @@ def policy_name(cell: Summary) -> str:
     return cell.policy or UNNAMED
 
 
-def main(cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str] = ()) -> Table:
+def main(
+    cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
+) -> Table:
     """The headline numbers, one row a policy × suite, and all episodes pooled where there are several cells.
 
     Args:
@@ -89,7 +91,7 @@ def main(cells: Sequence[Summary], aggregate: Summary | None = None, *, privileg
     )
 
 
-def _names(cell: Summary, privileged: Collection[str]) -> tuple[Cell, Cell]:
+def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
     detail = "privileged state" if cell.policy in privileged else ""
     return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE)
 

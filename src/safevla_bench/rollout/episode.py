@@ -11,7 +11,7 @@ import msgspec
 from safevla_bench.errors import InvalidActionError
 from safevla_bench.interface import HostEnv, Policy
 from safevla_bench.rollout.plan import Planned
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, marked_privileged
 
 OnStep = Callable[[int], None]
 
@@ -53,11 +53,12 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
         outcome, reason = "invalid_action", str(error)
     except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
         return Outcome(planned, "crashed", steps, None, traceback.format_exc())
-    return Outcome(planned, outcome, steps, _labelled(env.recorded(), planned, outcome), reason)
+    batch = _labelled(env.recorded(), planned, outcome, policy.wants.privileged)
+    return Outcome(planned, outcome, steps, batch, reason)
 
 
-def _labelled(batch: Batch, planned: Planned, outcome: str) -> Batch:
-    """The host's record with what only the run knows."""
+def _labelled(batch: Batch, planned: Planned, outcome: str, privileged: bool) -> Batch:
+    """The host's record with what only the run knows; a policy that saw privileged state is marked in the record."""
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
@@ -66,4 +67,6 @@ def _labelled(batch: Batch, planned: Planned, outcome: str) -> Batch:
         horizon=planned.horizon,
         outcome=outcome,
     )
-    return replace(batch, headers=(header,))
+    (extra,) = batch.extra
+    marked = marked_privileged(extra) if privileged else extra
+    return replace(batch, headers=(header,), extra=(marked,))

@@ -1,6 +1,16 @@
 """The trajectory record: what one episode holds (`record`), many of them in memory (`batch`), what makes one valid."""
 
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, concatenate, gather, select
+from safevla_bench.trajectory.batch import (
+    Batch,
+    Channel,
+    Contacts,
+    Poses,
+    concatenate,
+    gather,
+    marked_privileged,
+    privileged_policies,
+    select,
+)
 from safevla_bench.trajectory.record import (
     BYSTANDER,
     FURNITURE,
@@ -31,6 +41,8 @@ __all__ = [
     "empty",
     "from_recording",
     "gather",
+    "marked_privileged",
+    "privileged_policies",
     "select",
     "validate",
 ]

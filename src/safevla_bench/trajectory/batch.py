@@ -142,6 +142,27 @@ class Batch:
         return {self.name(k): ROLES[self.body_role[k]] for k in table}
 
 
+PRIVILEGED = "privileged"
+"""Host-specific header field: true where the policy saw state that no real robot has."""
+
+
+def marked_privileged(extra: Mapping[str, object]) -> dict[str, object]:
+    """An episode's host-specific fields with the mark of a policy that saw privileged state."""
+    header = extra.get("header", {})
+    assert isinstance(header, Mapping)
+    return {**extra, "header": {**header, PRIVILEGED: True}}
+
+
+def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
+    """The policies whose records bear the mark, in order of first appearance."""
+    marked = [
+        header.policy
+        for header, extra in zip(batch.headers, batch.extra, strict=True)
+        if isinstance(fields := extra.get("header"), Mapping) and fields.get(PRIVILEGED) is True
+    ]
+    return tuple(dict.fromkeys(marked))
+
+
 def gather(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
     """Indices of the flat items that the chosen owners own, in their order, and the new offsets."""
     counts = np.diff(starts)[episodes]
