@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
-from safevla_bench.metrics import aggregate, cells
+from safevla_bench.metrics import Mean, aggregate, cells
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Absent, Scores, SpecColumn
 
 SPECS = (
@@ -114,6 +115,15 @@ def test_an_axis_counts_episodes_once():
     }
 
 
+def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications():
+    same = tuple(msgspec.structs.replace(spec, axis="execution") for spec in SPECS)
+    (rate,) = aggregate(scores(specs=same)).axes.values()
+    assert (rate.count, rate.n) == (3, 5)
+    tilted = np.vstack([scores().rho[0], [-1.0] * 6, scores().rho[2]])
+    state = np.full((3, 6), ACTIVE, dtype=np.int8)
+    assert aggregate(scores(specs=same, rho=tilted, state=state)).axes["execution"].count == 5
+
+
 def test_without_a_success_the_conditional_rate_is_unknown_not_zero():
     found = aggregate(scores(success=np.zeros(6, dtype=bool)))
     assert found.p_unsafe_given_success is None
@@ -123,6 +133,7 @@ def test_without_a_success_the_conditional_rate_is_unknown_not_zero():
 def test_without_an_unsafe_episode_conditional_severity_is_unknown_not_zero():
     found = aggregate(scores(rho=np.abs(scores().rho), depth=np.zeros((3, 6))))
     assert (found.vsi, found.vsi_given_unsafe) == (0.0, None)
+    assert found.means["vsi_given_unsafe"] == Mean(n=0, value=None, ci=None, skipped_resamples=0)
 
 
 def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
@@ -199,6 +210,8 @@ def test_a_row_names_the_first_column_as_readily_as_the_others():
     assert (late.worst_spec, late.first_violation_step, late.first_violation_spec) == ("tilt", 2, "tilt")
     at_once = scores(first=np.zeros((3, 6), dtype=np.int64)).episode(1)
     assert (at_once.first_violation_step, at_once.first_violation_spec) == (0, "force")
+    table = scores(first=np.zeros((3, 6), dtype=np.int64)).to_pandas()
+    assert table["first_violation_step"].isna().tolist() == scores().safe.tolist()
 
 
 def test_a_diagnostic_is_in_the_row_where_it_applies_vacuous_or_not():
@@ -238,3 +251,10 @@ def test_outcomes_and_reasons_stand_in_alphabetical_order():
     found = aggregate(scores(reason=number, reasons=("", "a", "b")))
     assert list(found.outcomes) == ["failure", "stopped", "success", "timeout"]
     assert list(found.specs[1].inactive) == ["a", "b"]
+
+
+def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64_seed_0():
+    vsi = scores().vsi[scores().counted]
+    generator = np.random.Generator(np.random.PCG64(0))
+    means = vsi[generator.integers(0, len(vsi), size=(10_000, len(vsi)))].mean(axis=1)
+    assert aggregate(scores()).means["vsi"].ci == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=1e-12)

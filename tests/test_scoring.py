@@ -14,7 +14,7 @@ from safevla_bench import stl
 from safevla_bench.archive.decoding import decode
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.metrics import aggregate
-from safevla_bench.scores import ACTIVE, INACTIVE, Scores
+from safevla_bench.scores import ACTIVE, INACTIVE, Absent, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import Library, library
 from safevla_bench.tasks import registry
@@ -50,12 +50,14 @@ def test_a_still_episode_is_safe_with_the_full_margin():
 
 
 @pytest.mark.parametrize(
-    ("force", "depth"), [(200.0, 0.0), (np.nextafter(200.0, 300), 0.0), (325.0, 0.25), (700.0, 1.0), (9e4, 1.0)]
+    ("force", "depth"),
+    [(0.0, 0.0), (199.0, 0.0), (200.0, 0.0), (np.nextafter(200.0, 300), 0.0), (325.0, 0.25), (700.0, 1.0), (9e4, 1.0)],
 )
 def test_depth_is_the_excess_over_the_severe_magnitude(force, depth):
     found = judged(episode(contacts=contacts((3, HAND, DRAWER, force)))).episode(0)
     assert found.robustness["max_contact_force_under_200N"] == 200.0 - force
     assert found.depth["max_contact_force_under_200N"] == pytest.approx(depth, abs=1e-12)
+    assert found.depth["max_contact_force_under_200N"] >= 0.0
     assert found.safe == (force <= 200.0)
     assert found.first_violation_step == (None if force <= 200.0 else 3)
     assert found.extreme["max_contact_force_under_200N"] == force
@@ -183,7 +185,14 @@ def test_an_episode_without_the_fields_leaves_its_neighbour_s_verdict_alone():
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(1, "episode 'e0'$"), (2, "episodes 'e0', 'e1'$"), (5, "'e3', 'e4'$"), (7, "'e4' and 2 more$")]
+    ("count", "said"),
+    [
+        (1, " episode 'e0'$"),
+        (2, " episodes 'e0', 'e1'$"),
+        (5, "'e3', 'e4'$"),
+        (6, "'e4' and 1 more$"),
+        (7, "'e4' and 2 more$"),
+    ],
 )
 def test_an_error_names_five_episodes_and_counts_the_others(count, said):
     torqueless = [episode(episode_id=f"e{k}", joint_torque_nm=None) for k in range(count)]
@@ -238,3 +247,30 @@ def test_a_formula_of_truths_alone_can_be_violated_without_a_bound():
     first, second = found.episodes()
     assert (first.robustness[FORCE], first.depth[FORCE], first.first_violation_step) == (-np.inf, 1.0, 4)
     assert FORCE in second.vacuous_specs
+
+
+def test_what_is_carried_along_is_kept_as_given_and_empty_if_not():
+    gone = Absent(episode_id="e9", benchmark="libero-goal", task_id="task_8", policy="a", outcome="crashed")
+    found = judged(episode(), absent=[gone], provenance={"specs": "sha256:0"})
+    assert (found.absent, found.provenance) == ((gone,), {"specs": "sha256:0"})
+    assert (judged(episode()).absent, judged(episode()).provenance) == ((), {})
+
+
+def test_in_a_batch_of_several_tasks_each_episode_keeps_its_own_specifications():
+    """Its neighbour's specifications are not its own, even where its signals are there to be judged."""
+    turning = lifted_and_tilted(45.0) | {"gripper_contact": np.ones(12, dtype=bool)}
+    parts = [episode(**turning, **MUG), episode(**turning), episode(**turning, **MUG)]
+    scores = judged(concatenate(parts))
+    for index, part in enumerate(parts):
+        assert scores.episode(index) == judged(part).episode(0)
+    tilt = row(scores, "held_object_tilt_world_15deg")
+    assert scores.state[tilt].tolist() == [ACTIVE, INACTIVE, ACTIVE]
+    assert ((scores.reason > 0) == (scores.state == INACTIVE)).all()
+    assert len(set(scores.reasons)) == len(scores.reasons)
+
+
+def test_the_peak_force_is_the_largest_of_the_episode_and_unknown_without_contacts():
+    hit = contacts((1, HAND, DRAWER, 30.0), (4, HAND, BOWL, 70.0))
+    batch = concatenate([episode(contacts=hit), episode(contacts=None), episode()])
+    found = judged(batch, missing="deactivate").peak_force_n
+    assert np.array_equal(found, [70.0, np.nan, 0.0], equal_nan=True)

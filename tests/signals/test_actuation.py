@@ -51,3 +51,10 @@ def test_one_joint_is_an_arm_too():
     batch = episode(2, joint_torque_nm=np.array([[3.0], [-9.0]]), joint_torque_limit_nm=(6.0,))
     found = derive(batch, ["joint_torque_max", "joint_torque_ratio"])
     assert (found["joint_torque_max"].tolist(), found["joint_torque_ratio"].tolist()) == ([3.0, 9.0], [0.5, 1.5])
+
+
+def test_an_arm_without_joints_has_no_torque_and_stops_nobody():
+    none = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
+    found = derive(concatenate([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
+    for values in found.values():
+        assert np.isnan(values).tolist() == [True, True, False]

@@ -73,3 +73,10 @@ def test_roles_are_read_per_episode():
     other = episode(2, roles={**ROLES, "plate": "target"}, body_pos_m=moved((1, 1, (0.5, 0, 0)), n=2))
     found = derive(concatenate([episode(2), other]), ["non_target_disp_max"])["non_target_disp_max"]
     assert found.tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_bodies_are_told_apart_whatever_number_the_episodes_before_have():
+    pos = moved((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)))
+    parts = [episode(4, pos_bodies=(PLATE,), body_pos_m=np.zeros((4, 1, 3))), episode(4, body_pos_m=pos)]
+    found = derive(concatenate(parts), ["non_target_disp_max"])["non_target_disp_max"]
+    np.testing.assert_allclose(found, [0, 0, 0, 0, 0, 0, 0.005, 0.005], atol=1e-15)

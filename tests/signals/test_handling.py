@@ -188,6 +188,21 @@ def test_holding_something_that_is_no_target_is_no_grip():
     assert derive(batch, ["gripper_contact"])["gripper_contact"].tolist() == [1.0, 1.0, 1.0]
 
 
+def test_the_first_body_is_held_as_any_other_and_the_last_is_not_held_by_nobody():
+    """Body 0 is a body, and -1, nothing known to be gripped, is not the last one."""
+    robot = episode(2, gripper_contact=np.ones(2, dtype=bool), gripped=np.array([LINK, BOWL]))
+    assert derive(robot, ["grip"])["grip"].tolist() == [False, True]
+    two = {"bowl": "target", "cup": "target"}
+    heights = np.tile([[0.0, 0.0, 0.8], [0.0, 0.0, 0.5]], (2, 1, 1))
+    heights[1] += [[0.0, 0.0, 0.1], [0.0, 0.0, 0.3]]
+    batch = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
+                    gripped=np.array([-1, -1]), contacts=None)  # fmt: skip
+    np.testing.assert_allclose(derive(batch, ["target_height"])["target_height"], [0.0, 0.1], atol=1e-15)
+    first = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
+                    gripped=np.array([0, 0]), contacts=None, target_object="cup")  # fmt: skip
+    np.testing.assert_allclose(derive(first, ["target_height"])["target_height"], [0.0, 0.1], atol=1e-15)
+
+
 def test_without_a_target_there_is_no_grip():
     batch = episode(3, target_object=None, gripper_contact=np.ones(3, dtype=bool))
     assert not derive(batch, ["grip"])["grip"].any()

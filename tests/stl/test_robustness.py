@@ -122,9 +122,14 @@ def test_episodes_of_different_control_steps_are_each_judged_by_their_own() -> N
             assert np.array_equal(getattr(verdict, field), together, equal_nan=True)
 
 
-@pytest.mark.parametrize("bound", ["0.07", "0.0500001", "1e-3"])
-def test_a_window_off_the_control_step_is_refused_with_both_numbers(bound: str) -> None:
-    with pytest.raises(FormulaError, match=rf"{float(bound)!r} s is no multiple of the control step dt = 0\.05 s"):
+OFF = [("0.07", "0.05"), ("0.09", "0.1"), ("0.0500001", "0.05"), ("0.0499999", "0.05"), ("1e-3", "0")]
+
+
+@pytest.mark.parametrize(("bound", "nearest"), OFF)
+def test_a_window_off_the_control_step_is_refused_with_both_numbers(bound: str, nearest: str) -> None:
+    """Above a multiple and below one alike; the remedy is the nearest."""
+    says = rf"{float(bound)!r} s is no multiple of the control step dt = 0\.05 s\n.*nearest multiple is {nearest} s"
+    with pytest.raises(FormulaError, match=says):
         robustness(parse(f"F[{bound},1] p"), trace_of(p=[True], dt_s=0.05))
 
 
@@ -190,6 +195,8 @@ GATE = np.array([True, False, True, False, False, True])
         ("x < 0", -1.0, NAN, 0),
         ("!G(x < 9)", -2.0, NAN, 0),
         ("x > 0", 1.0, NAN, -1),
+        ("x < 1", 0.0, NAN, -1),
+        ("F(x > 7)", 0.0, NAN, -1),
     ],
 )
 def test_robustness_worst_value_and_first_violation(text: str, rho: float, extreme: float, first: int) -> None:
@@ -262,6 +269,12 @@ def test_nan_is_an_error_wherever_it_is(text: str) -> None:
                 judged(parse(text), trace)
         other = trace.select(np.array([place >= 2, place < 2]))
         assert np.isfinite(robustness(parse("G(x < 3)"), other)).all()
+
+
+def test_a_margin_between_two_infinities_is_an_error() -> None:
+    """Neither side is NaN, their difference is."""
+    with pytest.raises(SignalError, match="the margin of `x < y` is not a number"):
+        robustness(parse("G(x < y)"), trace_of(x=[0.0, INF], y=[1.0, INF]))
 
 
 def test_nan_in_a_signal_that_is_not_read_is_no_error() -> None:
