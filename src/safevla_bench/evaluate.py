@@ -81,6 +81,13 @@ class Judged:
         """The policies that saw state which no real robot has."""
         return privileged_policies(self.batch) if self.batch else ()
 
+    @property
+    def interrupted(self) -> int:
+        """How many of the judged run folders do not hold every episode that was planned."""
+        sources = self.description.get("sources", ())
+        assert isinstance(sources, list)
+        return sum(source.get("complete") is False for source in sources)
+
     def summaries(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """The cells and the aggregate."""
         return metrics.cells(self.scores), metrics.aggregate(self.scores)

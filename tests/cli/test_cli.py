@@ -17,18 +17,6 @@ FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
 
 @pytest.fixture
-def safevla(capsys):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = cli.run([str(one) for one in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
-
-
-@pytest.fixture
 def archive(tmp_path) -> Path:
     path = tmp_path / "episodes.jsonl"
     append(path, episode(episode_id="a"))
@@ -215,6 +203,15 @@ def test_a_run_folder_in_the_way_is_not_touched(safevla, tmp_path):
     assert code == 2
     assert "not empty" in err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_numbers_of_an_interrupted_run_are_said_to_be_partial(safevla, tmp_path):
+    run = tmp_path / "run"
+    safevla("rollout", *FAKE, "--tasks", "0", "--policy", "noop", "--out", run)
+    assert "interrupted" not in safevla("score", run, "--out", tmp_path / "whole")[1]
+    described = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**described, "complete": False}))
+    assert "An interrupted run is among these" in safevla("score", run, "--out", tmp_path / "part")[1]
 
 
 def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):

@@ -8,23 +8,10 @@ from pathlib import Path
 import pytest
 
 from builders import BOWL, HAND, LINK, contacts, episode
-from safevla_bench import cli
 from safevla_bench.archive import append
 
 HIT = contacts((3, HAND, BOWL, 450.0))
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
-
-
-@pytest.fixture
-def safevla(capsys):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = cli.run([str(one) for one in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

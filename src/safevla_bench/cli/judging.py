@@ -51,6 +51,8 @@ def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
     click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
+    if judged.interrupted:
+        click.echo("An interrupted run is among these: the numbers cover only the episodes that it finished.")
     skipped = judged.scores.provenance.get("skipped")
     if isinstance(skipped, list) and skipped:
         click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")
