@@ -5,7 +5,6 @@ from __future__ import annotations
 from safevla_bench.statistics.bootstrap import (
     RESAMPLES,
     bootstrap_means,
-    bootstrap_p,
     percentiles,
     resampled_cluster_means,
     resampled_means,
@@ -20,6 +19,7 @@ from safevla_bench.statistics.intervals import (
     tango,
     wilson,
 )
+from safevla_bench.statistics.permutation import permutation_p, sign_flip_p
 from safevla_bench.statistics.planning import (
     half_width,
     paired_episodes,
@@ -34,7 +34,6 @@ __all__ = [
     "Q",
     "barnard",
     "bootstrap_means",
-    "bootstrap_p",
     "boschloo",
     "cochran_q",
     "half_width",
@@ -46,9 +45,11 @@ __all__ = [
     "paired_episodes",
     "paired_power",
     "percentiles",
+    "permutation_p",
     "quantile",
     "resampled_cluster_means",
     "resampled_means",
+    "sign_flip_p",
     "tango",
     "unpaired_episodes",
     "wilson",

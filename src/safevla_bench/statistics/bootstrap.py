@@ -99,15 +99,6 @@ def resampled_cluster_means(
     return means
 
 
-def bootstrap_p(differences: NDArray[np.float64]) -> float:
-    """Two-sided p-value from resampled differences: twice the share that lies on the rarer side of zero.
-
-    Agrees with the percentile interval; never below 2/(resamples + 1), as no number of resamples shows more.
-    """
-    rarer = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
-    return min(1.0, 2 * (rarer + 1) / (len(differences) + 1))
-
-
 def percentiles(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
     """The percentile interval of resampled means, over those that there are; None where there is none."""
     there = means[~np.isnan(means)]
