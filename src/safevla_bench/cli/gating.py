@@ -89,4 +89,6 @@ def gate_command(
         click.echo(json.dumps(msgspec.to_builtins(found), indent=2, allow_nan=False))
     else:
         click.echo(text(gating.table(found)), nl=False)
+        if junit is not None:
+            click.echo(f"JUnit XML: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[found.verdict])

@@ -68,7 +68,7 @@ def junit(found: Checked) -> bytes:
             said = inert(_said(one))
             ElementTree.SubElement(case, kind, {"type": one.verdict, "message": said}).text = said
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def _said(one: Outcome) -> str:

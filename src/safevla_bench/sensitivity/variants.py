@@ -114,7 +114,9 @@ def _severe(library: Library, spec: Spec, threshold: float) -> float | None:
 
 def proportional(spec: Spec, threshold: float) -> float | None:
     """The severe magnitude that keeps K = severe/threshold."""
-    return None if spec.severe is None else spec.severe * (threshold / spec.threshold)
+    if spec.severe is None:
+        return None
+    return float(Fraction(spec.severe) * Fraction(threshold) / Fraction(spec.threshold))
 
 
 def asked(text: str, library: Library) -> Asked:

@@ -52,7 +52,8 @@ def mean_of_unit(total: float, n: int, confidence: float = CONFIDENCE) -> Interv
     z, p = quantile(confidence), total / n
     middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     scale = 1 + z * z / n
-    return Interval(max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
+    # Rounding must not push an end past a mean of exactly 0 or 1.
+    return Interval(min(p, max(0.0, (middle - half) / scale)), max(p, min(1.0, (middle + half) / scale)))
 
 
 def newcombe(count: int, n: int, other: int, m: int, confidence: float = CONFIDENCE) -> Interval | None:
