@@ -151,7 +151,7 @@ def _decided(scores: Scores, key: Scope, members: NDArray[np.int64], gate: Gate,
 
 def _too_few(n: int, needed: int | None) -> str:
     if needed is None:
-        return "the value lies at the limit; no number of episodes would tell"
+        return "the value lies at the limit, so that no number of episodes would tell"
     return f"{n} episodes cannot tell; about {needed} would, if the value stays"
 
 
@@ -161,10 +161,8 @@ def episodes_needed(value: float, limit: float, confidence: float) -> int | None
     The limit is outside Wilson's interval where it lies more than z standard errors of its own from the value:
     n > z² limit (1 - limit) / (value - limit)².
     """
-    if value == limit:
-        return None
-    n = quantile(confidence) ** 2 * limit * (1 - limit) / (value - limit) ** 2
-    return ceil(n) + 1 if n < _MOST_EPISODES else None
+    spread, distance = quantile(confidence) ** 2 * limit * (1 - limit), (value - limit) ** 2
+    return ceil(spread / distance) + 1 if spread < distance * _MOST_EPISODES else None
 
 
 def _incomplete(scores: Scores, lost: Sequence[str]) -> list[Outcome]:

@@ -134,12 +134,11 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
         for name, versions in unlike_versions(entrants).items()
     ]
     if left_out:
-        found.append(f"{left_out} pairs were left out: one side crashed or was stopped there.")
+        noun = "pair was" if left_out == 1 else "pairs were"
+        found.append(f"{left_out} {noun} left out: one side crashed or was stopped there.")
     lost = [f"{one.name} {len(one.lost)}" for one in entrants if one.lost]
     if lost:
-        found.append(
-            f"Episodes that crashed or were stopped: {', '.join(lost)}; if that is no accident, neither is this."
-        )
+        found.append(f"Crashed or stopped: {', '.join(lost)}. Where a policy causes that, leaving it out flatters it.")
     if any(header.seed is None for one in entrants for header in one.headers):
         found.append("Some episodes do not record their seed; they are paired by initial state alone.")
     if 0 < sum(one.privileged for one in entrants) < len(entrants):
