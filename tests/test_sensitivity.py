@@ -98,7 +98,7 @@ def test_the_flat_torque_clause_moves_to_176_newton_metres():
 def test_a_variant_that_a_library_has_no_family_for_is_left_out_and_named():
     small = replace(DEFAULT, specs=tuple(spec for spec in DEFAULT if spec.spec_id != TORQUE))
     variants, left_out = paper_variants(small)
-    assert left_out == ("Torque relaxed: 176 N·m",)
+    assert left_out == ("Torque 176 N·m",)
     assert len(variants) == 8
     assert ablate(judged(episode(), small), small).left_out == left_out
 

@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench import hosts, metrics, policies, rollout, runs
 from safevla_bench.compare import Entrant, entrants, named_apart
-from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.report import page
@@ -236,13 +236,15 @@ def lost(judged: Judged) -> list[str]:
     skipped = judged.scores.provenance.get("skipped")
     count = len(skipped) if isinstance(skipped, list) else 0
     found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
-    return found + ([f"{count} invalid episodes were left out"] if count else [])
+    return found + ([f"{count} invalid episode{'' if count == 1 else 's'} left out"] if count else [])
 
 
-def contestants(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> list[Entrant]:
-    """Every policy of every source, each source judged by itself, with names that differ.
+def contestants(
+    paths: Sequence[Path], by: Judge, *, policies: Sequence[str] = (), skip_invalid: bool = False
+) -> list[Entrant]:
+    """The policies of every source (all, or those named), each source judged by itself, with names that differ.
 
-    Raises what `judge` raises.
+    Raises what `judge` raises, and `RunError` for a policy that no source has.
     """
     found: list[Entrant] = []
     for path in paths:
@@ -256,7 +258,11 @@ def contestants(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False)
             protocol=protocol if isinstance(protocol, dict) else None,
             privileged=judged.privileged,
         )
-    return named_apart(found)
+    unknown = [name for name in policies if name not in {one.name for one in found}]
+    if unknown:
+        remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
+        raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    return named_apart([one for one in found if not policies or one.name in policies])
 
 
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:

@@ -245,6 +245,13 @@ def test_what_is_no_pair_is_refused_with_the_reason(other, problem):
         pair([A, other])
 
 
+def test_the_same_states_with_other_seeds_are_pairs_on_request():
+    found = compare([A, altered(B, seed=1)], across_seeds=True)
+    assert metric(found, "sr") == metric(compare([A, B]), "sr")
+    crashed = replace(altered(B, seed=1).select(np.arange(7)), lost=(lost(1, 3, "b"),))
+    assert compare([A, crashed], across_seeds=True).scopes[0].left_out == 1
+
+
 def test_another_protocol_is_refused_where_both_are_known():
     mine, theirs = (
         replace(A, protocol={"name": "x", "wait_steps": 10}),

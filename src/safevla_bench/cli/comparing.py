@@ -29,6 +29,10 @@ confidence_option = click.option(
 
 @click.command("compare")
 @sources_argument
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
+@click.option(
+    "--across-seeds", is_flag=True, help="Pair by initial state alone, for the same states run with another seed."
+)
 @click.option("--unpaired", is_flag=True, help="Take the episodes as independent: Newcombe's interval, an exact test.")
 @click.option(
     "--test",
@@ -51,6 +55,8 @@ confidence_option = click.option(
 @format_option
 def compare_command(
     sources: tuple[Path, ...],
+    policies: tuple[str, ...],
+    across_seeds: bool,
     unpaired: bool,
     test: compare.Test,
     metrics: tuple[str, ...],
@@ -68,8 +74,8 @@ def compare_command(
     """
     how = compare.How(metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test)
     with _working("comparing"):
-        entrants = evaluate.contestants(sources, judge, skip_invalid=skip_invalid)
-        found = compare.compare(entrants, how, paired=not unpaired)
+        entrants = evaluate.contestants(sources, judge, policies=policies, skip_invalid=skip_invalid)
+        found = compare.compare(entrants, how, paired=not unpaired, across_seeds=across_seeds)
     if form == "json":
         _json(found)
         return

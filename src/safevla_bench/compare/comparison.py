@@ -76,20 +76,23 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def compare(entrants: Sequence[Entrant], how: How | None = None, *, paired: bool = True) -> Comparison:
+def compare(
+    entrants: Sequence[Entrant], how: How | None = None, *, paired: bool = True, across_seeds: bool = False
+) -> Comparison:
     """Compare two policies or several, in each suite and over all suites pooled.
 
     Args:
         entrants: at least two, with names that differ (see `named_apart`).
         how: metrics, confidence, seed of the bootstrap, test.
         paired: compare episode by episode; else as independent samples.
+        across_seeds: pair episodes of one initial state whatever their seeds.
 
     Raises:
         RunError: fewer than two entrants, one without an episode, and, where paired, what `pair` raises.
     """
     how = how or How()
     _refuse(entrants)
-    joined = pair(entrants) if paired else None
+    joined = pair(entrants, across_seeds=across_seeds) if paired else None
     chosen = joined.entrants if joined else tuple(entrants)
     if joined and not joined.keys:
         raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")

@@ -39,15 +39,19 @@ class Paired:
     left_out: tuple[Key, ...]
 
 
-def pair(entrants: Sequence[Entrant]) -> Paired:
+def pair(entrants: Sequence[Entrant], *, across_seeds: bool = False) -> Paired:
     """The episodes that all entrants finished, in the order of the first; pairs that one lost are left out and counted.
+
+    Args:
+        entrants: with names that differ.
+        across_seeds: pair by suite, task and initial state alone.
 
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
             ran and another did not, another environment seed, horizon or protocol.
     """
-    indices = [_index(one) for one in entrants]
-    lost = [{_lost_key(one) for one in entrant.lost} - {None} for entrant in entrants]
+    indices = [_index(one, across_seeds) for one in entrants]
+    lost = [{_lost_key(one, across_seeds) for one in entrant.lost} - {None} for entrant in entrants]
     planned = [{*index, *gone} for index, gone in zip(indices, lost, strict=True)]
     _refuse_missing(entrants, planned)
     order = [key for key in indices[0] if all(key in index for index in indices)]
@@ -56,11 +60,12 @@ def pair(entrants: Sequence[Entrant]) -> Paired:
         for one, index in zip(entrants, indices, strict=True)
     )
     _refuse_different(chosen, order)
-    everything = sorted({key for keys in planned for key in keys if key is not None}, key=str)
-    return Paired(chosen, tuple(order), tuple(key for key in everything if key not in set(order)))
+    finished = set(order)
+    left_out = {key for keys in planned for key in keys if key is not None} - finished
+    return Paired(chosen, tuple(order), tuple(_in_order(left_out)))
 
 
-def _index(entrant: Entrant) -> dict[Key, int]:
+def _index(entrant: Entrant, across_seeds: bool) -> dict[Key, int]:
     unknown = [header.episode_id for header in entrant.headers if header.init_state_index is None]
     if unknown:
         problem = f"{_count(unknown)} of {entrant.name} do not say from which initial state they started"
@@ -68,7 +73,7 @@ def _index(entrant: Entrant) -> dict[Key, int]:
         raise RunError(f"{problem}: {_some(unknown)}", remedy=remedy)
     index: dict[Key, int] = {}
     for e, header in enumerate(entrant.headers):
-        key = _key(header)
+        key = _key(header, across_seeds)
         if key in index:
             problem = (
                 f"{entrant.name} has {key} twice: {entrant.headers[index[key]].episode_id} and {header.episode_id}"
@@ -78,25 +83,29 @@ def _index(entrant: Entrant) -> dict[Key, int]:
     return index
 
 
-def _key(header: Header) -> Key:
-    assert header.init_state_index is not None
-    return Key(header.benchmark, header.task_id, header.init_state_index, header.seed)
+def _key(one: Header | Absent, across_seeds: bool) -> Key:
+    assert one.init_state_index is not None
+    return Key(one.benchmark, one.task_id, one.init_state_index, None if across_seeds else one.seed)
 
 
-def _lost_key(one: Absent) -> Key | None:
-    return None if one.init_state_index is None else Key(one.benchmark, one.task_id, one.init_state_index, one.seed)
+def _lost_key(one: Absent, across_seeds: bool) -> Key | None:
+    return None if one.init_state_index is None else _key(one, across_seeds)
 
 
 def _refuse_missing(entrants: Sequence[Entrant], planned: Sequence[set[Key | None]]) -> None:
     every = {key for keys in planned for key in keys if key is not None}
     lines = [
-        f"{entrant.name} lacks {_count(absent)} that another ran: {_some(sorted(map(str, absent)))}"
+        f"{entrant.name} lacks {_count(absent)} that another ran: {_some([str(key) for key in _in_order(absent)])}"
         for entrant, keys in zip(entrants, planned, strict=True)
         if (absent := every - keys)
     ]
     if lines:
-        remedy = f"Roll out all policies on the same tasks, initial states and seed. {_UNPAIRED}"
+        remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across-seeds. {_UNPAIRED}"
         raise RunError("these are not the same episodes:\n  " + "\n  ".join(lines), remedy=remedy)
+
+
+def _in_order(keys: Iterable[Key]) -> list[Key]:
+    return sorted(keys, key=lambda key: (*key[:3], -1 if key.seed is None else key.seed))
 
 
 def _refuse_different(entrants: Sequence[Entrant], keys: Sequence[Key]) -> None:
