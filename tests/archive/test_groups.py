@@ -61,7 +61,7 @@ def altered(rng: random.Random, value: object) -> object:
     if isinstance(value, dict) and value:
         name = rng.choice(sorted(value))
         return {**value, name: altered(rng, value[name])}
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, bool | str):
         return rng.choice([None, value])
     if isinstance(value, int):
         return rng.choice([None, -1, 0, value + 1, 2**31 - 1])
@@ -101,7 +101,9 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
     names = pa.array(["e0", None, "e2"], pa.string())
     parquet.pq.write_table(pa.Table.from_batches([plain.set_column(1, SCHEMA.field("episode_id"), names)]), path)
     first, error, last = parquet.read(path)
-    assert isinstance(first, Batch) and isinstance(last, Batch) and isinstance(error, RecordError)
+    assert isinstance(first, Batch)
+    assert isinstance(error, RecordError)
+    assert isinstance(last, Batch)
     assert (first.headers[0].episode_id, error.place.line, last.headers[0].episode_id) == ("e0", 2, "e2")
 
 

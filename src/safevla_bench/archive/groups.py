@@ -142,9 +142,7 @@ def _poses(group: _Group, name: str, size: int) -> Poses:
     _require((_lengths(_whole(steps)) == np.repeat(counts, rows)).all())
     each = _whole(steps.flatten())
     _require((_lengths(each) == size).all())
-    channel = Channel(
-        _numbers(each.flatten()), _offsets(rows * counts * size), np.where(present, counts * size, -1)
-    )
+    channel = Channel(_numbers(each.flatten()), _offsets(rows * counts * size), np.where(present, counts * size, -1))
     return Poses(channel, body, _offsets(counts), size)
 
 

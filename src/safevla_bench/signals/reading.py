@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
+A = TypeVar("A", bound=NDArray[Any])
 
 
 class Reading:
@@ -22,16 +23,17 @@ class Reading:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self._found: dict[tuple[str, str], NDArray[Any]] = {}
+        self._found: dict[tuple[str, str], Any] = {}
 
-    def once(self, kind: str, name: str, compute: Callable[[Reading], NDArray[T]]) -> NDArray[T]:
+    def once(self, kind: str, name: str, compute: Callable[[Reading], A]) -> A:
         """`compute` of this reading, computed the first time it is asked for; read-only."""
         key = (kind, name)
         if key not in self._found:
             found = compute(self).view()
             found.flags.writeable = False
             self._found[key] = found
-        return self._found[key]
+        kept: A = self._found[key]
+        return kept
 
     @cached_property
     def first(self) -> Ints:

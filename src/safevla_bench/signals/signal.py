@@ -37,7 +37,10 @@ SIGNALS: Mapping[str, Signal] = _REGISTERED
 def signal(
     *, unit: str, reads: tuple[str, ...], boolean: bool = False
 ) -> Callable[[Callable[[Reading], Values]], Callable[[Reading], Values]]:
-    """Register a function as the signal of its name, computed once a reading; its docstring's first line is the meaning."""
+    """Register a function as the signal of its name, computed once a reading.
+
+    The first line of its docstring is the meaning.
+    """
     unknown = set(reads) - set(FIELDS)
     assert not unknown, unknown
 
@@ -47,7 +50,7 @@ def signal(
 
         @wraps(compute)
         def once(reading: Reading) -> Values:
-            return reading.once("signal", name, compute)  # type: ignore[arg-type]  # one type or the other
+            return reading.once("signal", name, compute)
 
         _REGISTERED[name] = Signal(name, unit, reads, boolean, meaning, once)
         return once
