@@ -23,6 +23,7 @@ from safevla_bench.stl.formula import (
 )
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import Trace, Verdict, judge, robustness, trajectory_robustness
+from safevla_bench.stl.violating import violating
 
 __all__ = [
     "Always",
@@ -48,4 +49,5 @@ __all__ = [
     "substitute",
     "to_text",
     "trajectory_robustness",
+    "violating",
 ]
