@@ -1,4 +1,4 @@
-"""What the no-op baseline says of a set of episodes, in words and as a table; the page and the printed tables share it."""
+"""What the no-op baseline says of a set of episodes, in words and as a table, for the page and the terminal alike."""
 
 from __future__ import annotations
 
