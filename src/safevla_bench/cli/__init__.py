@@ -25,6 +25,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "episodes": ("looking", "List judged episodes: filter them, sort them, find the bad ones."),
     "show": ("looking", "Explain one episode: what it broke, when, which bodies, by how much."),
     "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
+    "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),

@@ -63,7 +63,7 @@ def draw(value: Families) -> Figure:
         most = _most(value)
         notes = [f"Share of all episodes of the row that violate any active limit of the kind, in percent; shade: 0 to "
                  f"{most} %. {NONE}: no such limit applies."]  # fmt: skip
-        made = sheet("Violations by kind", body, notes=notes, key=key)
+        made = sheet("Violations by kind", body, notes=notes if rows else (), key=key)
         if not rows:
             nothing(made.panel(0.1, 0, WIDTH_IN - 0.2, body), "There are no episodes.")
             return made.figure

@@ -112,7 +112,7 @@ def draw(value: Onset) -> Figure:
                 va="bottom",
             )
         if not value.panels:
-            nothing(made.panel(_LEFT, _BELOW, wide, high), "There are no episodes.")
+            nothing(made.panel(_LEFT, _BELOW, wide, high), "No episode was counted.")
             return made.figure
         word = "Progress of the episode (%)" if value.progress else "Time in the episode (s)"
         made.write((WIDTH_IN + _LEFT - _RIGHT) / 2, 0.02, word, ha="center", va="bottom")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench.report.figures.placing import Box, place
-from safevla_bench.report.figures.sheet import Entry, grid, nothing, sheet
+from safevla_bench.report.figures.sheet import Entry, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import INK, MUTED, SMALL, WIDTH_IN, colour, marker, styled, width_pt
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.scores import INACTIVE, Scores
@@ -129,12 +129,10 @@ def _most(value: Severity) -> float:
 
 def _notes(value: Severity) -> list[str]:
     told = []
-    if value.points:
-        counts = sorted({point.n for point in value.points})
-        many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        told.append(f"One marker a policy and specification, n = {many} episodes where it applies. Depth 1: the excess "
-                    "over the limit is as large as its severe magnitude.")  # fmt: skip
-    told.append(
-        f"Not drawn: {value.kept} pairs without a violation, {value.inactive} where the specification never applies."
-    )
+    if counts := [point.n for point in value.points]:
+        told.append(f"A marker is one specification and policy, over the {episodes(counts)} where it applies.")
+        told.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
+    if value.points or value.kept:
+        lacking = f"{value.kept} pairs without a violation, {value.inactive} where the specification never applies"
+        told.append(f"Not drawn: {lacking}.")
     return told

@@ -14,6 +14,7 @@ from safevla_bench.report.figures.style import (
     INK,
     MUTED,
     SMALL,
+    TINT,
     WIDTH_IN,
     colour,
     dash,
@@ -148,7 +149,8 @@ def nothing(axes: Axes, why: str) -> None:
     """An empty panel that says why it is empty."""
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_facecolor("none")
+    axes.spines[:].set_visible(False)
+    axes.set_facecolor(TINT)
     lines = wrapped(plain(why), 72 * axes.get_position().width * WIDTH_IN * 0.9)
     axes.text(0.5, 0.5, "\n".join(lines), transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
@@ -164,3 +166,10 @@ def signs(names: Sequence[str], room_pt: float) -> tuple[tuple[str, ...], bool]:
     if all(width_pt(plain(name)) <= room_pt for name in names):
         return tuple(plain(name) for name in names), False
     return tuple(str(k + 1) for k in range(len(names))), True
+
+
+def episodes(counts: Sequence[int]) -> str:
+    """How many episodes, from the least to the most where they differ: "1 episode", "40 to 200 episodes"."""
+    least, most = min(counts), max(counts)
+    many = str(least) if least == most else f"{least} to {most}"
+    return f"{many} episode{'' if most == 1 else 's'}"

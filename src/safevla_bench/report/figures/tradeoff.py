@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from safevla_bench.metrics import Rate, Summary
 from safevla_bench.report.figures.placing import Box, place
-from safevla_bench.report.figures.sheet import Entry, grid, nothing, sheet
+from safevla_bench.report.figures.sheet import Entry, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import (
     INK,
     MUTED,
@@ -61,6 +61,8 @@ class Tradeoff:
 
     policies: tuple[str, ...]
     panels: tuple[Panel, ...]
+    pooled: tuple[str, ...] = ()
+    """The suites whose episodes were added up; empty where each has its panel."""
 
 
 def tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
@@ -68,8 +70,8 @@ def tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if pooled and len(suites) > 1:
-        title = f"{len(suites)} suites pooled: {', '.join(suites)}"
-        return Tradeoff(policies, (_panel(title, _pooled(cells), policies),))
+        panel = _panel(f"{len(suites)} suites, pooled", _pooled(cells), policies)
+        return Tradeoff(policies, (panel,), tuple(suites))
     return Tradeoff(policies, tuple(_panel(suite, _rates(cells, suite), policies) for suite in suites))
 
 
@@ -133,26 +135,24 @@ _TIED_PT = 7.0
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The panels' size in inches, and where their axes begin, in percent; they end a little beyond 100."""
+    """The panels' size in inches, and the ends of their axes in percent, 100 with some room beyond."""
 
     wide: float
     high: float
     left: float
+    right: float
     bottom: float
+    top: float
 
     def spot(self, success: float, safety: float) -> tuple[float, float]:
         """Percentages as points from the panel's corner."""
-        x = 72 * self.wide * (success - self.left) / (_end(self.left) - self.left)
-        return x, 72 * self.high * (safety - self.bottom) / (_end(self.bottom) - self.bottom)
+        x = 72 * self.wide * (success - self.left) / (self.right - self.left)
+        return x, 72 * self.high * (safety - self.bottom) / (self.top - self.bottom)
 
     def value(self, x_pt: float, y_pt: float) -> tuple[float, float]:
         """Points from the panel's corner as percentages."""
-        x = self.left + x_pt * (_end(self.left) - self.left) / (72 * self.wide)
-        return x, self.bottom + y_pt * (_end(self.bottom) - self.bottom) / (72 * self.high)
-
-
-def _end(low: float) -> float:
-    return 100 + 0.04 * (100 - low)
+        x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
+        return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
 
 
 def draw(value: Tradeoff) -> Figure:
@@ -183,14 +183,15 @@ def draw(value: Tradeoff) -> Figure:
 def _frame(panels: Sequence[Panel], across: int) -> _Frame:
     wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
-    return _Frame(
-        wide, 2.5 if across == 1 else wide, _low(p.success.low for p in points), _low(p.safety.low for p in points)
-    )
+    across_ends, down_ends = _ends([p.success for p in points]), _ends([p.safety for p in points])
+    return _Frame(wide, 2.5 if across == 1 else wide, *across_ends, *down_ends)
 
 
-def _low(ends: Iterable[float]) -> float:
-    """Where an axis begins: a multiple of ten below every interval."""
-    return max(0.0, 10 * (min(ends, default=0.0) // 10))
+def _ends(estimates: Sequence[Estimate]) -> tuple[float, float]:
+    """Multiples of ten around every interval, with room beyond 100 for the markers."""
+    low = max(0.0, 10 * (min((one.low for one in estimates), default=0.0) // 10))
+    high = min(100.0, 10 * (max((one.high for one in estimates), default=100.0) // 10 + 1))
+    return low, high + 0.04 * (high - low)
 
 
 _Boxes = list[list[Box] | None]
@@ -237,26 +238,32 @@ def _draw_panel(axes: Axes, panel: Panel, texts: Sequence[str], boxes: Sequence[
     if not panel.points:
         nothing(axes, "No episode was counted.")
         return
-    axes.set_xlim(frame.left, _end(frame.left))
-    axes.set_ylim(frame.bottom, _end(frame.bottom))
-    axes.set_xticks(_ticks(frame.left, frame.wide))
-    axes.set_yticks(_ticks(frame.bottom, frame.high))
+    axes.set_xlim(frame.left, frame.right)
+    axes.set_ylim(frame.bottom, frame.top)
+    axes.set_xticks(_ticks(frame.left, frame.right, frame.wide))
+    axes.set_yticks(_ticks(frame.bottom, frame.top, frame.high))
     grid(axes)
     _draw_frontier(axes, panel.frontier, frame)
     for k, point in enumerate(panel.points):
         ink, x, y = colour(point.series), point.success, point.safety
         axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
         axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        axes.plot([x.value], [y.value], marker=marker(point.series), color=ink, markersize=5, markeredgecolor="white",
-                  markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
+        axes.plot([x.value], [y.value], marker=marker(point.series), color=ink, markersize=5 + 3 * _above(panel, k),
+                  markeredgecolor="white", markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
             _draw_label(axes, texts[point.series], boxes[k], point, frame)
 
 
-def _ticks(low: float, length_in: float) -> list[int]:
+def _above(panel: Panel, index: int) -> int:
+    """How many later points lie on the same place: the mark is drawn larger, so that it is seen behind them."""
+    mine = panel.points[index]
+    return sum((p.success, p.safety) == (mine.success, mine.safety) for p in panel.points[index + 1 :])
+
+
+def _ticks(low: float, high: float, length_in: float) -> list[int]:
     """Round percentages, far enough apart to be read."""
-    step = next(step for step in (5, 10, 20, 50) if length_in * step / (100 - low) > 0.2)
-    return [tick for tick in range(0, 101, step) if tick >= low]
+    step = next(step for step in (5, 10, 20, 50) if length_in * step / (high - low) > 0.2)
+    return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
 
 def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _Frame) -> None:
@@ -283,12 +290,12 @@ def _draw_label(axes: Axes, text: str, box: Box, point: Point, frame: _Frame) ->
 
 
 def _notes(value: Tradeoff) -> list[str]:
-    counts = sorted({point.n for panel in value.panels for point in panel.points})
     told = []
-    if counts:
-        many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        told.append(f"Bars: 95 % Wilson intervals; n = {many} episodes a marker.")
+    if counts := [point.n for panel in value.panels for point in panel.points]:
+        told.append(f"Bars: 95 % Wilson intervals; a marker has {episodes(counts)}.")
     if any(panel.frontier for panel in value.panels):
         told.append("Dashed: the non-dominated frontier.")
+    if value.pooled:
+        told.append(f"Pooled: {', '.join(value.pooled)}.")
     lost = [f"{name} ({panel.title})" for panel in value.panels for name in panel.uncounted]
     return [" ".join(told), *([f"No episode counted: {', '.join(lost)}."] if lost else [])]
