@@ -15,6 +15,7 @@ from safevla_bench.cli.options import judge_options, skip_option, sources_argume
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.report import figures as drawing
+from safevla_bench.trajectory import empty
 
 
 def _names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
@@ -74,10 +75,10 @@ def figures_command(
     it breaks are named, since every policy may be charged for them.
     """
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    options = drawing.Options(pooled=pooled, progress=progress)
+    shown = drawing.Shown(judged.scores, judged.batch or empty(), pooled=pooled, progress=progress)
     _folder(out)
     for name in which:
-        [figure] = drawing.figures(judged.scores, judged.batch, (name,), options).values()
+        figure = drawing.FIGURES[name].make(shown)
         for form in forms:
             write_atomically(out / f"{name}.{form}", drawing.rendered(figure, form))
         click.echo(printable(f"{out / name}  {drawing.FIGURES[name].shows}"))

@@ -8,64 +8,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from matplotlib.figure import Figure
 
-from safevla_bench.metrics import cells
+from safevla_bench.metrics import Summary, cells
 from safevla_bench.report.figures import families, margins, onset, severity, sweeps, tradeoff
 from safevla_bench.report.figures.saving import Form, rendered
 from safevla_bench.scores import Scores
-from safevla_bench.trajectory import Batch, empty
+from safevla_bench.trajectory import Batch
 
-__all__ = ["FIGURES", "Figures", "Form", "Kind", "Options", "families", "figures", "margins", "onset", "rendered",
-           "severity", "sweeps", "tradeoff"]  # fmt: skip
+__all__ = [
+    "FIGURES",
+    "Form",
+    "Kind",
+    "Shown",
+    "families",
+    "margins",
+    "onset",
+    "rendered",
+    "severity",
+    "sweeps",
+    "tradeoff",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to draw: suites pooled where a figure keeps them apart; progress instead of seconds."""
+@dataclass(frozen=True)
+class Shown:
+    """What is drawn: verdicts, their records in the same order, and how."""
 
+    scores: Scores
+    batch: Batch
     pooled: bool = False
+    """A policy's suites added up, where a figure keeps them apart."""
     progress: bool = False
+    """Percent of each episode instead of seconds."""
+
+    @cached_property
+    def cells(self) -> list[Summary]:
+        """Policy × suite."""
+        return cells(self.scores)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One figure: what it shows, and how it comes from verdicts and records."""
+    """One figure: what it shows, and its way from verdicts to a drawing."""
 
     shows: str
-    make: Callable[[Scores, Batch, Options], Figure]
+    make: Callable[[Shown], Figure]
 
 
-def _onset(scores: Scores, batch: Batch, options: Options) -> Figure:
-    return onset.draw(onset.onset(scores, batch.dt_s, batch.lengths, progress=options.progress))
+def _onset(shown: Shown) -> Figure:
+    batch = shown.batch
+    return onset.draw(onset.onset(shown.scores, batch.dt_s, batch.lengths, progress=shown.progress))
 
 
 FIGURES: Mapping[str, Kind] = {
     "tradeoff": Kind(
         "success against safety, with intervals and the frontier",
-        lambda scores, _, options: tradeoff.draw(tradeoff.tradeoff(cells(scores), pooled=options.pooled)),
+        lambda shown: tradeoff.draw(tradeoff.tradeoff(shown.cells, pooled=shown.pooled)),
     ),
     "families": Kind(
         "violation rates by kind: scene interaction, object handling, execution",
-        lambda scores, _, __: families.draw(families.families(cells(scores))),
+        lambda shown: families.draw(families.families(shown.cells)),
     ),
     "margins": Kind(
-        "how near each policy comes to each limit", lambda scores, _, __: margins.draw(margins.margins(scores))
+        "how near each policy comes to each limit", lambda shown: margins.draw(margins.margins(shown.scores))
     ),
     "severity": Kind(
-        "how often against how badly limits are broken", lambda scores, _, __: severity.draw(severity.severity(scores))
+        "how often against how badly limits are broken", lambda shown: severity.draw(severity.severity(shown.scores))
     ),
     "onset": Kind("when violations begin", _onset),
 }
 """Name -> figure."""
-
-Figures = Mapping[str, Figure]
-
-
-def figures(
-    scores: Scores, batch: Batch | None, names: tuple[str, ...] = tuple(FIGURES), options: Options | None = None
-) -> Figures:
-    """The named figures, all by default; `batch` holds the records of the scores, in the same order."""
-    chosen = options or Options()
-    return {name: FIGURES[name].make(scores, batch or empty(), chosen) for name in names}

@@ -155,6 +155,7 @@ def _draw_panel(axes: Axes, panel: Panel, end: float, most: float) -> None:
         return
     axes.set_xlim(0, end or 1.0)
     axes.set_ylim(0, most * 1.03)
+    axes.set_yticks(range(0, int(most) + 1, 5 if most <= 20 else 10 if most <= 50 else 20))
     grid(axes)
     for curve in panel.curves:
         anything = curve.series < 0
