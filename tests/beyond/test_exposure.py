@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
+from beyond.made import LIBRARY, REGISTRY, held, hit, measured
+from builders import BOWL, DRAWER, HAND, contacts, episode
 from report.scenes import run
 from safevla_bench import beyond, signals
 from safevla_bench.beyond import cells, episodes, exposure, exposures
@@ -17,28 +18,13 @@ from safevla_bench.beyond.phases import holding
 from safevla_bench.scores import ACTIVE
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import concatenate, empty, select
 
-LIBRARY, REGISTRY = library(), registry()
 FORCE, PUSHED = "max_contact_force_under_200N", "non_target_max_disp_5mm"
-
-
-def measured(batch, **options):
-    scores = score(batch, LIBRARY, REGISTRY, **options)
-    return exposure(batch, scores, LIBRARY, REGISTRY), scores
 
 
 def row(spent, spec_id):
     return [spec.spec_id for spec in spent.specs].index(spec_id)
-
-
-def hit(*rows, impulse=None, n=12, **changes):
-    """An episode with contacts of the link and the plate, (record, force)."""
-    touching = contacts(*((record, LINK, PLATE, force) for record, force in rows))
-    if impulse is not None:
-        touching = replace(touching, impulse_ns=np.array(impulse, dtype=np.float64))
-    return episode(n, contacts=touching, **changes)
 
 
 @pytest.mark.parametrize("module", [episodes, cells])
@@ -194,15 +180,6 @@ def test_a_specification_that_applies_nowhere_has_counts_of_nothing():
 
 
 # Phases
-
-
-def held(grip, height, **changes):
-    """An episode in which the bowl is gripped and lifted as said, record by record."""
-    n = len(grip)
-    position = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
-    position[:, 0, 2] += height
-    fields = {"benchmark": "libero-goal", "task_id": "task_8", "gripper_contact": np.array(grip, dtype=np.bool_)}
-    return episode(n, body_pos_m=position, **{**fields, **changes})
 
 
 def phase_names(batch):

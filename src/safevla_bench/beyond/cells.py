@@ -30,7 +30,7 @@ class SpecExposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of the task, over the episodes of a cell that have phases."""
+    """One phase of the task, over the `phased` episodes of a cell."""
 
     phase: str
     total_s: float
@@ -55,7 +55,7 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
     unsafe_failures: Rate
     specs: tuple[SpecExposure, ...]
     phased: int
-    """Episodes that have phases; `phases` is empty where none has."""
+    """Episodes that have phases and a time in violation; `phases` is empty where none has."""
     phases: tuple[PhaseExposure, ...]
 
 
@@ -82,6 +82,7 @@ def _cell(spent: Exposure, scores: Scores, members: Ints, policy: str | None, su
     named = (spent.any_s, spent.above_force_s, spent.above_impulse_ns)
     means = _means(np.vstack([*(row[members] for row in named), spent.violation_s[:, members]]))
     success, unsafe = scores.success[members], ~scores.safe[members]
+    phased = members[~np.isnan(spent.phase_violation_s[0, members])]
     return CellExposure(
         policy=policy,
         suite=suite,
@@ -93,8 +94,8 @@ def _cell(spent: Exposure, scores: Scores, members: Ints, policy: str | None, su
         unsafe_successes=Rate.of((unsafe & success).sum(), success.sum()),
         unsafe_failures=Rate.of((unsafe & ~success).sum(), (~success).sum()),
         specs=tuple(_spec(spent, scores, members, row, means[3 + row]) for row in range(len(spent.specs))),
-        phased=int((~np.isnan(spent.phase_s[0, members])).sum()),
-        phases=_phases(spent, members),
+        phased=len(phased),
+        phases=_phases(spent, phased) if len(phased) else (),
     )
 
 
@@ -112,13 +113,11 @@ def _spec(spent: Exposure, scores: Scores, members: Ints, row: int, violation_s:
 
 
 def _phases(spent: Exposure, members: Ints) -> tuple[PhaseExposure, ...]:
-    if np.isnan(spent.phase_s[0, members]).all():
-        return ()
     return tuple(
         PhaseExposure(
             phase=name,
-            total_s=float(np.nansum(spent.phase_s[k, members])),
-            violation_s=float(np.nansum(spent.phase_violation_s[k, members])),
+            total_s=float(spent.phase_s[k, members].sum()),
+            violation_s=float(spent.phase_violation_s[k, members].sum()),
             first_violations=int((spent.first_phase[members] == k).sum()),
         )
         for k, name in enumerate(PHASES)
