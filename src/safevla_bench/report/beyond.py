@@ -105,11 +105,11 @@ def by_phase(cells: Sequence[CellExposure]) -> Table:
     )
     lacking = sum(cell.n - cell.phased for cell in cells)
     notes = [
-        "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: from "
-        "the last grip on. Handling: the rest between the first grip and the last."
+        "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
+        "from the last grip on. Handling: the rest between the first grip and the last."
     ]
     if lacking:
-        notes.append(f"Left out: {lacking} whose task holds nothing, or whose record lacks the grip.")
+        notes.append(f"Left out: {lacking}, whose task holds nothing or whose record lacks the grip.")
     return Table("Violations by phase of the task", columns, rows, tuple(notes))
 
 
