@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.figures.crowds import LONG, crashed
-from report.figures.drawn import words
+from report.figures.drawn import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
-from safevla_bench.metrics import cells
+from safevla_bench.metrics import Rate, cells
 from safevla_bench.report.figures import families, margins, onset, severity, style, sweeps, tradeoff
+from safevla_bench.specs import library
 
 INF = float("inf")
 
@@ -165,28 +167,64 @@ def test_stopped_episodes_are_in_no_figure():
 # Sweeps
 
 
-def swept(**changes):
-    at = tuple(float(k) for k in range(2, 26))
-    curves = tuple(
-        sweeps.Curve(name, 200, *(tuple(min(100.0, base + 2 * x + off) for x in at) for off in (0, -4, 4)))
-        for name, base in (("openvla", 30), ("pi0", 45))
-    )
-    fields = {"rate": "Safety", "threshold": "limit on displacement (mm)", "thresholds": at, "curves": curves,
-              "anchors": ((5.0, "main"), (20.0, "2 cm"), (50.0, "5 cm"))}  # fmt: skip
-    return sweeps.Sweep(**{**fields, **changes})
+def swept(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b", "libero-goal", 20)), **changes):
+    """A sweep as the sensitivity half gives it: policy, suite and n of each cell, Safety rising with the threshold."""
+    rank = {value: k for k, value in enumerate(sorted(thresholds))}
+    curves = [
+        SimpleNamespace(
+            policy=policy,
+            suite=suite,
+            n=n,
+            points=[
+                SimpleNamespace(safety=Rate.of(n * (1 + rank[x]) // (1 + len(thresholds)), n), sbu=Rate.of(n // 4, n))
+                for x in thresholds
+            ],
+        )
+        for policy, suite, n in cells
+    ]
+    fields = {"name": "non_target_max_disp", "spec_ids": ("non_target_max_disp_5mm",), "unit": "m",
+              "thresholds": thresholds, "curves": curves}  # fmt: skip
+    return sweeps.sweep(SimpleNamespace(**{**fields, **changes}), library())
 
 
-def test_a_sweep_names_its_curves_axes_and_the_anchors_within_it():
-    told = {text for text, _ in words(sweeps.draw(swept()))}
-    assert {"openvla (n = 200)", "pi0 (n = 200)", "main", "2 cm", "Limit on displacement (mm)"} <= told
-    assert "5 cm" not in told
+def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
+    value = swept()
+    assert value.thresholds == pytest.approx((2.0, 5.0, 20.0))
+    assert (value.threshold, value.policies) == ("Threshold (mm)", ("a", "b"))
+    assert value.anchors == pytest.approx((5.0, 20.0, 50.0))
+    safety, sbu = value.panels
+    assert (safety.title, sbu.title) == ("Safety, libero-goal", "SBU, libero-goal")
+    assert safety.curves[0].rate == (25.0, 50.0, 75.0)
+    assert safety.curves[1].series == 1
+    low, high = Rate.of(10, 40).ci
+    assert (sbu.curves[0].low[0], sbu.curves[0].high[0]) == (100 * low, 100 * high)
 
 
-def test_a_sweep_of_nothing_says_so_and_one_of_a_single_threshold_is_drawn():
-    assert "There is nothing to sweep." in {text for text, _ in words(sweeps.draw(swept(curves=())))}
-    one = sweeps.Curve("a", 1, (50.0,), (2.0,), (98.0,))
-    told = {text for text, _ in words(sweeps.draw(swept(thresholds=(5.0,), curves=(one,))))}
-    assert "a (n = 1)" in told
+def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
+    figure = sweeps.draw(swept())
+    told = " ".join(text for text, _ in words(figure))
+    assert "Threshold (mm)" in told
+    assert "registered thresholds, 5, 20." in told
+    assert "Safety and SBU against the threshold of" in told
+    assert (overlapping(figure), outside(figure)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cells": ()},
+        {"cells": (("a", "libero-goal", 0),)},
+        {"thresholds": ()},
+        {"thresholds": (0.005,), "cells": (("a", "libero-goal", 1),)},
+        {"cells": tuple((name, suite, 20) for name in LONG for suite in ("libero-goal", "libero-10"))},
+    ],
+)
+def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
+    figure = sweeps.draw(swept(**changes))
+    told = [text for text, _ in words(figure)]
+    empty = not any(n for _, _, n in changes.get("cells", [("", "", 1)])) or changes.get("thresholds") == ()
+    assert any(text.startswith(("No episode", "There is nothing")) for text in told) == empty
+    assert (overlapping(figure), outside(figure)) == ([], [])
 
 
 # Text

@@ -173,3 +173,12 @@ def episodes(counts: Sequence[int]) -> str:
     least, most = min(counts), max(counts)
     many = str(least) if least == most else f"{least} to {most}"
     return f"{many} episode{'' if most == 1 else 's'}"
+
+
+def cut(text: str, room_pt: float) -> str:
+    """As much of a text as there is room for."""
+    if width_pt(plain(text)) <= room_pt:
+        return text
+    while text and width_pt(plain(text) + "…") > room_pt:
+        text = text[:-1]
+    return text + "…"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from safevla_bench.metrics import Rate, Summary
 from safevla_bench.report.figures.placing import Box, place
-from safevla_bench.report.figures.sheet import Entry, episodes, grid, nothing, sheet
+from safevla_bench.report.figures.sheet import Entry, cut, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import (
     INK,
     MUTED,
@@ -169,7 +169,7 @@ def draw(value: Tradeoff) -> Figure:
             left, bottom = _LEFT + column * (frame.wide + _GAP), _BELOW + (rows - 1 - row) * (frame.high + _ABOVE)
             axes = made.panel(left, bottom, frame.wide, frame.high)
             _draw_panel(axes, panel, texts, boxes[k], frame)
-            made.write(left, bottom + frame.high + 0.05, _cut(panel.title, 72 * frame.wide), va="bottom")
+            made.write(left, bottom + frame.high + 0.05, cut(panel.title, 72 * frame.wide), va="bottom")
             axes.tick_params(labelbottom=k + across >= len(value.panels), labelleft=column == 0)
         if not value.panels:
             nothing(made.panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
@@ -205,15 +205,6 @@ def _labels(value: Tradeoff, frame: _Frame) -> tuple[tuple[str, ...], _Boxes, bo
         return names, boxes, False
     numbers = tuple(str(k + 1) for k in range(len(names)))
     return numbers, [_places(panel, numbers, frame, reach=200.0) for panel in value.panels], True
-
-
-def _cut(text: str, room_pt: float) -> str:
-    """As much of a text as there is room for."""
-    if width_pt(plain(text)) <= room_pt:
-        return text
-    while text and width_pt(plain(text) + "…") > room_pt:
-        text = text[:-1]
-    return text + "…"
 
 
 def _places(panel: Panel, texts: Sequence[str], frame: _Frame, reach: float) -> list[Box] | None:
