@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from safevla_bench.metrics import Rate
-from safevla_bench.report.figures.sheet import Entry, cut, grid, nothing, sheet
+from safevla_bench.report.figures.sheet import Entry, cut, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import INK, WIDTH_IN, colour, dash, marker, styled
 from safevla_bench.report.numbers import short, unit_text
 from safevla_bench.report.tables import UNNAMED
@@ -22,6 +22,7 @@ class Curve:
     """One policy: a rate and its interval, in percent, at each threshold; `series` is its place among all policies."""
 
     series: int
+    n: int
     rate: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -123,6 +124,7 @@ def _curve(series: int, rates: Sequence[Rate]) -> Curve:
     ends = [rate.ci or (0.0, 1.0) for rate in rates]
     return Curve(
         series=series,
+        n=max((rate.n for rate in rates), default=0),
         rate=tuple(100 * (rate.value or 0.0) for rate in rates),
         low=tuple(100 * low for low, _ in ends),
         high=tuple(100 * high for _, high in ends),
@@ -186,7 +188,7 @@ def _every(count: int, series: int) -> tuple[int, int]:
 
 
 def _notes(value: Sweep) -> list[str]:
+    counts = [curve.n for panel in value.panels for curve in panel.curves]
     within = [short(anchor) for anchor in value.anchors if value.thresholds[0] <= anchor <= value.thresholds[-1]]
-    return [
-        "Bands: 95 % Wilson intervals." + (f" Dotted: registered thresholds, {', '.join(within)}." if within else "")
-    ]
+    told = f"Bands: 95 % Wilson intervals; a curve has {episodes(counts)}."
+    return [told + (f" Dotted: registered thresholds, {', '.join(within)}." if within else "")]
