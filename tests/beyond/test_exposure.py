@@ -89,13 +89,26 @@ def test_inactive_and_vacuous_specifications_have_no_time_in_violation():
     assert np.array_equal(np.isnan(spent.violation_s), ~judged)
 
 
-def test_time_is_above_zero_iff_the_specification_is_violated():
-    spent, scores = measured(run(["calm", "rough"], [0.1, 1.0], 10, ["libero-10", "libero-object"]))
+@pytest.mark.parametrize("name", ["default", "paper-literal"])
+def test_time_is_above_zero_iff_the_specification_is_violated(name):
+    batch = run(["calm", "rough"], [0.1, 1.0], 10, ["libero-10", "libero-object"])
+    scores = score(batch, library(name), REGISTRY)
+    spent = exposure(batch, scores, library(name), REGISTRY)
     violated = scores.violated[scores.scored]
-    assert violated.any(axis=1).sum() >= 4
+    assert violated.any(axis=1).sum() >= 3
     assert np.array_equal(np.nan_to_num(spent.violation_s) > 0, violated)
     assert np.array_equal(spent.any_s > 0, ~scores.safe)
     assert np.array_equal(~np.isnan(spent.first_s), violated)
+
+
+def test_an_episode_measures_the_same_alone_and_among_others():
+    batch = run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-object"])
+    together, _ = measured(batch)
+    for k in (3, 9, 17):
+        alone, _ = measured(select(batch, [k]))
+        for name in ("violation_s", "any_s", "first_s", "above_force_s", "above_impulse_ns", "phase_s",
+                     "phase_violation_s", "first_phase"):  # fmt: skip
+            np.testing.assert_array_equal(getattr(alone, name)[..., 0], getattr(together, name)[..., k])
 
 
 PLAIN = {
@@ -206,6 +219,10 @@ def test_a_task_without_a_held_object_has_no_phases_and_no_zero():
     assert spent.first_phase.tolist() == [-1]
     [cell] = exposures(spent, scores)
     assert (cell.phased, cell.phases) == (0, ())
+
+
+def test_a_task_without_an_entry_is_not_known_to_hold_anything():
+    assert holding(episode(1, benchmark="nobody-knows-it"), REGISTRY).tolist() == [False]
 
 
 def test_a_record_without_the_gripper_has_no_phases():

@@ -11,12 +11,11 @@ Every record of such an episode has exactly one phase, so that times by phase ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals
+from safevla_bench.errors import UnknownTaskError
 from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Batch
 
@@ -59,7 +58,14 @@ def _ends(
 
 
 def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
-    """Whether the task of each episode has a held object, [E]; raises `UnknownTaskError`."""
-    tasks: Sequence[tuple[str, str]] = [(header.benchmark, header.task_id) for header in batch.headers]
-    held = {task: _HELD in registry.tags(*task) for task in dict.fromkeys(tasks)}
+    """Whether the task of each episode has a held object, [E]; a task without an entry is not known to have one."""
+    tasks = [(header.benchmark, header.task_id) for header in batch.headers]
+    held = {task: _holds(registry, *task) for task in dict.fromkeys(tasks)}
     return np.array([held[task] for task in tasks], dtype=np.bool_)
+
+
+def _holds(registry: Registry, benchmark: str, task_id: str) -> bool:
+    try:
+        return _HELD in registry.tags(benchmark, task_id)
+    except UnknownTaskError:
+        return False
