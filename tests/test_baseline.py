@@ -59,7 +59,10 @@ def test_the_words_name_the_tasks_and_the_policies_in_doubt():
     said = " ".join(cautioning.warning(found))
     assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in said
     assert "a: 2 of its 2 unsafe episodes" in said
-    assert "1 of them no other" in said
+    assert "1 of these broke no other limit" in said
+    both = baseline(joined(noop(*NOTHING), verdicts((True, -1.0, -5.0), policy="a")))
+    assert "1 of its 1 unsafe episodes" in cautioning.warning(both)[1]
+    assert "all of these broke other limits too" in cautioning.warning(both)[1]
 
 
 def test_the_table_shows_how_far_and_how_often():

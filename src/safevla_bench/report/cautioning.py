@@ -23,7 +23,8 @@ def warning(found: Baseline) -> tuple[str, ...]:
 
 def _doubted(doubt: Doubt) -> str:
     also = f"{doubt.shared} of its {doubt.unsafe} unsafe episodes broke one of the same limits in the same task"
-    return f"{doubt.policy or UNNAMED}: {also}, {doubt.only or 'none'} of them no other."
+    beside = f"{doubt.only} of these broke no other limit" if doubt.only else "all of these broke other limits too"
+    return f"{doubt.policy or UNNAMED}: {also}; {beside}."
 
 
 def table(found: Baseline) -> Table:
