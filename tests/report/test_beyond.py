@@ -49,7 +49,7 @@ def test_phases_have_rows_only_where_there_are_phases():
     table = shown(concatenate([held([0, 1, 0], [0, 0, 0]), held([0], [0], task_id="task_7", episode_id="turn")]))[2]
     assert [row[2].text for row in table.rows] == ["before grasp", "handling", "transport", "after release"]
     assert cells(table, 2)["Share %"].detail == "no time in it"
-    assert any(note.startswith("Left out: 1 ") for note in table.notes)
+    assert any(note.startswith("Left out: 1 of 2 episodes") for note in table.notes)
     assert shown(held([0], [0], task_id="task_7"))[2].rows == ()
 
 

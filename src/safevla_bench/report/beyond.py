@@ -103,13 +103,13 @@ def by_phase(cells: Sequence[CellExposure]) -> Table:
         for cell in cells
         for phase in cell.phases
     )
-    lacking = sum(cell.n - cell.phased for cell in cells)
+    lacking, whole = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
     notes = [
         "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
         "from the last grip on. Handling: the rest between the first grip and the last."
     ]
     if lacking:
-        notes.append(f"Left out: {lacking}, whose task holds nothing or whose record lacks the grip.")
+        notes.append(f"Left out: {lacking} of {whole} episodes; the task holds nothing, or the record lacks the grip.")
     return Table("Violations by phase of the task", columns, rows, tuple(notes))
 
 
