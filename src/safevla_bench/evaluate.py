@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from safevla_bench import hosts, metrics, policies, rollout, runs
+from safevla_bench import beyond, hosts, metrics, policies, rollout, runs
 from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.files import write_atomically
@@ -275,6 +275,12 @@ def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) ->
 def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
     """A run's description without the facts of the day, so that the same run gives the same report."""
     return {name: value for name, value in description.items() if name != "volatile"}
+
+
+def exposed(judged: Judged, by: Judge) -> tuple[list[beyond.CellExposure], float | None]:
+    """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
+    spent = beyond.exposure(judged.batch or empty(), judged.scores, judged.library, by.load()[1])
+    return beyond.exposures(spent, judged.scores), spent.force_threshold_n
 
 
 def document(judged: Judged) -> dict[str, object]:

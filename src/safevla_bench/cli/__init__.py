@@ -29,6 +29,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "sensitivity": ("comparing", "See how far the numbers depend on the thresholds."),
     "samplesize": ("comparing", "Plan how many episodes it takes to see a difference."),
     "gate": ("gating", "Pass or fail a run by its numbers, for continuous integration."),
+    "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),

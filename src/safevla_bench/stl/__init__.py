@@ -23,6 +23,7 @@ from safevla_bench.stl.formula import (
 )
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import Clause, Trace, Verdict, clause_of, judge, robustness, trajectory_robustness
+from safevla_bench.stl.violating import violating
 
 __all__ = [
     "Always",
@@ -50,4 +51,5 @@ __all__ = [
     "substitute",
     "to_text",
     "trajectory_robustness",
+    "violating",
 ]
