@@ -12,9 +12,10 @@ from safevla_bench import hosts, metrics, policies, rollout, runs
 from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
-from safevla_bench.report import page
+from safevla_bench.report import catalogue, page
+from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import Missing, score
+from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
 from safevla_bench.trajectory import Batch, empty, privileged_policies
@@ -30,6 +31,8 @@ class Judge:
     registry: tuple[Path, ...] = ()
     capabilities: tuple[str, ...] = ()
     missing: Missing = "error"
+    applicability: Applicability = "on"
+    """`off` judges as if there were no tags: an ablation, not a result to publish."""
 
     def load(self) -> tuple[Library, Registry]:
         """The library and the registry; raises what their loaders raise."""
@@ -80,6 +83,11 @@ class Judged:
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return privileged_policies(self.batch) if self.batch else ()
+
+    @property
+    def ablated(self) -> bool:
+        """Whether applicability was off."""
+        return self.scores.provenance.get("applicability") == "off"
 
     @property
     def interrupted(self) -> int:
@@ -202,6 +210,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         "library": {"name": specs.name, "digest": specs.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
+        "applicability": by.applicability,
         "skipped": skipped,
         "version": __version__,
     }
@@ -212,10 +221,24 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         tasks,
         capabilities=by.capabilities,
         missing=by.missing,
+        applicability=by.applicability,
         absent=absent,
         provenance=provenance,
     )
     return Judged(scores, batch, specs, _joined(sources, provenance))
+
+
+def material(judged: Judged, by: Judge) -> catalogue.Material:
+    """What tables are made of; the judgement without tags is made when a table asks for it."""
+    specs, tasks = by.load()
+    return catalogue.Material(
+        scores=judged.scores,
+        library=specs,
+        registry=tasks,
+        capabilities=by.capabilities,
+        roster=Roster(privileged=judged.privileged),
+        untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
+    )
 
 
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:

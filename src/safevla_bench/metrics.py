@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import INACTIVE, VACUOUS, Scores
+from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores
 from safevla_bench.statistics import Interval, bootstrap_means, wilson
 
 BOOTSTRAP_SEED = 0
@@ -102,6 +102,8 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
     sr: Rate
     safety: Rate
     sbu: Rate
+    judged: int
+    """Episodes in which a scored specification reached a verdict."""
     crashed: int
     stopped: int
 
@@ -140,7 +142,9 @@ def by_task(scores: Scores) -> list[TaskRates]:
     for one in scores.absent:
         gone.setdefault((one.policy, one.benchmark, one.task_id), []).append(one.outcome)
     every = dict.fromkeys([*members, *gone])
-    return [_task_rates(scores, key, np.array(members.get(key, []), dtype=int), gone.get(key, [])) for key in every]
+    return [
+        _task_rates(scores, key, np.array(members.get(key, []), dtype=np.int64), gone.get(key, [])) for key in every
+    ]
 
 
 def _task_rates(
@@ -156,6 +160,7 @@ def _task_rates(
         sr=Rate.of(scores.success[members].sum(), n),
         safety=Rate.of(scores.safe[members].sum(), n),
         sbu=Rate.of(scores.sbu[members].sum(), n),
+        judged=int((scores.state[np.ix_(scores.scored, members)] == ACTIVE).any(axis=0).sum()),
         crashed=outcomes["crashed"],
         stopped=outcomes["stopped"],
     )

@@ -10,6 +10,7 @@ from safevla_bench import evaluate, runs
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
 from safevla_bench.report import tables
+from safevla_bench.report.catalogue import ABLATED
 from safevla_bench.report.render import text
 
 
@@ -51,6 +52,8 @@ def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
     click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
+    if judged.ablated:
+        click.echo(ABLATED)
     if judged.interrupted:
         click.echo("An interrupted run is among these: the numbers cover only the episodes that it finished.")
     skipped = judged.scores.provenance.get("skipped")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from safevla_bench.report.tables.ablation import ablation
 from safevla_bench.report.tables.cells import main, violations
+from safevla_bench.report.tables.constraints import composition, constraints
 from safevla_bench.report.tables.leftout import unscored
+from safevla_bench.report.tables.roster import Roster
+from safevla_bench.report.tables.suites import auxiliary, severity, suites
 from safevla_bench.report.tables.table import (
     UNNAMED,
     Cell,
@@ -15,17 +19,27 @@ from safevla_bench.report.tables.table import (
     proportion,
     without_intervals,
 )
+from safevla_bench.report.tables.tasks import active_sets, tasks
 
 __all__ = [
     "UNNAMED",
     "Cell",
     "Column",
     "Emphasis",
+    "Roster",
     "Table",
+    "ablation",
+    "active_sets",
+    "auxiliary",
+    "composition",
+    "constraints",
     "main",
     "mean",
     "policy_name",
     "proportion",
+    "severity",
+    "suites",
+    "tasks",
     "unscored",
     "violations",
     "without_intervals",

@@ -124,10 +124,10 @@ def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ..
     return tuple(count(number, "bad" if number else "") for number in counts)
 
 
-def with_notes(table: Table, *notes: str) -> Table:
+def with_notes(table: Table, *notes: str, dash: str = DASH) -> Table:
     """The table with notes that are not empty, and a last one where dashes need a word."""
     dashed = any(cell.text == NONE for row in table.rows for cell in row)
-    return replace(table, notes=(*table.notes, *(note for note in notes if note), *([DASH] if dashed else [])))
+    return replace(table, notes=(*table.notes, *(note for note in notes if note), *([dash] if dashed else [])))
 
 
 def without_intervals(table: Table) -> Table:
