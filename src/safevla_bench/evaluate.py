@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import msgspec
 
 from safevla_bench import hosts, metrics, policies, rollout, runs
 from safevla_bench.errors import HostError, SafevlaError
-from safevla_bench.files import write_atomically
+from safevla_bench.files import digest, write_atomically
 from safevla_bench.interface import Host, Policy, Task
-from safevla_bench.report import catalogue, page
+from safevla_bench.report import catalogue, page, submission
 from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score
@@ -88,6 +88,12 @@ class Judged:
     def ablated(self) -> bool:
         """Whether applicability was off."""
         return self.scores.provenance.get("applicability") == "off"
+
+    @property
+    def skipped(self) -> int:
+        """How many invalid episodes were left out."""
+        skipped = self.scores.provenance.get("skipped", ())
+        return len(skipped) if isinstance(skipped, list) else 0
 
     @property
     def interrupted(self) -> int:
@@ -208,6 +214,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     skipped = [str(problem) for source in sources for problem in source.problems]
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
+        "registry": {"digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
         "applicability": by.applicability,
@@ -239,6 +246,44 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
         roster=Roster(privileged=judged.privileged),
         untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
     )
+
+
+def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:
+    """What `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
+    specs, tasks = by.load()
+    return submission.submission(
+        judged.scores,
+        submission.JudgedBy(
+            version=__version__,
+            library=specs.name,
+            library_digest=specs.digest,
+            registry_digest=tasks.digest,
+            capabilities=by.capabilities,
+            missing=by.missing,
+        ),
+        tasks,
+        list(_archive_files(paths)),
+        recorded_with=_versions(judged.batch),
+        privileged=judged.privileged,
+        complete=not judged.interrupted,
+        skipped=judged.skipped,
+    )
+
+
+def _archive_files(paths: Sequence[Path]) -> Iterator[submission.ArchiveFile]:
+    for path in paths:
+        for part in runs.archive_parts(path) if path.is_dir() else [path]:
+            name = f"{path.resolve().name}/{part.name}" if path.is_dir() else part.name
+            yield submission.ArchiveFile(name=name, sha256=digest(part))
+
+
+def _versions(batch: Batch | None) -> dict[str, list[str]]:
+    """Package -> the versions in the records."""
+    found: dict[str, set[str]] = {}
+    for header in batch.headers if batch else ():
+        for package, version in (header.versions or {}).items():
+            found.setdefault(package, set()).add(version)
+    return {package: sorted(versions) for package, versions in found.items()}
 
 
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -11,10 +11,10 @@ from typing import get_args
 import click
 
 from safevla_bench import evaluate
-from safevla_bench.cli.options import judge_options, skip_option
+from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.report import catalogue, render
+from safevla_bench.report import authors, catalogue, render, submission
 from safevla_bench.report.tables import Roster, Table, without_intervals
 
 _SUFFIX = {"text": "txt"}
@@ -69,7 +69,7 @@ def tables_command(
         _write_each(found, form, Path(out))
     else:
         _single(found, form, f"--out {shlex.quote(out)}/")
-        write_atomically(Path(out), render.rendered(found, form))
+        _save(Path(out), render.rendered(found, form))
         click.echo(f"{_many(len(found))}: {out}")
 
 
@@ -104,16 +104,61 @@ def _single(found: Sequence[Table], form: render.Form, folder: str) -> None:
 
 
 def _write_each(found: Sequence[Table], form: render.Form, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        place = Place(file=str(folder))
-        raise RunError(error.strerror or str(error), remedy="Choose another --out.", place=place) from None
     for table in found:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
-        write_atomically(path, render.rendered([table], form))
+        _save(path, render.rendered([table], form))
         click.echo(str(path))
+
+
+def _save(path: Path, content: str | bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        place = Place(file=str(path))
+        raise RunError(error.strerror or str(error), remedy="Choose another --out.", place=place) from None
 
 
 def _many(count: int) -> str:
     return "1 table" if count == 1 else f"{count} tables"
+
+
+def _authors_csv(judged: evaluate.Judged, judge: evaluate.Judge, sources: tuple[Path, ...]) -> str:
+    names = ";".join(path.resolve().name for path in sources)
+    return authors.authors_csv(judged.summaries()[0], judged.library, names)
+
+
+def _submission(judged: evaluate.Judged, judge: evaluate.Judge, sources: tuple[Path, ...]) -> bytes:
+    return submission.written(evaluate.submit(judged, judge, sources))
+
+
+_EXPORTS: Mapping[str, Callable[[evaluate.Judged, evaluate.Judge, tuple[Path, ...]], str | bytes]] = {
+    "safevla-csv": _authors_csv,
+    "submission": _submission,
+}
+
+
+@click.command("export")
+@sources_argument
+@click.option("--format", "form", type=click.Choice(list(_EXPORTS)), required=True, help="What to write.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
+@judge_options
+@skip_option
+def export_command(sources: tuple[Path, ...], form: str, out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
+    r"""Judge archives or run folders and write the results for others.
+
+    \b
+    safevla-csv  one row a policy and suite, in the columns and with the ids of the CSV that the authors publish
+    submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
+
+    An ablation (--applicability off) is not exported.
+    """
+    if judge.applicability == "off":
+        remedy = "Export with --applicability on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("an ablation is no result to publish", remedy=remedy)
+    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+    content = _EXPORTS[form](judged, judge, sources)
+    _save(out, content)
+    if judged.interrupted or judged.skipped:
+        click.echo("Not complete: an interrupted run, or invalid episodes left out, are among these.", err=True)
+    click.echo(f"{form}: {out}")

@@ -1,8 +1,8 @@
 """Scores from counts alone, so that published counts go through the same metrics and tables as anybody's runs.
 
 A count says how many episodes succeeded, were safe, or violated a specification; it says nothing of margins. So depths
-are unknown and VSI has no value, instead of a wrong one. Every specification is binary here, and its robustness the ±0.5
-of a binary one: the verdict, and no more.
+are unknown and VSI has no value, instead of a wrong one. Every specification is binary here, and its robustness is
+the ±0.5 of a binary one: the verdict, and no more.
 """
 
 from __future__ import annotations

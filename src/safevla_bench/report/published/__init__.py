@@ -1,4 +1,4 @@
-"""Published results as labelled data: what is printed, where, and what makes it incomparable with results of this package.
+"""Published results as labelled data: what is printed, where, and what makes it incomparable with results from here.
 
 Percentages are in %, as printed; a value that is not printed is None. `counts` finds the counts behind a printed cell
 where n and the digits leave only one possibility.

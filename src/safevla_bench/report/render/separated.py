@@ -24,7 +24,7 @@ def csv(table: Table) -> str:
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
     heads = (f"{column.full} {part}".strip() for column, of in zip(table.columns, parts, strict=True) for part in of)
-    writer.writerow([_harmless(head) for head in heads])
+    writer.writerow([harmless(head) for head in heads])
     for row in table.rows:
         writer.writerow([_field(cell, part) for cell, of in zip(row, parts, strict=True) for part in of])
     return sink.getvalue()
@@ -40,13 +40,14 @@ def _field(cell: Cell, part: str) -> str:
     if part in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[part == "high"])
     if part == "note":
-        return "" if cell.interval else _harmless(cell.detail)
-    return _harmless(_plain(cell)) if cell.value is None else repr(cell.value)
+        return "" if cell.interval else harmless(cell.detail)
+    return harmless(_plain(cell)) if cell.value is None else repr(cell.value)
 
 
 def _plain(cell: Cell) -> str:
     return "" if cell.text == NONE else cell.text
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
     return f"'{inert(text)}" if text.startswith(_FORMULA) else inert(text)
