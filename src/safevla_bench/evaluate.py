@@ -245,7 +245,15 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
         capabilities=by.capabilities,
         roster=Roster(privileged=judged.privileged),
         untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
+        remarks=[*([INTERRUPTED] if judged.interrupted else []), *_left_out(judged.skipped)],
     )
+
+
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
+
+def _left_out(skipped: int) -> list[str]:
+    return [f"{skipped} invalid episode{'' if skipped == 1 else 's'} left out."] if skipped else []
 
 
 def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:

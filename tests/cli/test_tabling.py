@@ -135,6 +135,14 @@ def test_a_submission_without_the_invalid_episodes_says_that_it_is_not_complete(
     assert (found.complete, found.skipped) == (False, 1)
 
 
+def test_left_out_episodes_are_named_below_each_table(safevla, tmp_path):
+    path = tmp_path / "e.jsonl"
+    append(path, episode())
+    path.write_text(path.read_text() + "{}\n")
+    _, out, _ = safevla("tables", path, "--which", "main,tasks", "--skip-invalid")
+    assert out.count("1 invalid episode left out.") == 2
+
+
 def test_a_place_that_cannot_be_written_is_a_message(safevla, archive, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = safevla("tables", archive, "--which", "4", "--out", tmp_path / "file" / "t.md")

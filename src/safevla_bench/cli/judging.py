@@ -55,7 +55,7 @@ def say(judged: evaluate.Judged) -> None:
     if judged.ablated:
         click.echo(ABLATED)
     if judged.interrupted:
-        click.echo("An interrupted run is among these: the numbers cover only the episodes that it finished.")
+        click.echo(evaluate.INTERRUPTED)
     skipped = judged.scores.provenance.get("skipped")
     if isinstance(skipped, list) and skipped:
         click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")

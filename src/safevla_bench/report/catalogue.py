@@ -31,6 +31,8 @@ class Material:
     capabilities: Sequence[str] = ()
     roster: Roster = field(default_factory=Roster)
     untagged: Callable[[], Scores] | None = None
+    remarks: Sequence[str] = ()
+    """What must be said below each table, such as that a run was interrupted."""
 
     @cached_property
     def cells(self) -> list[Summary]:
@@ -169,6 +171,7 @@ def build(of: Material, which: Iterable[str] = ()) -> list[Table]:
         found = [table for kind in KINDS for table in kind.build(of, None)]
     if not found:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
+    found = [replace(table, notes=(*table.notes, *of.remarks)) for table in found]
     return [_branded(table) for table in found] if of.ablated else found
 
 

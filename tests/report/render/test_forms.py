@@ -135,6 +135,13 @@ def test_tex_escapes_every_special_character():
     assert f"{escaped} & 1 \\\\" in shown
 
 
+def test_tex_takes_no_name_for_a_command():
+    shown = tex(Table("t", (Column("h", numeric=False),), ((Cell("*x"),), (Cell("[1cm]"),), (Cell('a--b---c"'),))))
+    assert "{*}x" in shown
+    assert "{[}1cm{]}" in shown
+    assert r"a-{}-b-{}-{}-c{\char34}" in shown
+
+
 def test_tex_has_commands_for_greek_and_for_the_signs_that_tables_use():
     shown = tex(one("h", "π0.5 Σ ρ 15° 2×3 — – †"))
     assert r"$\pi$0.5 $\Sigma$ $\rho$ 15$^\circ$ 2$\times$3 --- -- \dag{}" in shown

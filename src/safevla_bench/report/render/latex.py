@@ -77,7 +77,8 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': r"{\char34}",
+    "*": "{*}",  # \\* is a command of its own, even across lines
     "[": "{[}",
     "]": "{]}",
     "—": "---",
@@ -94,12 +95,14 @@ _SPECIAL = {
     "³": r"$^3$",
     "·": r"$\cdot$",
     "\N{NO-BREAK SPACE}": "~",
+    "\N{SOFT HYPHEN}": "{}",
 }
 _CAPITALS = ("GAMMA", "DELTA", "THETA", "LAMDA", "XI", "PI", "SIGMA", "UPSILON", "PHI", "PSI", "OMEGA")
 
 
 def _escaped(text: str) -> str:
-    return "".join(_character(c) for c in inert(text))
+    # Two hyphens in a row are a dash to TeX.
+    return "".join(_character(c) for c in re.sub("-(?=-)", "-\N{SOFT HYPHEN}", inert(text)))
 
 
 def _character(c: str) -> str:

@@ -92,8 +92,7 @@ def _any(pair: _Pair, template: str | None) -> tuple[Cell, ...]:
     mine = pair.successes(template)
     removed = int((pair.on.safe & ~pair.off.safe & mine).sum())
     counted = _counts(~pair.on.safe, ~pair.off.safe, mine)
-    total = Cell("any scored", emphasis="total")
-    return (_named(template, total=template is None), total, Cell("safe"), *counted, count(removed), Cell(""))
+    return (_named(template, total=True), Cell("any scored"), Cell("safe"), *counted, count(removed), Cell(""))
 
 
 def _named(template: str | None, total: bool = False) -> Cell:

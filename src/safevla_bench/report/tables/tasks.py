@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -50,13 +51,14 @@ def tasks(found: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) 
 def _cell_rows(
     cell: Summary, found: Iterable[TaskRates], roster: Roster, gone: Sequence[str]
 ) -> Iterator[tuple[Cell, ...]]:
-    named = (roster.named(cell), Cell(cell.suite or NONE))
+    policy = roster.named(cell)
+    named = (policy, Cell(cell.suite or NONE))
     mine = [one for one in found if (one.policy, one.suite) == (cell.policy, cell.suite)]
     for one in sorted(mine, key=lambda one: _natural(one.task_id)):
         yield (*named, Cell(one.task_id), *_values(one), *(count(getattr(one, name)) for name in gone))
     whole = (metric.entry(cell).cell for metric in (SR, SAFETY, SBU))
     lost_here = (count(getattr(cell, name)) for name in gone)
-    yield (*named, Cell("all", emphasis="total"), count(cell.n), *whole, *lost_here)
+    yield (replace(policy, emphasis="total"), named[1], Cell("all"), count(cell.n), *whole, *lost_here)
 
 
 def _values(one: TaskRates) -> tuple[Cell, ...]:
@@ -111,7 +113,7 @@ def active_sets(
 
 def _mean_row(suite: str, average: Fraction) -> tuple[Cell, ...]:
     value = Cell(fixed(average, 1), float(average))
-    return Cell(suite), Cell("mean", emphasis="total"), Cell(""), value, Cell(""), Cell("")
+    return Cell(suite, emphasis="total"), Cell("mean"), Cell(""), value, Cell(""), Cell("")
 
 
 def _size(task: Task, library: Library, registry: Registry, capabilities: Sequence[str]) -> int:
