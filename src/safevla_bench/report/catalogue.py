@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import msgspec
 
 from safevla_bench import metrics
 from safevla_bench.errors import RunError
@@ -47,8 +50,15 @@ class Material:
         found: dict[str, list[Summary]] = {}
         for cell in self.cells:
             if not self.roster.is_auxiliary(cell) and host in (None, self._host(cell)):
-                found.setdefault(self._group(cell), []).append(cell)
-        yield from found.items()
+                found.setdefault(self._group(cell), []).append(self._renamed(cell))
+        for title, cells in found.items():
+            _distinct(cells)
+            yield title, cells
+
+    def _renamed(self, cell: Summary) -> Summary:
+        """The cell under the first name of its suite, so that libero-long and libero-10 are one column."""
+        suite = self.registry.benchmarks.get(cell.suite or "")
+        return msgspec.structs.replace(cell, suite=suite.same_tasks_as) if suite and suite.same_tasks_as else cell
 
     def _host(self, cell: Summary) -> str | None:
         suite = self.registry.benchmarks.get(cell.suite or "")
@@ -57,6 +67,15 @@ class Material:
     def _group(self, cell: Summary) -> str:
         suite = self.registry.benchmarks.get(cell.suite or "")
         return _TITLES.get(suite.host, suite.host) if suite and suite.published else (cell.suite or "")
+
+
+def _distinct(cells: Sequence[Summary]) -> None:
+    """Refuse the same tasks twice: a mean over suites would count them twice."""
+    keys = [(cell.policy, cell.suite) for cell in cells]
+    for policy, suite in keys:
+        if keys.count((policy, suite)) > 1:
+            problem = f"policy {policy!r} has results of {suite} under two names, which are the same tasks"
+            raise RunError(problem, remedy="Leave one of them out.")
 
 
 _TITLES = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
@@ -171,8 +190,17 @@ def build(of: Material, which: Iterable[str] = ()) -> list[Table]:
         found = [table for kind in KINDS for table in kind.build(of, None)]
     if not found:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    found = [replace(table, notes=(*table.notes, *of.remarks)) for table in found]
+    found = [replace(table, notes=(*table.notes, *of.remarks)) for table in _told_apart(found)]
     return [_branded(table) for table in found] if of.ablated else found
+
+
+def _told_apart(found: Iterable[Table]) -> Iterator[Table]:
+    """The tables, a number behind a name that an earlier one has: names of suites may differ by a sign alone."""
+    seen: Counter[str] = Counter()
+    for table in found:
+        seen[table.name] += 1
+        many = seen[table.name]
+        yield replace(table, name=f"{table.name}-{many}") if many > 1 else table
 
 
 def _branded(table: Table) -> Table:

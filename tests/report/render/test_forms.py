@@ -100,7 +100,7 @@ def test_html_shows_groups_marks_and_details():
     page = html([MARKED])
     assert '<th scope="colgroup" role="columnheader" colspan="2">Group</th>' in page
     assert re.search(r'class="number best">83\.5 ?<span class="detail">77\.7–88\.0', page)
-    assert "-2.0<sup>†</sup>" in page
+    assert "<span>-2.0<sup>†</sup></span>" in page
     assert "no success" in page
     assert "A note." in page
 

@@ -15,6 +15,7 @@ from safevla_bench.report.tables.table import (
     Column,
     Table,
     count,
+    file_name,
     lost,
     lost_cells,
     lost_columns,
@@ -39,7 +40,7 @@ def constraints(cells: Sequence[Summary], roster: Roster, title: str = "") -> Ta
         (*_named(cell, roster), _unsafe(cell), *_rates(cell, specs), *lost_cells([cell], gone)) for cell in cells
     )
     unsafe = Column("Unsafe %", meaning="episodes that violate any of them")
-    name = f"violations-{title.lower()}".rstrip("-")
+    name = file_name("violations", title)
     table = Table(
         f"Violation rates by specification{': ' if title else ''}{title}",
         (*_NAMING, unsafe, *columns, *lost_columns(gone)),
@@ -95,7 +96,7 @@ def composition(cells: Sequence[Summary], roster: Roster, title: str = "") -> Ta
         Column("Share %", meaning="of the cell's violations"),
     )
     rows = tuple(row for cell in cells for row in _composed(cell, roster))
-    name = f"composition-{title.lower()}".rstrip("-")
+    name = file_name("composition", title)
     table = Table(f"What unsafe successes violate{': ' if title else ''}{title}", columns, rows, name=name)
     return with_notes(table, "An unsafe success counts once for each specification that it violates.")
 

@@ -18,6 +18,7 @@ from safevla_bench.report.tables.table import (
     Column,
     Table,
     count,
+    file_name,
     lost,
     lost_cells,
     lost_columns,
@@ -143,7 +144,7 @@ def _table(
         for k, (policy, of) in enumerate(policies.items())
     ]
     head = (Column("Policy", numeric=False), Column("Training", numeric=False), Column("n", meaning="episodes a suite"))
-    name = f"{'main' if kind == 'Main results' else kind.lower()}-{title.lower()}".rstrip("-")
+    name = file_name("main" if kind == "Main results" else kind, title)
     heading = f"{kind}: {title}" if title else kind
     table = Table(heading, (*head, *columns, *lost_columns(gone)), tuple(rows), name=name)
     several = "Means over suites are unweighted; a policy without all of them has none." if len(names) > 1 else ""

@@ -6,6 +6,7 @@ and the cell says why; it never stands for zero, nor zero for it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -67,6 +68,13 @@ class Table:
     name: str = ""
 
 
+def file_name(kind: str, title: str) -> str:
+    """What a file of a table is called: the title may be a suite's name from a stranger's record."""
+    plain = re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower())
+    return plain.strip("-")[:_LONGEST]
+
+
+_LONGEST = 80
 UNNAMED = "(unnamed)"
 """Stands for the policy of a record that names none."""
 INTERVALS = "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
