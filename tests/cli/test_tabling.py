@@ -30,6 +30,12 @@ def test_by_default_every_table_that_the_runs_allow(safevla, archive):
     assert names == [*kinds, "tasks", "active", "applicability"]
 
 
+@pytest.mark.parametrize(("command", "line"), [("tables", "violations     7, 8"), ("export", "submission   JSON")])
+def test_help_lists_one_kind_a_line(safevla, command, line):
+    _, out, _ = safevla(command, "--help")
+    assert any(shown.strip().startswith(line) for shown in out.splitlines())
+
+
 def test_names_and_the_papers_numbers_choose(safevla, archive):
     _, out, _ = safevla("tables", archive, "--which", "12, 4,violations", "--format", "json")
     assert titles(out) == ["Results by task", "Main results: LIBERO", "Violation rates by specification: LIBERO"]

@@ -43,7 +43,7 @@ def tables_command(
     judge: evaluate.Judge,
     skip_invalid: bool,
 ) -> None:
-    r"""Judge archives or run folders and print the paper's result tables for them.
+    """Judge archives or run folders and print the paper's result tables for them.
 
     \b
     main           4, 5    SR, Safety, SBU by suite with means; P[U|S], VSI
@@ -57,7 +57,7 @@ def tables_command(
 
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
-    """
+    """  # noqa: D301  (click wants the character itself)
     asked = tuple(part.strip() for part in which.split(",")) if which else ()
     material = _material(sources, asked, judge, skip_invalid)
     roster = Roster(_pairs(training), material.roster.privileged, auxiliary)
@@ -145,14 +145,14 @@ _EXPORTS: Mapping[str, Callable[[evaluate.Judged, evaluate.Judge, tuple[Path, ..
 @judge_options
 @skip_option
 def export_command(sources: tuple[Path, ...], form: str, out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
-    r"""Judge archives or run folders and write the results for others.
+    """Judge archives or run folders and write the results for others.
 
     \b
     safevla-csv  one row a policy and suite, in the columns and with the ids of the CSV that the authors publish
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
 
     An ablation (--applicability off) is not exported.
-    """
+    """  # noqa: D301  (click wants the character itself)
     if judge.applicability == "off":
         remedy = "Export with --applicability on; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)

@@ -13,7 +13,7 @@ from safevla_bench.inert import inert
 from safevla_bench.report.tables import Cell, Column, Table
 
 _GAP = 2
-_NARROWEST = 12
+_NARROWEST = 13
 _UNBOUNDED = 10_000
 
 
@@ -22,7 +22,7 @@ def text(table: Table, width: int | None = None) -> str:
 
     Args:
         table: what to print.
-        width: columns of the terminal, asked of it by default. Names are wrapped to fit in it, down to 12 columns;
+        width: columns of the terminal, asked of it by default. Names are wrapped to fit in it, down to 13 columns;
             numbers are never cut, so that a table of many numbers may be wider.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
