@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import msgspec
 
 from safevla_bench import hosts, metrics, policies, rollout, runs
 from safevla_bench.errors import HostError, SafevlaError
-from safevla_bench.files import digest, write_atomically
+from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.report import catalogue, page, submission
 from safevla_bench.report.tables import Roster
@@ -270,28 +270,12 @@ def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submi
             missing=by.missing,
         ),
         tasks,
-        list(_archive_files(paths)),
-        recorded_with=_versions(judged.batch),
+        submission.archive_files(paths),
+        recorded_with=submission.versions(judged.batch),
         privileged=judged.privileged,
         complete=not judged.interrupted,
         skipped=judged.skipped,
     )
-
-
-def _archive_files(paths: Sequence[Path]) -> Iterator[submission.ArchiveFile]:
-    for path in paths:
-        for part in runs.archive_parts(path) if path.is_dir() else [path]:
-            name = f"{path.resolve().name}/{part.name}" if path.is_dir() else part.name
-            yield submission.ArchiveFile(name=name, sha256=digest(part))
-
-
-def _versions(batch: Batch | None) -> dict[str, list[str]]:
-    """Package -> the versions in the records."""
-    found: dict[str, set[str]] = {}
-    for header in batch.headers if batch else ():
-        for package, version in (header.versions or {}).items():
-            found.setdefault(package, set()).add(version)
-    return {package: sorted(versions) for package, versions in found.items()}
 
 
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:

@@ -15,10 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from safevla_bench.errors import Place, RunError
+from safevla_bench.files import digest
 from safevla_bench.metrics import Summary, cells
-from safevla_bench.runs import dump
+from safevla_bench.runs import archive_parts, dump
 from safevla_bench.scores import UNCOUNTED, EpisodeScore, Scores
 from safevla_bench.tasks import Registry
+from safevla_bench.trajectory import Batch
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -164,6 +166,22 @@ def _verdict(row: EpisodeScore) -> Verdict:
         inactive_specs=row.inactive_specs,
         first_violation_step=row.first_violation_step,
     )
+
+
+def archive_files(paths: Sequence[Path]) -> list[ArchiveFile]:
+    """Every file of records of archives and run folders, with its sha256."""
+    parts = [(path, part) for path in paths for part in (archive_parts(path) if path.is_dir() else [path])]
+    named = [(part.name if part == path else f"{path.resolve().name}/{part.name}", part) for path, part in parts]
+    return [ArchiveFile(name=name, sha256=digest(part)) for name, part in named]
+
+
+def versions(batch: Batch | None) -> dict[str, list[str]]:
+    """Package -> the versions that the records name."""
+    found: dict[str, set[str]] = {}
+    for header in batch.headers if batch else ():
+        for package, version in (header.versions or {}).items():
+            found.setdefault(package, set()).add(version)
+    return {package: sorted(those) for package, those in found.items()}
 
 
 def written(found: Submission) -> bytes:
