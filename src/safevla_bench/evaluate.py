@@ -10,13 +10,15 @@ from typing import cast
 import msgspec
 
 from safevla_bench import beyond, hosts, metrics, policies, rollout, runs
+from safevla_bench.baseline import baseline
 from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
-from safevla_bench.report import page
+from safevla_bench.report import catalogue, cautioning, page, submission
+from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import Missing, score
+from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
 from safevla_bench.trajectory import Batch, empty, privileged_policies
@@ -32,6 +34,8 @@ class Judge:
     registry: tuple[Path, ...] = ()
     capabilities: tuple[str, ...] = ()
     missing: Missing = "error"
+    applicability: Applicability = "on"
+    """`off` judges as if there were no tags: an ablation, not a result to publish."""
 
     def load(self) -> tuple[Library, Registry]:
         """The library and the registry; raises what their loaders raise."""
@@ -82,6 +86,17 @@ class Judged:
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return privileged_policies(self.batch) if self.batch else ()
+
+    @property
+    def ablated(self) -> bool:
+        """Whether applicability was off."""
+        return self.scores.provenance.get("applicability") == "off"
+
+    @property
+    def skipped(self) -> int:
+        """How many invalid episodes were left out."""
+        skipped = self.scores.provenance.get("skipped", ())
+        return len(skipped) if isinstance(skipped, list) else 0
 
     @property
     def interrupted(self) -> int:
@@ -202,8 +217,10 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     skipped = [str(problem) for source in sources for problem in source.problems]
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
+        "registry": {"digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
+        "applicability": by.applicability,
         "skipped": skipped,
         "version": __version__,
     }
@@ -214,6 +231,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         tasks,
         capabilities=by.capabilities,
         missing=by.missing,
+        applicability=by.applicability,
         absent=absent,
         provenance=provenance,
     )
@@ -263,6 +281,54 @@ def contestants(
         remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     return named_apart([one for one in found if not policies or one.name in policies])
+
+
+def material(judged: Judged, by: Judge) -> catalogue.Material:
+    """What tables are made of; the judgement without tags is made when a table asks for it."""
+    specs, tasks = by.load()
+    return catalogue.Material(
+        scores=judged.scores,
+        library=specs,
+        registry=tasks,
+        capabilities=by.capabilities,
+        roster=Roster(privileged=judged.privileged),
+        untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
+        remarks=[
+            *([INTERRUPTED] if judged.interrupted else []),
+            *_left_out(judged.skipped),
+            *cautioning.warning(baseline(judged.scores)),
+        ],
+        exposed=lambda: exposed(judged, by),
+    )
+
+
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
+
+def _left_out(skipped: int) -> list[str]:
+    return [f"{skipped} invalid episode{'' if skipped == 1 else 's'} left out."] if skipped else []
+
+
+def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:
+    """What `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
+    specs, tasks = by.load()
+    return submission.submission(
+        judged.scores,
+        submission.JudgedBy(
+            version=__version__,
+            library=specs.name,
+            library_digest=specs.digest,
+            registry_digest=tasks.digest,
+            capabilities=by.capabilities,
+            missing=by.missing,
+        ),
+        tasks,
+        submission.archive_files(paths),
+        recorded_with=submission.versions(judged.batch),
+        privileged=judged.privileged,
+        complete=not judged.interrupted,
+        skipped=judged.skipped,
+    )
 
 
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:

@@ -22,6 +22,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "rollout": ("running", "Roll out policies and record them, without judging."),
     "score": ("judging", "Judge recorded episodes and write scores and a report."),
     "report": ("judging", "Write the HTML report of recorded episodes to one file."),
+    "tables": ("tabling", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
+    "export": ("tabling", "Export results: the authors' CSV columns, or a submission."),
     "episodes": ("looking", "List judged episodes: filter them, sort them, find the bad ones."),
     "show": ("looking", "Explain one episode: what it broke, when, which bodies, by how much."),
     "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),

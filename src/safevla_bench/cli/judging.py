@@ -12,6 +12,7 @@ from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
 from safevla_bench.report import cautioning, tables
+from safevla_bench.report.catalogue import ABLATED
 from safevla_bench.report.render import text
 
 
@@ -54,8 +55,10 @@ def say(judged: evaluate.Judged) -> None:
     cells, total = judged.summaries()
     click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
     warn(judged)
+    if judged.ablated:
+        click.echo(ABLATED)
     if judged.interrupted:
-        click.echo("An interrupted run is among these: the numbers cover only the episodes that it finished.")
+        click.echo(evaluate.INTERRUPTED)
     skipped = judged.scores.provenance.get("skipped")
     if isinstance(skipped, list) and skipped:
         click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")

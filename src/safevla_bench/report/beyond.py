@@ -35,7 +35,7 @@ def exposure(cells: Sequence[CellExposure], force_threshold_n: float | None) -> 
         "impulse is that of whole control steps, not only what exceeds the threshold.",
         "Below each mean its 95 % interval, percentile bootstrap of episodes.",
     )
-    return Table("Beyond the four numbers", columns, tuple(_row(cell) for cell in cells), notes)
+    return Table("Beyond the four numbers", columns, tuple(_row(cell) for cell in cells), notes, "exposure")
 
 
 def _row(cell: CellExposure) -> tuple[Cell, ...]:
@@ -63,7 +63,7 @@ def by_specification(cells: Sequence[CellExposure]) -> Table:
     )
     rows = tuple(_spec_row(cell, spec) for cell in cells for spec in cell.specs if _violated(spec))
     notes = () if rows else ("No specification was violated.",)
-    return Table("Violations in time, and in successes and failures apart", columns, rows, notes)
+    return Table("Violations in time, and in successes and failures apart", columns, rows, notes, "exposure-specs")
 
 
 def _violated(spec: SpecExposure) -> bool:
@@ -110,7 +110,7 @@ def by_phase(cells: Sequence[CellExposure]) -> Table:
     ]
     if lacking:
         notes.append(f"Left out: {lacking} of {whole} episodes; the task holds nothing, or the record lacks the grip.")
-    return Table("Violations by phase of the task", columns, rows, tuple(notes))
+    return Table("Violations by phase of the task", columns, rows, tuple(notes), "phases")
 
 
 def _naming(cell: CellExposure) -> tuple[Cell, Cell]:
