@@ -22,7 +22,8 @@ _SUFFIX = {"text": "txt"}
 
 @click.command("tables")
 @click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE...]")
-@click.option("--which", metavar="LIST", help="Names or the paper's numbers, such as main,7,12; else all there are.")
+@click.option("--which", multiple=True, metavar="LIST",
+              help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(get_args(render.Form)), default="text", show_default=True, help="The form."
 )
@@ -34,7 +35,7 @@ _SUFFIX = {"text": "txt"}
 @skip_option
 def tables_command(
     sources: tuple[Path, ...],
-    which: str | None,
+    which: tuple[str, ...],
     form: render.Form,
     out: str | None,
     training: tuple[str, ...],
@@ -54,11 +55,12 @@ def tables_command(
     tasks          12      SR, Safety, SBU by task
     active         23      which specifications apply to each task, and why not
     applicability          violations of successes that the registry removes
+    beyond                 time in violation, impulse, phases of the task
 
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
-    asked = tuple(part.strip() for part in which.split(",")) if which else ()
+    asked = tuple(part.strip() for text in which for part in text.split(","))
     material = _material(sources, asked, judge, skip_invalid)
     roster = Roster(_pairs(training), material.roster.privileged, auxiliary)
     found = catalogue.build(replace(material, roster=roster), asked)
