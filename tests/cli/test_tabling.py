@@ -103,7 +103,7 @@ def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
     _, out, _ = safevla("tables", archive, "--which", "4", "--format", "csv", *off)
     assert [row["Applicability"] for row in csv.DictReader(out.splitlines())] == ["off", "off"]
     _, out, _ = safevla("tables", archive, *off)
-    assert out.count("not a result to publish") == 5
+    assert out.count("not a result to publish") == 8
     _, out, _ = safevla("score", archive, "--out", tmp_path, *off)
     assert "not a result to publish" in out
     assert "Applicability off:" in (tmp_path / "report.html").read_text()
