@@ -38,7 +38,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tried:
-    """One recorded episode, the same episode again, and the environment, still open, that both came from."""
+    """One recorded episode, the same again in its environment, which is still open, and in another one."""
 
     trial: Trial
     task: Task
@@ -46,6 +46,7 @@ class Tried:
     actions: Floats
     batch: Batch
     again: Batch
+    elsewhere: Batch
 
     def __str__(self) -> str:
         return str(self.trial)
