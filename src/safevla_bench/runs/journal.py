@@ -44,8 +44,8 @@ class Journal:
         place.mkdir(exist_ok=True)
         read, whole = _read(place)
         self.entries = {entry.index: entry for entry in read}
-        self._lines = _opened(place / JOURNAL, whole)
         self._frames = _opened(place / RECORDS, max((one.offset + one.length for one in read), default=0))
+        self._lines = _opened(place / JOURNAL, whole)
 
     def append(self, index: int, row: EpisodeRow, frame: bytes | None) -> None:
         """Keep a finished episode for good; `frame` is its compressed record, None where it left none."""
