@@ -109,8 +109,13 @@ def _continued(context: click.Context, what: Mapping[str, Any], out: Path) -> ev
     """What the run in the folder was asked for, with what is given now in its place; a difference is refused later."""
     held = evaluate.Request.of(out)
     policies = what["policies"] or held.policies
-    given = {one: value for one, value in what.items() if _given(context, one)}
-    return replace(held, **{name: value for one, it in given.items() for name, value in _field(one, it, policies)})
+    fields: dict[str, Any] = {
+        "policy_arguments": {one: them for one, them in held.policy_arguments.items() if one in policies}
+    }
+    for name, value in what.items():
+        if _given(context, name):
+            fields.update(_field(name, value, policies))
+    return replace(held, **fields)
 
 
 def _field(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:

@@ -209,7 +209,8 @@ def death(returncode: int) -> str:
     """How a process ended, in words, from its return code."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
-    name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
-    told = (signal.strsignal(-returncode) or "").lower()
-    hint = ", often because memory ran out" if -returncode == signal.SIGKILL else ""
-    return f"{name} ({told}){hint}" if told else f"{name}{hint}"
+    number = -returncode
+    if number not in set(signal.Signals):
+        return f"signal {number}"
+    hint = ", often because memory ran out" if number == signal.SIGKILL else ""
+    return f"{signal.Signals(number).name} ({(signal.strsignal(number) or 'unknown').lower()}){hint}"

@@ -34,7 +34,7 @@ from safevla_bench.runs.folder import (
     episode_rows,
     write_episodes,
 )
-from safevla_bench.runs.journal import PARTIAL, SUFFIX, Entry, Journal, progress
+from safevla_bench.runs.journal import PARTIAL, SUFFIX, Entry, Journal, exists, progress
 from safevla_bench.runs.lock import LOCK, lock, unlock
 from safevla_bench.trajectory import SCHEMA_VERSION, Batch
 
@@ -69,7 +69,7 @@ class RunWriter:
             self.description = described(folder)
             self.complete = self.description.get("complete") is True
             if self.complete:
-                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+                _tidy(folder)
             else:
                 self._journal = Journal(folder)
         except BaseException:
@@ -124,10 +124,7 @@ class RunWriter:
         self.complete = True
         self._journal.close()
         self._journal = None
-        shutil.rmtree(self.folder / PARTIAL)
-        for folder in (self.folder, self.folder / ARCHIVE):
-            for left in folder.glob(".*.partial"):  # of atomic writes that were killed
-                left.unlink()
+        _tidy(self.folder)
 
     def discard(self) -> None:
         """Remove the folder: nothing was recorded, and nothing may look as if it had been."""
@@ -205,6 +202,14 @@ def _write_archive(folder: Path, journal: Journal, entries: Sequence[Entry]) -> 
     for stale in set(archive_parts(folder)) - set(parts):
         stale.unlink()
     return parts
+
+
+def _tidy(folder: Path) -> None:
+    """Remove from a complete run what it needed on the way, and what killed writes have left."""
+    if exists(folder):
+        shutil.rmtree(folder / PARTIAL)
+    for left in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
+        left.unlink()
 
 
 @contextmanager
