@@ -24,6 +24,7 @@ from safevla_bench.runs.folder import (
     parquet,
     write_scores,
 )
+from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.source import Source, open_source, open_sources
 from safevla_bench.runs.writing import EPISODES_A_PART, RunWriter
@@ -38,6 +39,7 @@ __all__ = [
     "SCORES_TABLE",
     "Entry",
     "EpisodeRow",
+    "GrowingRun",
     "RunWriter",
     "Source",
     "archive_parts",
