@@ -259,3 +259,15 @@ def test_an_empty_archive_file_is_a_problem(tmp_path):
     (tmp_path / "none.jsonl").write_bytes(b"")
     (problem,) = runs.open_source(tmp_path / "none.jsonl").problems
     assert isinstance(problem, RecordError)
+
+
+def test_a_run_without_a_plan_grows_and_is_whole_whenever_it_is_finished(tmp_path):
+    growing = runs.GrowingRun(tmp_path / "run", {"complete": False})
+    for count, one in enumerate(EPISODES, start=1):
+        growing.append(one)
+        growing.finish([row(name) for name in "ab"[:count]], {"complete": True})
+        source = runs.open_source(tmp_path / "run")
+        assert same_bits(source.batch, concatenate(EPISODES[:count]))
+        assert json.loads((tmp_path / "run" / "manifest.json").read_text())["episodes"] == count
+    with pytest.raises(RunError, match="not empty"):
+        runs.GrowingRun(tmp_path / "run", {})
