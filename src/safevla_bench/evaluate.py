@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -267,8 +268,9 @@ def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     pending = [one for one in prepared.episodes if not _done(writer.entries.get(places[one.episode_id]), running)]
     try:
-        for finished in _engine(prepared, pending, running, observer) if pending else ():
-            writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
+        with closing(_engine(prepared, pending, running, observer)) as ended:
+            for finished in ended:
+                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
     except SafevlaError:
         if writer.fresh and not writer.entries:
             writer.discard()
@@ -282,13 +284,16 @@ def _done(entry: runs.Entry | None, running: Running) -> bool:
 
 def _engine(
     prepared: Prepared, pending: Sequence[rollout.Planned], running: Running, observer: rollout.Observer | None
-) -> Iterator[rollout.Finished]:
+) -> Generator[rollout.Finished]:
     """The pending episodes as they end, run here or by workers."""
-    if running.workers == 1:
-        ended = rollout.run_all(prepared.host, pending, prepared.policies, observer)
-        return (rollout.Finished.of(outcome) for outcome in ended)
-    prepared.close()  # the workers make their own; a large model need not be here too
-    return rollout.run_workers(prepared.cast, pending, running.workers, observer)
+    if not pending:
+        return
+    if running.workers > 1:
+        prepared.close()  # the workers make their own; a large model need not be here too
+        yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
+        return
+    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer):
+        yield rollout.Finished.of(outcome)
 
 
 def _row(finished: rollout.Finished) -> runs.EpisodeRow:

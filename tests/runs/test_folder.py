@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from safevla_bench.archive import append
 from safevla_bench.archive.jsonl import member
 from safevla_bench.errors import CollectedError, RecordError, RunError
 from safevla_bench.files import digest
-from safevla_bench.runs import writing
+from safevla_bench.runs import journal, writing
 from safevla_bench.trajectory import concatenate
 
 
@@ -271,3 +272,36 @@ def test_a_run_without_a_plan_grows_and_is_whole_whenever_it_is_finished(tmp_pat
         assert json.loads((tmp_path / "run" / "manifest.json").read_text())["episodes"] == count
     with pytest.raises(RunError, match="not empty"):
         runs.GrowingRun(tmp_path / "run", {})
+
+
+def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+        fill(writer, (0,))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match="No space left on device") as raised:
+            fill(writer, (1,))
+        assert "--resume" in raised.value.remedy
+    monkeypatch.undo()
+    with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+        fill(writer, (1, 2))
+        writer.finish()
+    written(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
+    really, writer = journal.records, runs.RunWriter(tmp_path / "run", ASKED)
+    fill(writer)
+
+    def meanwhile(folder):
+        writer.finish()
+        return really(folder)
+
+    monkeypatch.setattr(journal, "records", meanwhile)
+    source = runs.open_source(tmp_path / "run")
+    assert source.description["complete"]
+    assert len(source.batch) == 2
+    writer.__exit__(None, None, None)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
@@ -27,7 +27,7 @@ RETRIES = 1
 _LOOK_S = 1.0
 """How long to wait for a word before looking whether the workers are alive."""
 _CLOSE_S = 30.0
-_START = "from safevla_bench.rollout.worker import main; main()"
+_START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"
 
 
 class Worker:
@@ -39,8 +39,8 @@ class Worker:
         heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
-                env={**environment, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)},
+                [sys.executable, "-c", _START.format(sys.path), str(theirs.fileno())],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a simulator prints is no result of the command
                 pass_fds=[theirs.fileno()],
@@ -85,7 +85,7 @@ class Worker:
 
 def run_workers(
     cast: Cast, episodes: Sequence[Planned], count: int, observer: Observer | None = None
-) -> Iterator[Finished]:
+) -> Generator[Finished]:
     """Run the episodes in `count` processes and yield each as it ends, in no order.
 
     Raises `RunError` where a worker dies before it can begin, and what a worker itself cannot mend: `HostError`,

@@ -48,9 +48,20 @@ def _open_folder(path: Path) -> Source:
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
     description = described(path)
     if description.get("complete") is False and journal.exists(path):
+        begun = _unfinished(path, description)
+        description = described(path)  # it may have been completed while we read
+        if begun and description.get("complete") is False:
+            return begun
+    return _source(path, archive.read(archive_parts(path)), episode_rows(path), description)
+
+
+def _unfinished(path: Path, description: Mapping[str, object]) -> Source | None:
+    """What a run has done so far, None where its working state goes while it is read."""
+    try:
         rows = [entry.row for entry in journal.finished(path)]
         return _source(path, journal.records(path), rows, description)
-    return _source(path, archive.read(archive_parts(path)), episode_rows(path), description)
+    except FileNotFoundError:
+        return None
 
 
 def _source(

@@ -93,7 +93,7 @@ class RunWriter:
     def append(self, index: int, row: EpisodeRow, frame: bytes | None) -> None:
         """Keep a finished episode, `index` its place in the plan; Ctrl-C waits until it is written."""
         assert self._journal is not None
-        with _undisturbed():
+        with _undisturbed(), _writing(self.folder):
             self._journal.append(index, row, frame)
 
     def reopen(self) -> None:
@@ -114,21 +114,25 @@ class RunWriter:
     def finish(self) -> None:
         """Complete the run: the archive in plan order, the tables, run.json; then remove the working state."""
         assert self._journal is not None
+        with _writing(self.folder):
+            self._complete(self._journal)
+
+    def discard(self) -> None:
+        """Remove the folder: nothing was recorded, and nothing may look as if it had been."""
+        shutil.rmtree(self.folder)
+
+    def _complete(self, journal: Journal) -> None:
         entries = [self.entries[index] for index in sorted(self.entries)]
-        parts = _write_archive(self.folder, self._journal, [entry for entry in entries if entry.length])
+        parts = _write_archive(self.folder, journal, [entry for entry in entries if entry.length])
         write_episodes(self.folder, [entry.row for entry in entries])
         digests = {f"{ARCHIVE}/{part.name}": digest(part) for part in parts}
         manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": len(entries)}
         write_atomically(self.folder / MANIFEST, dump(manifest))
         write_atomically(self.folder / RUN, dump({**self.description, "complete": True}))
         self.complete = True
-        self._journal.close()
         self._journal = None
+        journal.close()
         _tidy(self.folder)
-
-    def discard(self) -> None:
-        """Remove the folder: nothing was recorded, and nothing may look as if it had been."""
-        shutil.rmtree(self.folder)
 
 
 def _make(folder: Path) -> None:
@@ -210,6 +214,16 @@ def _tidy(folder: Path) -> None:
         shutil.rmtree(folder / PARTIAL)
     for left in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
         left.unlink()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A disk that is full or gone is the user's to mend; what was kept before stays."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "Mend that, and continue with --resume."
+        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
 
 
 @contextmanager
