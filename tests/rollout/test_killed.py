@@ -38,6 +38,7 @@ def killed_at_a_random_time(place: Path, folder: Path, workers: int, after_s: fl
     while progress(folder)[0] == before and process.poll() is None:
         time.sleep(0.001)
     time.sleep(after_s)
+    assert process.poll() is None, "it ended before it was killed"
     os.killpg(process.pid, signal.SIGKILL)
     return process.wait(TIMEOUT_S)
 

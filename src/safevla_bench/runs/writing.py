@@ -98,13 +98,11 @@ class RunWriter:
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
-        records = {
-            batch.headers[0].episode_id: batch for batch in map(_trusted, archive.read(archive_parts(self.folder)))
-        }
+        records = map(_trusted, archive.read(archive_parts(self.folder)))  # in the order of the plan
         journal = Journal(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
             if row.outcome != "crashed":
-                journal.append(index, row, jsonl.member(records[row.episode_id], 0, SUFFIX))
+                journal.append(index, row, jsonl.member(next(records), 0, SUFFIX))
         # Until this write the archive counts, and from then on the journal.
         write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
         self._journal, self.complete = journal, False
