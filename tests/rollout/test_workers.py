@@ -67,7 +67,9 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     rows = roll_out(request, tmp_path / "run", running=Running(workers=2))
     assert [row.outcome for row in rows] == ["crashed", "crashed", "timeout", "timeout"]
     assert workers.RETRIES == 1
-    assert rows[0].reason == "its worker died in each of 2 attempts; in the last one: SIGSEGV (segmentation fault)"
+    assert rows[0].reason == (
+        "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV (segmentation fault)"
+    )
     assert [header.episode_id for header in runs.open_source(tmp_path / "run").batch.headers] == [
         row.episode_id for row in rows[2:]
     ]

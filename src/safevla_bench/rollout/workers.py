@@ -50,11 +50,13 @@ class Worker:
             theirs.close()
         self.ready = False
         self.current: Planned | None = None
+        self.steps = 0
+        """Of the episode in flight, as far as is known."""
         self.scene: Scene | None = None
         self._send(cast)
 
     def begin(self, planned: Planned) -> None:
-        self.current, self.scene = planned, scene(planned)
+        self.current, self.scene, self.steps = planned, scene(planned), 0
         self._send(planned)
 
     def dismiss(self) -> None:
@@ -142,6 +144,7 @@ class _Crew:
         if isinstance(message, Failed):
             raise message.error
         if isinstance(message, Stepped):
+            worker.steps = message.steps
             if self._observer and worker.current:
                 self._observer.stepped(worker.current, message.steps)
             return None
@@ -183,8 +186,9 @@ class _Crew:
         self._deaths[planned.episode_id] += 1
         finished = None
         if self._deaths[planned.episode_id] > RETRIES:
-            reason = f"its worker died in each of {RETRIES + 1} attempts; in the last one: {cause}"
-            finished = self._told(Finished(planned, "crashed", 0, None, reason))
+            known = f"at last after {worker.steps} steps or more: {cause}"
+            reason = f"its worker died in each of {RETRIES + 1} attempts, {known}"
+            finished = self._told(Finished(planned, "crashed", worker.steps, None, reason))
         else:
             self._left.give_back(planned)
         if self._left:
