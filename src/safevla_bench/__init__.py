@@ -22,6 +22,7 @@ from safevla_bench.version import __version__
 
 if TYPE_CHECKING:
     from safevla_bench.archive import append, open_archive, schema
+    from safevla_bench.beyond import exposure, exposures
     from safevla_bench.errors import SafevlaError
     from safevla_bench.evaluate import Judge, Request, judge, roll_out
     from safevla_bench.interface import Observation, Policy, Wants
@@ -53,6 +54,8 @@ _HOME = {
     "aggregate": "metrics",
     "append": "archive",
     "cells": "metrics",
+    "exposure": "beyond",
+    "exposures": "beyond",
     "judge": "evaluate",
     "library": "specs",
     "open_archive": "archive",
@@ -81,6 +84,8 @@ __all__ = [
     "aggregate",
     "append",
     "cells",
+    "exposure",
+    "exposures",
     "judge",
     "library",
     "open_archive",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
-from safevla_bench import hosts, metrics, policies, rollout, runs
+from safevla_bench import beyond, hosts, metrics, policies, rollout, runs
+from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
@@ -179,13 +181,13 @@ def prepare(request: Request) -> Prepared:
     episodes = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
-    cast = rollout.Cast(
+    players = rollout.Cast(
         request.host,
         {name: request.arguments_of(name) for name in request.policies},
         renders=any(policy.wants.cameras for policy in made.values()),
     )
     description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
-    return Prepared(host, episodes, made, cast, description)
+    return Prepared(host, episodes, made, players, description)
 
 
 def _check_arguments(request: Request) -> None:
@@ -343,6 +345,51 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     return Judged(scores, batch, specs, _joined(sources, provenance))
 
 
+def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
+    """Judges the same records in the same way with another library, as `sensitivity` may ask."""
+    _, tasks = by.load()
+    batch = judged.batch or empty()
+
+    def rescored(other: Library) -> Scores:
+        return score(batch, other, tasks, capabilities=by.capabilities, missing=by.missing, absent=judged.scores.absent)
+
+    return rescored
+
+
+def lost(judged: Judged) -> list[str]:
+    """What is missing from the scores beside crashed and stopped episodes, each as one sentence."""
+    skipped = judged.scores.provenance.get("skipped")
+    count = len(skipped) if isinstance(skipped, list) else 0
+    found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
+    return found + ([f"{count} invalid episode{'' if count == 1 else 's'} left out"] if count else [])
+
+
+def contestants(
+    paths: Sequence[Path], by: Judge, *, policies: Sequence[str] = (), skip_invalid: bool = False
+) -> list[Entrant]:
+    """The policies of every source (all, or those named), each source judged by itself, with names that differ.
+
+    Raises what `judge` raises, and `RunError` for a policy that no source has.
+    """
+    found: list[Entrant] = []
+    for path in paths:
+        judged = judge([path], by, skip_invalid=skip_invalid)
+        (source,) = cast("list[Mapping[str, object]]", judged.description["sources"])
+        protocol = source.get("protocol")
+        found += entrants(
+            judged.scores,
+            judged.batch.headers if judged.batch else (),
+            str(path),
+            protocol=protocol if isinstance(protocol, dict) else None,
+            privileged=judged.privileged,
+        )
+    unknown = [name for name in policies if name not in {one.name for one in found}]
+    if unknown:
+        remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
+        raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    return named_apart([one for one in found if not policies or one.name in policies])
+
+
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:
     return {
         **provenance,
@@ -353,6 +400,12 @@ def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) ->
 def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
     """A run's description without the facts of the day, so that the same run gives the same report."""
     return {name: value for name, value in description.items() if name != "volatile"}
+
+
+def exposed(judged: Judged, by: Judge) -> tuple[list[beyond.CellExposure], float | None]:
+    """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
+    spent = beyond.exposure(judged.batch or empty(), judged.scores, judged.library, by.load()[1])
+    return beyond.exposures(spent, judged.scores), spent.force_threshold_n
 
 
 def document(judged: Judged) -> dict[str, object]:

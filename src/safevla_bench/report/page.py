@@ -12,9 +12,10 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from safevla_bench.baseline import baseline
 from safevla_bench.inert import inert
 from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report import tables, views
+from safevla_bench.report import cautioning, tables, views
 from safevla_bench.report.headline import headline
 from safevla_bench.report.numbers import NONE, fixed, short, unit_text, with_unit
 from safevla_bench.report.tables import policy_name
@@ -41,6 +42,7 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
     marked = frozenset(_privileged(provenance))
     skipped = _texts(provenance.get("skipped"))
     style = _style()
+    floor = baseline(scores)
     return (
         _environment()
         .get_template("page.html")
@@ -51,6 +53,8 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
             headline=headline(found, total),
             total=total,
             privileged=sorted(marked & {policy_name(cell) for cell in found}),
+            warnings=cautioning.warning(floor),
+            floor=cautioning.table(floor),
             outcomes=[views.outcome(cell, cell.policy in marked) for cell in found],
             main=tables.main(found, total, privileged=marked),
             violations=[views.violations(cell) for cell in found if cell.n],
