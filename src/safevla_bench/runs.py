@@ -31,18 +31,21 @@ _PART = "part-{:05d}.jsonl.zst"
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned episode; `reason` holds the traceback of a crash or what was wrong with an action."""
+    """One planned episode; `reason` holds the traceback of a crash or what was wrong with an action.
+
+    None is unknown: only the owner of a loop that was recorded from outside could tell.
+    """
 
     episode_id: str
     policy: str
     benchmark: str
     task_id: str
     episode: int
-    init_state_index: int
-    env_seed: int
-    seed: int
-    policy_seed: int
-    horizon: int
+    init_state_index: int | None
+    env_seed: int | None
+    seed: int | None
+    policy_seed: int | None
+    horizon: int | None
     outcome: str
     steps: int
     reason: str | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from safevla_bench.hosts.mujoco import Recorder
 from safevla_bench.hosts.privileged import box, pieces, read_only
 from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
-from safevla_bench.interface import Privileged
+from safevla_bench.interface import Privileged, Task
+from safevla_bench.trajectory import Header
 
 if TYPE_CHECKING:
     import mujoco
@@ -64,6 +66,35 @@ def scene(domain: BDDLBaseDomain) -> Scene:
         fingers=(_geom_ids(model, geoms["left_finger"]), _geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
+    )
+
+
+def header(
+    domain: BDDLBaseDomain,
+    recorder: Recorder,
+    task: Task,
+    versions: dict[str, str],
+    *,
+    dt: float,
+    success: bool,
+    env_seed: int | None,
+    index: int | None,
+) -> Header:
+    """What the record of an episode says once; `dt` in seconds, `index` the initial state's, None where unknown."""
+    start = "unknown" if index is None else f"{index:03d}"
+    return Header(
+        episode_id=f"{task.benchmark}/{task.task_id}/init_{start}",
+        benchmark=task.benchmark,
+        task_id=task.task_id,
+        success=success,
+        dt=dt,
+        target_object=next(iter(targets(domain)), None),
+        instruction=task.instruction,
+        env_seed=env_seed,
+        init_state_index=index,
+        embodiment="Panda",
+        versions=versions,
+        dropped_pairs=recorder.dropped_pairs(),
     )
 
 
