@@ -49,13 +49,13 @@ class LiberoHost:
         Raises:
             HostError: there is no such suite or file, or LIBERO is not installed.
         """
-        if listed.is_path(suite):
-            install.require()
-            return listed.tasks_at(Path(suite))
         benchmark = listed.ALIASES.get(suite, suite)
         if benchmark not in listed.SUITES:
+            if listed.is_path(suite):
+                install.require()
+                return listed.tasks_at(Path(suite))
             known = ", ".join([*listed.SUITES, *listed.ALIASES])
-            remedy = f"Suites: {known}; or the path of a .bddl file or of a folder of them, such as ./{suite}"
+            remedy = f"Suites: {known}; or the path of a .bddl file, or of a folder of them."
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         install.require()
         return listed.tasks(benchmark)

@@ -15,6 +15,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.contacts import Floats
+from safevla_bench.hosts.libero_install import require
 from safevla_bench.interface import Task
 from safevla_bench.tasks import bddl
 
@@ -44,8 +45,8 @@ def tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def is_path(suite: str) -> bool:
-    """Whether what stands in the place of a suite's name is a path."""
-    return suite.endswith(SUFFIX) or os.sep in suite or suite in (".", "..")
+    """Whether what stands in the place of a suite's name is a path: of a file, of a folder there is, or with a `/`."""
+    return suite.endswith(SUFFIX) or os.sep in suite or Path(suite).is_dir()
 
 
 def tasks_at(path: Path) -> tuple[Task, ...]:
@@ -55,21 +56,40 @@ def tasks_at(path: Path) -> tuple[Task, ...]:
     task. `Task.name` is the path, so that whoever has the task can make its environment.
 
     Raises:
-        HostError: there is no such file, or no BDDL file in that folder.
+        HostError: there is no such file.
         RegistryError: a file is no BDDL problem.
+    """
+    files = bddl_files(path)
+    owned = [_listed(file) for file in files]
+    if all(owned):
+        return tuple(tasks(benchmark)[index] for benchmark, index in filter(None, owned))
+    return tuple(_own(file, index) for index, file in enumerate(files))
+
+
+def bddl_files(path: Path) -> list[Path]:
+    """That file, or those of that folder in the order of their names; imports nothing.
+
+    Raises:
+        HostError: there is none.
     """
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))
         if not files:
             raise HostError(f"{path} holds no {SUFFIX} file", remedy="Name a BDDL file, or a folder of them.")
-    elif path.suffix == SUFFIX and path.is_file():
-        files = [path]
-    else:
+        return files
+    if path.suffix != SUFFIX or not path.is_file():
         raise HostError(f"there is no BDDL file {path}", remedy=f"Name a {SUFFIX} file, or a folder of them.")
-    owned = [_listed(file) for file in files]
-    if all(owned):
-        return tuple(tasks(benchmark)[index] for benchmark, index in filter(None, owned))
-    return tuple(_own(file, index) for index, file in enumerate(files))
+    return [path]
+
+
+def name_of(path: Path) -> tuple[str, str]:
+    """Benchmark and task id of a BDDL file, as its episodes have them; without LIBERO it can only be one's own."""
+    try:
+        require()
+    except HostError:
+        return _own_name(path)
+    found = _listed(path)
+    return _own_name(path) if found is None else (found[0], f"task_{found[1]}")
 
 
 def task_of(path: Path) -> Task:
@@ -90,8 +110,12 @@ def _task(benchmark: str, index: int, entry: LiberoTask, init_states: int | None
 
 def _own(path: Path, index: int) -> Task:
     problem, states = bddl.read(path), _states_beside(path)
-    benchmark = path.resolve().parent.name or "root"
-    return Task(benchmark, path.stem, index, str(path), problem.language, None if states is None else len(states))
+    benchmark, task_id = _own_name(path)
+    return Task(benchmark, task_id, index, str(path), problem.language, None if states is None else len(states))
+
+
+def _own_name(path: Path) -> tuple[str, str]:
+    return path.resolve().parent.name or "root", path.stem
 
 
 def _listed(path: Path) -> tuple[str, int] | None:
