@@ -17,7 +17,7 @@ from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene
+from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
@@ -184,6 +184,7 @@ class LiberoEnv:
     def _start_recording(self) -> None:
         domain = self._env.env
         view = scene(domain)
+        warn_of_motion(domain, view)
         self._recorder = Recorder(domain.sim.model._model, domain.sim.data._data, view)
         self._unhook = hook(domain.sim, "step", self._recorder.substep)
         self._privileged = PrivilegedView(domain, view) if self._wants.privileged else None

@@ -19,7 +19,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.libero_scene import header, scene
+from safevla_bench.hosts.libero_scene import header, scene, warn_of_motion
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.hosts.watching import Undo, Watcher, around
 from safevla_bench.interface import Action
@@ -78,7 +78,6 @@ class WatchedLibero:
         self.action_size = int(domain.action_dim)
         self._control, self._domain = control, domain
         self._init_states: Floats | None = listed.known_init_states(self.task)
-        self._simulation: object = None
 
     def start_from(self, init_states: ArrayLike) -> None:
         """Take these as the task's initial states, [count, 1 + nq + nv]."""
@@ -143,7 +142,9 @@ class WatchedLibero:
     def begin(self) -> tuple[Recorder, Undo]:
         """A recorder of the present model, attached, with record 0 taken; and what detaches it."""
         simulation = self._domain.sim
-        recorder = Recorder(simulation.model._model, simulation.data._data, scene(self._domain))
+        view = scene(self._domain)
+        warn_of_motion(self._domain, view)
+        recorder = Recorder(simulation.model._model, simulation.data._data, view)
         return recorder, hook(simulation, "step", recorder.substep)
 
     def holds(self, action: Action) -> bool:
