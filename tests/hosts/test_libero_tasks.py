@@ -12,7 +12,7 @@ from safevla_bench import evaluate, runs
 from safevla_bench.errors import HostError, UnknownTaskError
 from safevla_bench.hosts import host
 from safevla_bench.hosts.libero import placement_seed
-from safevla_bench.hosts.libero_tasks import bddl_file, init_states, is_path, name_of, task_of
+from safevla_bench.hosts.libero_tasks import bddl_file, init_states, is_path, known_init_states, name_of, task_of
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.tasks import bddl, proposing, registry, writing
 
@@ -121,3 +121,15 @@ def test_placements_differ_by_seed_and_index_and_repeat():
     seeds = {(seed, index): placement_seed(EpisodeSeed(index, seed, 10)) for seed in range(20) for index in range(20)}
     assert len(set(seeds.values())) == 400
     assert seeds[7, 3] == placement_seed(EpisodeSeed(3, 7, 0))
+
+
+def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_is_told(monkeypatch, caplog):
+    task = host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
+    assert np.array_equal(known_init_states(task), init_states(task))
+
+    def unreadable(name):
+        raise RuntimeError("weights only")
+
+    monkeypatch.setattr("libero.libero.benchmark.get_benchmark", unreadable)
+    assert known_init_states(task) is None
+    assert "weights only" in caplog.text

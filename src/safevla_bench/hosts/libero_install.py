@@ -57,9 +57,8 @@ def versions_found() -> dict[str, str]:
     return found
 
 
-def require_robosuite(found: str | None = None) -> None:
-    """Raise `HostError` unless robosuite, of the version `found` or else as installed, is one that LIBERO runs on."""
-    found = found or importlib.metadata.version("robosuite")
+def require_robosuite(found: str) -> None:
+    """Raise `HostError` unless that version of robosuite is one that LIBERO runs on."""
     if not found.startswith(ROBOSUITE):
         problem = f"robosuite {found} is installed, LIBERO runs on {ROBOSUITE}x only"
         remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."

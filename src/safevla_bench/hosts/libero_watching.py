@@ -72,7 +72,7 @@ class WatchedLibero:
 
     def __init__(self, control: ControlEnv) -> None:
         domain = _domain(control)
-        install.require_robosuite()
+        install.require_robosuite(str(sys.modules["robosuite"].__version__))
         self.versions = install.versions_found()
         self.task = listed.task_of(Path(domain.bddl_file_name))
         self.action_size = int(domain.action_dim)

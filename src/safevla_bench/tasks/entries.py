@@ -165,8 +165,7 @@ class Registry:
 
     def _what_to_add(self, benchmark: str, task_id: str) -> str:
         lines = [
-            "for a task file of LIBERO's kind, `safevla tags propose --bddl FILE` writes what is to be added;",
-            "for any other, pass --registry FILE with a TOML file that holds:",
+            "pass --registry FILE (`safevla tags propose` writes it from a BDDL task file), a TOML file that holds:"
         ]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)
