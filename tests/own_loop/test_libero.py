@@ -144,6 +144,12 @@ def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp
     assert [row["init_state_index"] for row in rows(tmp_path / "run")] == [4, 9, None]
 
 
+def test_a_policy_that_sees_privileged_state_is_marked(tmp_path, env):
+    with sb.record(env, policy="mine", out=tmp_path / "run", privileged=True):
+        run_loop(env, task_of(), [0], steps=2)
+    assert sb.judge([tmp_path / "run"], sb.Judge()).privileged == ("mine",)
+
+
 def test_initial_states_of_ones_own_give_the_index_and_names_of_ones_own_are_kept(tmp_path, env):
     mine = init_states(task_of())[:3] + 1e-9
     names = {"benchmark": "my-goal", "task_id": "bowl"}

@@ -105,7 +105,7 @@ def watched(env: object) -> Watched:
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     known = ", ".join(able) or "none"
     remedy = (
-        "Pass the simulator's own environment, or a wrapper that holds it already (some make theirs at the first reset). "
+        "Pass the simulator's own environment, or a wrapper that holds it by now: some make theirs at the first reset. "
         f"Hosts that can record one: {known}."
     )
     raise HostError(problem, remedy=remedy)
