@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from safevla_bench import hosts, metrics, policies, rollout, runs
-from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.report import page
@@ -50,11 +51,77 @@ class Request:
     episodes: int = 1
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
+    """For every policy."""
+    policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For one policy, by its name; they go before those for every policy."""
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; kept apart in run.json."""
+
+    def arguments_of(self, policy: str) -> dict[str, str]:
+        return {**self.arguments, **self.policy_arguments.get(policy, {})}
+
+    @classmethod
+    def of(cls, run: Path) -> Request:
+        """What was asked for in the run of a folder; `RunError` where its run.json does not say."""
+        held = runs.described(run)
+        try:
+            asked = msgspec.convert(held, _Asked)
+        except msgspec.ValidationError as error:
+            remedy = "Start it anew with all its options, or restore the file."
+            raise RunError(
+                f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / runs.RUN))
+            ) from None
+        return cls(
+            host=asked.host,
+            suites=asked.suites,
+            tasks=asked.indices,
+            episodes=asked.episodes,
+            policies=tuple(one.policy for one in asked.policies),
+            policy_arguments={one.policy: one.arguments for one in asked.policies},
+            protocol=asked.protocol.name,
+            seed=asked.seed,
+            max_steps=asked.max_steps,
+        )
+
+
+class _AskedPolicy(msgspec.Struct):
+    policy: str
+    arguments: dict[str, str]
+
+
+class _AskedProtocol(msgspec.Struct):
+    name: str
+
+
+class _Asked(msgspec.Struct):
+    """The part of run.json that a request is made from."""
+
+    host: str
+    suites: tuple[str, ...]
+    indices: tuple[int, ...] | None
+    episodes: int
+    policies: tuple[_AskedPolicy, ...]
+    protocol: _AskedProtocol
+    seed: int
+    max_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How to run what is asked for; nothing here changes a byte of a complete run."""
+
+    workers: int = 1
+    """Processes; one runs here."""
+    resume: bool = False
+    """Continue the run in the folder, where there is one."""
+    retry_crashed: bool = False
+    """When continuing, run crashed episodes again."""
+
+
+_PLAINLY = Running()
 
 
 @dataclass(frozen=True)
@@ -63,8 +130,14 @@ class Prepared:
 
     host: Host
     episodes: tuple[rollout.Planned, ...]
-    policies: Mapping[str, Policy]
+    policies: dict[str, Policy]
+    cast: rollout.Cast
     description: Mapping[str, object]
+
+    def close(self) -> None:
+        """Free the policies, once."""
+        while self.policies:
+            self.policies.popitem()[1].close()
 
 
 @dataclass(frozen=True)
@@ -100,12 +173,26 @@ def prepare(request: Request) -> Prepared:
     """
     host = hosts.host(request.host)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
-    made = {name: policies.policy(name, request.arguments) for name in request.policies}
+    _check_arguments(request)
+    made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
     rules = rollout.protocol(request.protocol)
     episodes = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
-    return Prepared(host, episodes, made, _described(request, host, tasks, made, rules))
+    cast = rollout.Cast(
+        request.host,
+        {name: request.arguments_of(name) for name in request.policies},
+        renders=any(policy.wants.cameras for policy in made.values()),
+    )
+    description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
+    return Prepared(host, episodes, made, cast, description)
+
+
+def _check_arguments(request: Request) -> None:
+    for name in request.policy_arguments:
+        if name not in request.policies:
+            problem = f"there is an argument for the policy {name!r}, which is not in this run"
+            raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
 
 
 def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
@@ -125,12 +212,13 @@ def _described(
         "schema_version": 1,
         "host": host.name,
         "suites": request.suites,
+        "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
         "policies": [
             {
                 "policy": name,
-                "arguments": dict(request.arguments),
+                "arguments": request.arguments_of(name),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
             }
@@ -144,35 +232,72 @@ def _described(
     }
 
 
-def roll_out(request: Request, out: Path, observer: rollout.Observer | None = None) -> list[rollout.Outcome]:
-    """Run every planned episode into a new run folder; what was finished is kept when the user interrupts.
+def estimate(request: Request, running: Running = _PLAINLY) -> rollout.Estimate:
+    """What `roll_out` would run and what that costs; raises what `prepare` raises, and writes nothing."""
+    prepared = prepare(request)
+    cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
+    prepared.close()
+    return rollout.estimate(prepared.episodes, prepared.host.name, cameras, running.workers)
 
-    Raises what `prepare` raises, `RunError` where the folder is in the way, `HostError` where the simulator cannot be
-    used (no folder is left behind then), and `KeyboardInterrupt` after the folder was closed.
+
+def roll_out(
+    request: Request, out: Path, observer: rollout.Observer | None = None, running: Running = _PLAINLY
+) -> list[runs.EpisodeRow]:
+    """Run every planned episode into a run folder; returns the row of each, in plan order.
+
+    What is finished is kept, whatever ends this process, and `Running(resume=True)` continues from there.
+
+    Raises what `prepare` raises, `RunError` where the folder is in the way or holds a run that was asked for
+    differently, `HostError` where the simulator cannot be used (no folder is left behind where nothing was recorded),
+    and `KeyboardInterrupt`.
     """
     prepared = prepare(request)
-    writer = runs.RunWriter(out, {**prepared.description, "complete": False})
-    outcomes: list[rollout.Outcome] = []
     try:
-        for outcome in rollout.run_all(prepared.host, prepared.episodes, prepared.policies, observer):
-            if outcome.batch is not None:
-                writer.append(outcome.batch)
-            outcomes.append(outcome)
+        with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:
+            _fill(writer, prepared, running, observer)
+    finally:
+        prepared.close()
+    return runs.episode_rows(out)
+
+
+def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer: rollout.Observer | None) -> None:
+    if writer.complete:
+        if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
+            return
+        writer.reopen()
+    places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
+    pending = [one for one in prepared.episodes if not _done(writer.entries.get(places[one.episode_id]), running)]
+    try:
+        with closing(_engine(prepared, pending, running, observer)) as ended:
+            for finished in ended:
+                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
     except SafevlaError:
-        if not outcomes:
+        if writer.fresh and not writer.entries:
             writer.discard()
         raise
-    finally:
-        for policy in prepared.policies.values():
-            policy.close()
-        complete = len(outcomes) == len(prepared.episodes)
-        if writer.folder.exists():
-            writer.finish([_row(outcome) for outcome in outcomes], {**prepared.description, "complete": complete})
-    return outcomes
+    writer.finish()
 
 
-def _row(outcome: rollout.Outcome) -> runs.EpisodeRow:
-    planned = outcome.planned
+def _done(entry: runs.Entry | None, running: Running) -> bool:
+    return entry is not None and not (running.retry_crashed and entry.row.outcome == "crashed")
+
+
+def _engine(
+    prepared: Prepared, pending: Sequence[rollout.Planned], running: Running, observer: rollout.Observer | None
+) -> Generator[rollout.Finished]:
+    """The pending episodes as they end, run here or by workers."""
+    if not pending:
+        return
+    if running.workers > 1:
+        prepared.close()  # the workers make their own; a large model need not be here too
+        yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
+        return
+    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer):
+        yield rollout.Finished.of(outcome)
+
+
+def _row(finished: rollout.Finished) -> runs.EpisodeRow:
+    planned = finished.planned
     return runs.EpisodeRow(
         episode_id=planned.episode_id,
         policy=planned.policy,
@@ -184,9 +309,9 @@ def _row(outcome: rollout.Outcome) -> runs.EpisodeRow:
         seed=planned.seed,
         policy_seed=planned.policy_seed,
         horizon=planned.horizon,
-        outcome=outcome.outcome,
-        steps=outcome.steps,
-        reason=outcome.reason,
+        outcome=finished.outcome,
+        steps=finished.steps,
+        reason=finished.reason,
     )
 
 
@@ -271,10 +396,16 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
 
 
-def evaluate(request: Request, by: Judge, out: Path, observer: rollout.Observer | None = None) -> Judged:
-    """Roll out, judge and report into one run folder."""
+def evaluate(
+    request: Request,
+    by: Judge,
+    out: Path,
+    observer: rollout.Observer | None = None,
+    running: Running = _PLAINLY,
+) -> Judged:
+    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do."""
     by.load()  # a mistake in a library costs no rollout
-    roll_out(request, out, observer)
+    roll_out(request, out, observer, running)
     judged = judge([out], by)
     write(judged, out)
     return judged

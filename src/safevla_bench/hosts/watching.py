@@ -12,7 +12,7 @@ from typing import Protocol
 
 from numpy.typing import ArrayLike
 
-from safevla_bench.errors import HostError, PluginError
+from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.hosts import host, hosts
 from safevla_bench.hosts.mujoco import Recorder
 from safevla_bench.interface import Action, Task
@@ -94,7 +94,7 @@ def watched(env: object) -> Watched:
     for name in hosts():
         try:
             see = getattr(host(name), "watched", None)
-        except PluginError:  # another host's trouble
+        except SafevlaError:  # another host's trouble
             continue
         if see is None:
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 from safevla_bench.hosts.watching import Watched
 from safevla_bench.interface import Task
 from safevla_bench.own_loop.episodes import Ended, Rules
-from safevla_bench.runs import RUN, EpisodeRow, RunWriter
+from safevla_bench.runs import RUN, EpisodeRow, GrowingRun
 from safevla_bench.version import __version__
 
 _OPEN: dict[Path, Folder] = {}
@@ -40,7 +40,7 @@ class Folder:
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
         self.path = out
         self._volatile = volatile
-        self._writer: RunWriter | None = None
+        self._writer: GrowingRun | None = None
         self._host = ""
         self._versions: dict[str, str] = {}
         self._tasks: dict[str, Task] = {}
@@ -57,7 +57,7 @@ class Folder:
         self._rules.append(rules)
         self._blocks += 1
         if self._writer is None:
-            self._writer = RunWriter(self.path, self._description())
+            self._writer = GrowingRun(self.path, self._description())
         else:
             self._writer.finish(self._rows, self._description())
 
