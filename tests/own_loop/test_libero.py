@@ -239,7 +239,8 @@ def test_a_known_horizon_tells_a_broken_episode_from_one_whose_time_was_up(tmp_p
     assert runs.open_source(tmp_path / "run").batch.lengths.tolist() == [6, 5]
 
 
-def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path):
+def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo logs what is unstable into the working directory
     env = control()
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         env.reset()
