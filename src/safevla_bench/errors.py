@@ -11,7 +11,8 @@
     ├── HostError              a simulator that cannot be used here
     ├── PolicyError            a policy that cannot be made or asked
     │   ├── InvalidActionError an action that must not reach the simulator
-    │   └── ServerLostError    a policy server that cannot be reached, or went away while it was asked
+    │   └── ServerLostError    a policy server that went away while it was asked
+    │       └── ServerUnreachableError   a policy server that cannot be reached to begin with
     └── PluginError            an installed plug-in that fails to load
 
     CollectedError             several of the above at once, none hidden behind another
@@ -119,7 +120,11 @@ class InvalidActionError(PolicyError):
 
 
 class ServerLostError(PolicyError):
-    """A policy server that cannot be reached, or went away while it was asked: an episode may be begun again."""
+    """A policy server that went away while it was asked: the episode may be begun again."""
+
+
+class ServerUnreachableError(ServerLostError):
+    """A policy server that cannot be reached to begin with."""
 
 
 class PluginError(SafevlaError):

@@ -27,7 +27,8 @@ _WHAT = [
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
     click.option("--episodes", default=1, type=click.IntRange(min=1), show_default=True, help="Episodes a task."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="What acts: noop, random, scripted:careful, scripted:hasty or a plug-in's. Repeatable."),
+                 help="What acts: noop, random, scripted:careful, scripted:hasty, python:module:factory, a server's "
+                      "openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a plug-in's. Repeatable."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one that is named before it, as "
                       "scripted:careful:KEY=VALUE. Repeatable."),
@@ -155,6 +156,12 @@ def _arguments(texts: tuple[str, ...], policies: tuple[str, ...]) -> tuple[dict[
             raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")
         (single.setdefault(policy, {}) if colon else everyone)[name] = value
     return everyone, single
+
+
+def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
+    """The arguments of one policy; raises `RunError` for what is no argument, or is another policy's."""
+    everyone, single = _arguments(texts, (policy,))
+    return {**everyone, **single.get(policy, {})}
 
 
 def _again(context: click.Context, out: Path) -> str:

@@ -17,7 +17,7 @@ from safevla_bench.errors import Place, PolicyError
 KEY = "SAFEVLA_API_KEY"
 """The environment variable that holds a server's key, unless an argument names another."""
 WORKER = "SAFEVLA_WORKER"
-"""The environment variable that holds the number of a worker process; each begins at another server of a list."""
+"""The environment variable that holds the number of a worker process (see rollout/devices)."""
 CONNECT_S, ANSWER_S = 10.0, 120.0
 
 

@@ -49,7 +49,15 @@ class Codec:
         """The message of the bytes, its arrays read-only; `PolicyError` where they are none."""
         try:
             return self._restored(msgspec.msgpack.decode(message))
-        except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, KeyError, OverflowError, EOFError) as error:
+        except (
+            msgspec.MsgspecError,
+            RecursionError,
+            ValueError,
+            TypeError,
+            KeyError,
+            OverflowError,
+            EOFError,
+        ) as error:
             raise PolicyError(f"a message that cannot be read: {_short(error)}", remedy=_REMEDY) from None
 
     def _hook(self, value: object) -> object:

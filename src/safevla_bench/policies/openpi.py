@@ -13,30 +13,28 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import addresses, websocket
+from safevla_bench.policies import addresses, spoken, websocket
 from safevla_bench.policies.chunking import Chunked, replanning
 from safevla_bench.policies.codecs import OPENPI
-from safevla_bench.policies.speech import OPENPI_LIBERO, Speech
+from safevla_bench.policies.dialect import Dialect
 
 PORT = 8000
-REPLAN = 5
-"""Of the actions of a reply, as in openpi's own LIBERO evaluation."""
 
 
 class Openpi:
-    """A model behind a server: `speech` says what a request holds and what a reply means."""
+    """A model behind a server; the dialect says what a request holds and what a reply means."""
 
-    def __init__(self, socket: websocket.Socket, speech: Speech, key: str | None = None) -> None:
-        self.wants = speech.wants
+    def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
+        self.wants = dialect.wants
         self.metadata: dict[str, object] = {}
         """What the server says of itself."""
-        self._socket, self._speech, self._key = socket, speech, key
+        self._socket, self._dialect, self._key = socket, dialect, key
 
     def begin(self, task: Task, seed: int) -> None:
         """Connect anew: servers take a connection for an episode, and one that was restarted is found again.
 
         Raises:
-            ServerLostError: no server can be reached.
+            ServerUnreachableError: no server answers.
             PolicyError: what answers is no openpi server, or wants another key.
         """
         self._socket.open()
@@ -50,8 +48,8 @@ class Openpi:
             PolicyError: the server failed, with its own traceback; or its reply cannot be read.
             InvalidActionError: the reply holds no actions.
         """
-        self._socket.send(OPENPI.pack(self._speech.request(observation)))
-        return self._speech.actions(self._received())
+        self._socket.send(OPENPI.pack(self._dialect.request(observation)))
+        return self._dialect.actions(self._received())
 
     def close(self) -> None:
         self._socket.close()
@@ -79,8 +77,8 @@ def failed(address: str, text: str) -> PolicyError:
 def make(
     arg: str | None,
     replan: str | None = None,
-    image: str = OPENPI_LIBERO.image,
-    wrist_image: str = OPENPI_LIBERO.wrist_image,
+    image: str | None = None,
+    wrist_image: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
@@ -91,5 +89,5 @@ def make(
     servers = addresses.addresses(arg, "openpi", ("ws", "wss"), PORT)
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
-    speech = OPENPI_LIBERO.with_cameras(image, wrist_image)
-    return Chunked(Openpi(socket, speech, secret), replanning(replan, REPLAN))
+    dialect = spoken.seen_by(spoken.OPENPI, image, wrist_image)
+    return Chunked(Openpi(socket, dialect, secret), replanning(replan, dialect.replan))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from safevla_bench.errors import PolicyError, ServerLostError
+from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.addresses import KEY, Patience
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the
 class Socket:
     """A connection, made by `open` and again by every `open`; no compression, no proxy.
 
-    Raises `ServerLostError` where a server cannot be reached, closes or stays silent.
+    Raises `ServerLostError` where a server closes or stays silent.
     """
 
     def __init__(self, addresses: Sequence[str], patience: Patience, key: str | None = None) -> None:
@@ -35,7 +35,8 @@ class Socket:
     def open(self) -> None:
         """Connect to the first server of the list that answers; a former connection is closed.
 
-        Raises `PolicyError` where a server answers, but takes no websocket or not this key.
+        Raises `ServerUnreachableError`, and `PolicyError` where a server answers, but takes no websocket or not
+        this key.
         """
         self.close()
         until = time.monotonic() + self._patience.connect_s
@@ -44,7 +45,7 @@ class Socket:
             if self._connection is not None:
                 return
             if time.monotonic() + _PAUSE_S >= until:
-                raise _unreachable([one for one in problems if one], self._patience.connect_s)
+                raise unreachable([one for one in problems if one], self._patience.connect_s)
             time.sleep(_PAUSE_S)
 
     def send(self, message: bytes) -> None:
@@ -131,9 +132,12 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _unreachable(problems: Sequence[str], seconds: float) -> ServerLostError:
+def unreachable(problems: Sequence[str], seconds: float) -> ServerUnreachableError:
+    """The error where no server of a list answers."""
     remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
-    return ServerLostError(f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy)
+    return ServerUnreachableError(
+        f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
+    )
 
 
 def _refused(address: str, status: int, *, keyed: bool) -> PolicyError:

@@ -25,6 +25,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     init_state: str
     stop_at_success: bool
     policy_seed: str
+    clip: bool = False
     horizons: dict[str, int]
 
 
@@ -41,6 +42,8 @@ class Planned:
     """The user's seed."""
     policy_seed: int
     horizon: int
+    clip: bool = False
+    """Whether an action out of the host's range is clipped to it; else the episode ends as `invalid_action`."""
 
 
 def protocol(name: str = PRESET) -> Protocol:
@@ -74,6 +77,7 @@ def plan(
             seed=seed,
             policy_seed=policy_seed(seed, task, episode),
             horizon=_horizon(task, rules, max_steps),
+            clip=rules.clip,
         )
         for policy in policies
         for task in tasks
