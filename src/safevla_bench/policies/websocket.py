@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
@@ -31,6 +32,7 @@ class Socket:
         self._addresses, self._patience = tuple(addresses), patience
         self._headers = {"Authorization": f"Api-Key {key}"} if key else {}
         self._connection: ClientConnection | None = None
+        self._held = ExitStack()
 
     def open(self) -> None:
         """Connect to the first server of the list that answers; a former connection is closed.
@@ -77,9 +79,8 @@ class Socket:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._connection = None
+        self._held.close()
 
     def _open(self) -> ClientConnection:
         if self._connection is None:
@@ -92,16 +93,18 @@ class Socket:
         from websockets.sync.client import connect
 
         try:
-            self._connection = connect(
-                address,
-                additional_headers=self._headers,
-                compression=None,
-                proxy=None,
-                open_timeout=max(until - time.monotonic(), _PAUSE_S),
-                close_timeout=1.0,
-                ping_interval=None,  # a server that compiles its model answers no pings
-                max_size=MAX_REPLY_BYTES,
-                logger=_LOG,
+            self._connection = self._held.enter_context(
+                connect(
+                    address,
+                    additional_headers=self._headers,
+                    compression=None,
+                    proxy=None,
+                    open_timeout=max(until - time.monotonic(), _PAUSE_S),
+                    close_timeout=1.0,
+                    ping_interval=None,  # a server that compiles its model answers no pings
+                    max_size=MAX_REPLY_BYTES,
+                    logger=_LOG,
+                )
             )
         except InvalidStatus as error:
             raise _refused(address, error.response.status_code, keyed=bool(self._headers)) from None
