@@ -30,7 +30,7 @@ class View:
     jpeg: bool
     size: tuple[int, int]
     resize: str
-    crop: float | None
+    crop: float
 
     def __call__(self, image: preparing.Image) -> preparing.Image:
         """[H, W, 3] upright -> [size, 3]"""
@@ -38,7 +38,7 @@ class View:
         if self.jpeg:
             shown = preparing.compressed(shown)
         shown = preparing.resized(shown, self.size, self.resize)
-        return shown if self.crop is None else preparing.cropped(shown, self.crop)
+        return shown if self.crop == 1 else preparing.cropped(shown, self.crop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,13 @@ def _rows(reply: Reply, part: Part, name: str) -> NDArray[np.float64]:
             raise InvalidActionError(f"the reply has no {where!r}, as replies in {name} have", remedy=_REMEDY)
         value = value[key]
     array = _numbers(value, where)
+    given = array.shape
     while array.ndim > 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim == 1:
         array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
     if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
-        problem = f"{where!r} of the reply has the shape {np.shape(value)}, not [steps, {part.width}]"
+        problem = f"{where!r} of the reply has the shape {given}, not [steps, {part.width}]"
         raise InvalidActionError(problem, remedy=_REMEDY)
     return array
 

@@ -46,8 +46,8 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
             steps += 1
             if on_step:
                 on_step(steps)
-            if success:
-                outcome = "success"
+            outcome = "success" if success else "timeout"
+            if success and planned.stop_at_success:
                 break
     except InvalidActionError as error:
         outcome, reason = "invalid_action", str(error)
