@@ -14,11 +14,12 @@ from types import MappingProxyType
 
 from safevla_bench.errors import PluginError, PolicyError, SafevlaError
 from safevla_bench.interface import Policy
+from safevla_bench.policies import zoo
 
 GROUP = "safevla_bench.policies"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 
-__all__ = ["GROUP", "policies", "policy"]
+__all__ = ["GROUP", "policies", "policy", "takes"]
 
 
 def policies() -> tuple[str, ...]:
@@ -27,18 +28,32 @@ def policies() -> tuple[str, ...]:
 
 
 def policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
-    """The policy that `spec`, NAME or NAME:ARG, asks for.
+    """The policy that `spec`, NAME or NAME:ARG or the name of one of the paper's entries, asks for.
 
     Raises:
         PolicyError: no policy has that name, or it does not take that ARG or these arguments; lists those there are.
         PluginError: the policy is installed but cannot be loaded or made; names its distribution.
     """
     name, colon, arg = spec.partition(":")
+    if zoo.MARK in name:
+        return zoo.make(spec, arguments, policy)
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
         known = ", ".join(policies()) or "none: install the package itself with pip"
         raise PolicyError(f"there is no policy {name!r}", remedy=f"Policies installed here: {known}.")
     return _made(found[0], arg if colon else None, arguments)
+
+
+def takes(spec: str, parameter: str) -> bool:
+    """Whether the policy's factory takes that argument; False as well where it cannot be loaded."""
+    name = spec.partition(":")[0]
+    if zoo.MARK in name:
+        return True
+    found = tuple(entry_points(group=GROUP, name=name))
+    try:
+        return bool(found) and parameter in list(inspect.signature(found[0].load()).parameters)[1:]
+    except Exception:  # `policy` tells what is wrong with it
+        return False
 
 
 def _made(entry: EntryPoint, arg: str | None, arguments: Mapping[str, str]) -> Policy:

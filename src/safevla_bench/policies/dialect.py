@@ -30,7 +30,7 @@ class View:
     jpeg: bool
     size: tuple[int, int]
     resize: str
-    crop: float
+    crop: float | None
 
     def __call__(self, image: preparing.Image) -> preparing.Image:
         """[H, W, 3] upright -> [size, 3]"""
@@ -38,7 +38,7 @@ class View:
         if self.jpeg:
             shown = preparing.compressed(shown)
         shown = preparing.resized(shown, self.size, self.resize)
-        return shown if self.crop == 1 else preparing.cropped(shown, self.crop)
+        return shown if self.crop is None else preparing.cropped(shown, self.crop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.errors import RunError
-from safevla_bench.protocols.protocol import FIELDS, UNTOLD, Inference, Protocol
+from safevla_bench.protocols.fields import FIELDS, UNTOLD, Inference, Protocol
 
 PRESET = "safevla-bench"
 RELEASE = "release"
 
-__all__ = ["FIELDS", "PRESET", "Inference", "Protocol", "Row", "compare", "names", "protocol", "rows"]
+__all__ = ["FIELDS", "PRESET", "Inference", "Protocol", "Row", "compare", "described", "names", "protocol", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def rows(*which: Protocol) -> list[Row]:
     """Every value of the protocols, side by side, in the order of `FIELDS`; None where one says nothing."""
     said = [dict(_flat(one)) for one in which]
     order = list(FIELDS)
-    fields = sorted({field for one in said for field in one}, key=lambda field: (order.index(_described(field)), field))
+    fields = sorted({field for one in said for field in one}, key=lambda field: (order.index(_key(field)), field))
     return [
         Row(field, tuple(one.get(field) for one in said), tuple(_source(one, field) for one in which))
         for field in fields
@@ -66,7 +66,12 @@ def compare(first: Protocol, other: Protocol) -> list[Row]:
     return [row for row in rows(first, other) if row.differs]
 
 
-def _described(field: str) -> str:
+def described(field: str) -> str:
+    """What a value of a protocol is, in words."""
+    return FIELDS[_key(field)]
+
+
+def _key(field: str) -> str:
     """The key of `FIELDS` for a field; those by suite have one together."""
     return field if field in FIELDS else field.rpartition(".")[0]
 

@@ -83,13 +83,18 @@ def dialect(name: str, rules: str = PRESET) -> Dialect:
     return Dialect(
         name=name,
         wants=Wants(cameras=tuple(one.camera for one in held.request if one.camera), image_size=how.render),
-        view=View(flip=how.flip, jpeg=how.jpeg, size=how.image_size, resize=how.resize, crop=how.crop),
+        view=_view(how),
         fields=tuple(_fields(held, how)),
         parts=tuple(Part(part.path, part.width) for part in held.reply),
         switches=tuple((column, how.gripper) for column in held.switches),
-        replan=how.replan if isinstance(how.replan, int) else 1 if how.replan == "server" else None,
+        replan=how.replan if isinstance(how.replan, int) else None,
         clip=how.clip,
     )
+
+
+def _view(how: Inference) -> View:
+    crop = None if how.crop == 1 else how.crop
+    return View(flip=how.flip, jpeg=how.jpeg, size=how.image_size, resize=how.resize, crop=crop)
 
 
 def _fields(held: DialectFile, how: Inference) -> Iterator[Field]:
