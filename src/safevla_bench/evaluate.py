@@ -229,10 +229,9 @@ def _check_arguments(request: Request) -> None:
 
 
 def _told(request: Request, policy: str) -> dict[str, str]:
-    """A policy's arguments with what the run knows: the protocol, where it takes one, and an entry's servers."""
-    known = {"protocol": request.protocol} if policies.takes(policy, "protocol") else {}
+    """A policy's arguments; an entry's with its servers."""
     served = {zoo.SERVER: " ".join(request.servers)} if zoo.MARK in policy.partition(":")[0] and request.servers else {}
-    return {**known, **served, **request.arguments_of(policy)}
+    return {**served, **request.arguments_of(policy)}
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
@@ -263,7 +262,7 @@ def entered(name: str, suites: Sequence[str] = (), protocol: str | None = None) 
 
 
 def left_open(request: Request) -> list[str]:
-    """What the entries that are asked for leave open or assume, each as one sentence."""
+    """What the paper's entries that are asked for leave open or assume, each as one sentence."""
     named = [zoo.entry(name) for name in request.policies if zoo.MARK in name.partition(":")[0]]
     return [f"{one.name}: unknown is {question}" for one in named for question in one.unknown]
 
@@ -298,7 +297,7 @@ def _described(
             }
             for name, policy in made.items()
         ],
-        "protocol": rules.values(),
+        "protocol": rules.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
         "versions": {"safevla-bench": __version__, **host.versions()},

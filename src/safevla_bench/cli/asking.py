@@ -35,7 +35,7 @@ _WHAT = [
     click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
                  help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
     click.option("--protocol", metavar="NAME",
-                 help=f"How episodes start and end, and how policies are asked; else {evaluate.PRESET}. "
+                 help=f"How episodes start and end; else {evaluate.PRESET}. "
                       "`safevla protocols` lists them."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one that is named before it, as "

@@ -19,7 +19,7 @@ from safevla_bench.policies import zoo
 GROUP = "safevla_bench.policies"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 
-__all__ = ["GROUP", "policies", "policy", "takes"]
+__all__ = ["GROUP", "policies", "policy"]
 
 
 def policies() -> tuple[str, ...]:
@@ -42,18 +42,6 @@ def policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
         known = ", ".join(policies()) or "none: install the package itself with pip"
         raise PolicyError(f"there is no policy {name!r}", remedy=f"Policies installed here: {known}.")
     return _made(found[0], arg if colon else None, arguments)
-
-
-def takes(spec: str, parameter: str) -> bool:
-    """Whether the policy's factory takes that argument; False as well where it cannot be loaded."""
-    name = spec.partition(":")[0]
-    if zoo.MARK in name:
-        return True
-    found = tuple(entry_points(group=GROUP, name=name))
-    try:
-        return bool(found) and parameter in list(inspect.signature(found[0].load()).parameters)[1:]
-    except Exception:  # `policy` tells what is wrong with it
-        return False
 
 
 def _made(entry: EntryPoint, arg: str | None, arguments: Mapping[str, str]) -> Policy:

@@ -80,6 +80,8 @@ class Dialect:
     """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
     replan: int | None
     clip: bool
+    release: str = "unknown"
+    """The protocol that says how this dialect shows images and states and what its gripper means."""
 
     def request(self, observation: Observation) -> Request:
         """What to send. Raises `PolicyError` where the host does not show what the policy needs."""

@@ -15,7 +15,6 @@ import msgspec
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Task
 from safevla_bench.policies import dialects
-from safevla_bench.protocols import PRESET
 
 UNKNOWN = "unknown"
 MARK = "@"
@@ -108,9 +107,9 @@ def servers(found: Entry, texts: tuple[str, ...]) -> dict[str, str]:
 class Served:
     """An entry's policy: a client of the suite's server, made when its first episode begins."""
 
-    def __init__(self, found: Entry, protocol: str, where: Mapping[str, str], opened: Callable[[str], Policy]) -> None:
+    def __init__(self, found: Entry, where: Mapping[str, str], opened: Callable[[str], Policy]) -> None:
         self.entry = found
-        self.dialect = dialects.dialect(found.dialect, protocol)
+        self.dialect = dialects.dialect(found.dialect)
         self.wants = self.dialect.wants
         self._where, self._opened = dict(where), opened
         self._clients: dict[str, Policy] = {}
@@ -148,9 +147,9 @@ class Served:
 
 
 def make(name: str, arguments: Mapping[str, str], open_policy: Open) -> Served:
-    """The policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them, `protocol` the run's.
+    """The policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
 
-    All other arguments go to the client of the transport.
+    All other arguments go to the client of the transport, with the name of the dialect.
 
     Raises:
         PolicyError: there is no such entry, it cannot be run, or it has no server.
@@ -165,6 +164,5 @@ def make(name: str, arguments: Mapping[str, str], open_policy: Open) -> Served:
         raise PolicyError(
             f"{name} needs the address of its server", remedy=f"Start it: {found.serve}; pass --server URL."
         )
-    protocol = rest.pop("protocol", PRESET)
-    spoken = {"dialect": found.dialect, "protocol": protocol, **rest}
-    return Served(found, protocol, servers(found, texts), lambda url: open_policy(f"{found.transport}:{url}", spoken))
+    spoken = {"dialect": found.dialect, **rest}
+    return Served(found, servers(found, texts), lambda url: open_policy(f"{found.transport}:{url}", spoken))

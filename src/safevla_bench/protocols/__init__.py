@@ -15,7 +15,19 @@ from safevla_bench.protocols.fields import FIELDS, UNTOLD, Inference, Protocol
 PRESET = "safevla-bench"
 RELEASE = "release"
 
-__all__ = ["FIELDS", "PRESET", "Inference", "Protocol", "Row", "compare", "described", "names", "protocol", "rows"]
+__all__ = [
+    "FIELDS",
+    "PRESET",
+    "UNTOLD",
+    "Inference",
+    "Protocol",
+    "Row",
+    "compare",
+    "described",
+    "names",
+    "protocol",
+    "rows",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,13 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"env_seed = {self.env_seed!r} is no number, no 'N + episode' and not 'sha256'")
 
     def values(self) -> dict[str, object]:
-        """All that it says, as a run records it; without where it stands."""
+        """All that it says; without where it stands."""
         said = msgspec.to_builtins(self)
         return {name: value for name, value in said.items() if name not in ("about", "sources")}
+
+    def episode_values(self) -> dict[str, object]:
+        """What a run records of it: how episodes start and end. How a policy is asked is recorded with the policy."""
+        return {name: value for name, value in self.values().items() if name != "inference"}
 
 
 FIELDS: Mapping[str, str] = {
@@ -66,7 +70,7 @@ FIELDS: Mapping[str, str] = {
     "stop_at_success": "whether the first success ends the episode; else the horizon does, and its last state counts",
     "trials": "episodes of each task, by suite",
     "horizons": "policy steps at most, by suite; else the host's own",
-    "inference": "`release`: as the policy's own project does it",
+    "inference": "`release`: each policy sees and answers as its own project has it",
     "inference.render": "height and width of the rendered image",
     "inference.flip": "what is flipped of MuJoCo's image, whose rows begin at the bottom; `vertical` makes it upright",
     "inference.jpeg": "whether it goes through a JPEG of quality 95, before it is resized",

@@ -1,4 +1,4 @@
-"""Dialects as data: `*.toml` here. Each names the protocol whose project it belongs to, its release."""
+"""Dialects as data: `*.toml` here. Each names its release: the protocol whose project the model belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Wants
 from safevla_bench.policies.dialect import STATES, Dialect, Field, Part, View
-from safevla_bench.protocols import PRESET, Inference, protocol
+from safevla_bench.protocols import Inference, protocol
 
 __all__ = ["DialectFile", "dialect", "file", "names", "values"]
 
@@ -68,17 +68,16 @@ def file(name: str) -> DialectFile:
 
 
 @cache
-def dialect(name: str, rules: str = PRESET) -> Dialect:
-    """A dialect under a protocol, by their names.
+def dialect(name: str) -> Dialect:
+    """A dialect by its name, with the images, states and gripper of its release.
 
-    A protocol that leaves inference to each policy's release, as the preset does, takes it from the dialect's release.
+    Those belong to a model and its server, whatever protocol says how episodes start and end.
 
     Raises:
         PolicyError: there is no such dialect.
-        RunError: there is no such protocol.
     """
     held = file(name)
-    how = protocol(rules).inference or protocol(held.release).inference
+    how = protocol(held.release).inference
     assert how is not None, f"the release {held.release} of the dialect {name} has no inference"
     return Dialect(
         name=name,
@@ -89,6 +88,7 @@ def dialect(name: str, rules: str = PRESET) -> Dialect:
         switches=tuple((column, how.gripper) for column in held.switches),
         replan=how.replan if isinstance(how.replan, int) else None,
         clip=how.clip,
+        release=held.release,
     )
 
 
