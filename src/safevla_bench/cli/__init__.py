@@ -34,6 +34,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
+    "protocols": ("protocols", "List evaluation protocols, show one, or show where two differ."),
+    "entries": ("protocols", "List the paper's entries: policies, suites, checkpoints, servers."),
     "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
     "tags": ("tagging", "Propose tags for task files of your own."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),

@@ -26,6 +26,7 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
     --resume goes on from there.
     """
+    _say_what_is_open(asked)
     if asked.dry_run:
         _plan(asked)
         return
@@ -49,6 +50,7 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
     What is finished is kept whatever happens, and --resume goes on from there.
     """
+    _say_what_is_open(asked)
     if asked.dry_run:
         _plan(asked)
         return
@@ -60,6 +62,11 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     click.echo(f"Run folder: {asked.out}")
     click.echo(f"Next: open {asked.out / runs.REPORT} in a browser.")
     context.exit(CRASHED if crashed else OK)
+
+
+def _say_what_is_open(asked: Asked) -> None:
+    for line in evaluate.left_open(asked.request):
+        click.echo(f"note: {line}", err=True)
 
 
 def _plan(asked: Asked) -> None:

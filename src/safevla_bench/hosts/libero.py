@@ -125,13 +125,14 @@ class LiberoEnv:
         - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
           episode: there is always a reset.
 
-        A task without initial states of its own starts where the reset places things, with a seed made of the
-        environment's and the index.
+        A task without initial states of its own, and any that is to be `drawn`, starts where the reset places things,
+        with a seed made of the environment's and the index.
 
         Raises:
             HostError: the task has no such initial state.
         """
-        state = self._initial_state(seed.init_state_index)
+        state = None if seed.drawn else self._initial_state(seed.init_state_index)
+        still = STILL if seed.wait_action is None else _valid(np.array(seed.wait_action))
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
@@ -141,7 +142,7 @@ class LiberoEnv:
             seen = self._env.set_init_state(state)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):
-            seen, _, success, _ = self._env.step(STILL)
+            seen, _, success, _ = self._env.step(still.copy())
         self._seed, self._success = seed, bool(success)
         self._start_recording()
         return self._observation(seen)

@@ -32,11 +32,12 @@ class Model(Protocol):
 class Chunked:
     """Carries out the first `replan` actions of each chunk, or all of them, then asks again.
 
-    `calls_s` holds the wall seconds of each inference since the last reset.
+    `calls_s` holds the wall seconds of each inference since the last reset. `clip` says that actions out of the host's
+    range are clipped, as the model's own project does.
     """
 
-    def __init__(self, model: Model, replan: int | None) -> None:
-        self.wants = model.wants
+    def __init__(self, model: Model, replan: int | None, *, clip: bool = False) -> None:
+        self.wants, self.clip = model.wants, clip
         self.calls_s: list[float] = []
         self._model, self._replan = model, replan
         self._left: deque[Action] = deque()

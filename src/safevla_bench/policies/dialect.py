@@ -80,6 +80,8 @@ class Dialect:
     """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
     replan: int | None
     clip: bool
+    release: str = "unknown"
+    """The protocol that says how this dialect shows images and states and what its gripper means."""
 
     def request(self, observation: Observation) -> Request:
         """What to send. Raises `PolicyError` where the host does not show what the policy needs."""
@@ -118,12 +120,13 @@ def _rows(reply: Reply, part: Part, name: str) -> NDArray[np.float64]:
             raise InvalidActionError(f"the reply has no {where!r}, as replies in {name} have", remedy=_REMEDY)
         value = value[key]
     array = _numbers(value, where)
+    given = array.shape
     while array.ndim > 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim == 1:
         array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
     if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
-        problem = f"{where!r} of the reply has the shape {np.shape(value)}, not [steps, {part.width}]"
+        problem = f"{where!r} of the reply has the shape {given}, not [steps, {part.width}]"
         raise InvalidActionError(problem, remedy=_REMEDY)
     return array
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import addresses, spoken, websocket
+from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked, replanning
 from safevla_bench.policies.codecs import GR00T
 from safevla_bench.policies.dialect import Dialect
 from safevla_bench.policies.openpi import failed
+from safevla_bench.policies.speaking import spoken
 
 if TYPE_CHECKING:
     import zmq
@@ -125,8 +126,8 @@ class Gr00t:
 def make(
     arg: str | None,
     replan: str | None = None,
-    image: str | None = None,
-    wrist_image: str | None = None,
+    dialect: str = "gr00t-libero",
+    cameras: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
@@ -135,7 +136,7 @@ def make(
     """The client; the arguments are those of `openpi`, the key is GR00T's `api_token`."""
     websocket.client_of("zmq", "gr00t")
     servers = addresses.addresses(arg, "gr00t", ("tcp",), PORT)
-    dialect = spoken.seen_by(spoken.GR00T, image, wrist_image)
+    speech = spoken(dialect, "gr00t", cameras)
     patience = addresses.patience(connect_timeout_s, timeout_s)
     requests = Requests(servers, patience, addresses.key(key_env, key_file))
-    return Chunked(Gr00t(requests, dialect), replanning(replan, dialect.replan))
+    return Chunked(Gr00t(requests, speech), replanning(replan, speech.replan), clip=speech.clip)

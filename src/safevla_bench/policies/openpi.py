@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import addresses, spoken, websocket
+from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked, replanning
 from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.speaking import spoken
 
 PORT = 8000
 
@@ -77,17 +78,17 @@ def failed(address: str, text: str) -> PolicyError:
 def make(
     arg: str | None,
     replan: str | None = None,
-    image: str | None = None,
-    wrist_image: str | None = None,
+    dialect: str = "openpi-libero",
+    cameras: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
     key_file: str | None = None,
 ) -> Chunked:
-    """The client; `image` and `wrist_image` name the host's cameras (an empty name: that image is not sent)."""
+    """The client; `dialect` says what requests and replies hold, `cameras` puts others in the places of its own."""
     websocket.client_of("websockets", "openpi")
     servers = addresses.addresses(arg, "openpi", ("ws", "wss"), PORT)
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
-    dialect = spoken.seen_by(spoken.OPENPI, image, wrist_image)
-    return Chunked(Openpi(socket, dialect, secret), replanning(replan, dialect.replan))
+    speech = spoken(dialect, "openpi", cameras)
+    return Chunked(Openpi(socket, speech, secret), replanning(replan, speech.replan), clip=speech.clip)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
+from safevla_bench.errors import PolicyError
+
 Image = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
@@ -23,8 +25,13 @@ _LOBES = 3
 
 
 def resized(image: Image, size: tuple[int, int], method: str) -> Image:
-    """To (height, width) by one of `RESIZERS`; where the image has that size already, it is left as it is."""
-    return image if image.shape[:2] == size else RESIZERS[method](image, size)
+    """To (height, width) by one of `RESIZERS`; an image of that size is left as it is."""
+    if image.shape[:2] == size:
+        return image
+    if method not in RESIZERS:
+        problem = f"the image is {image.shape[0]} x {image.shape[1]}, the protocol sends {size[0]} x {size[1]}"
+        raise PolicyError(f"{problem} and does not resize", remedy="Render that size, or choose another protocol.")
+    return RESIZERS[method](image, size)
 
 
 def padded(image: Image, size: tuple[int, int]) -> Image:

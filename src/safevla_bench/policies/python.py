@@ -1,8 +1,8 @@
 """`python:module:factory`: a policy of one's own in this process, without installing anything.
 
 The factory is a class or a function that is given the `--policy-arg` values as text, or a finished object. What it
-makes needs `act(observation)`; `wants`, `reset(task, seed)` and `close()` are optional. Modules are looked for in the
-current folder first.
+makes needs `act(observation)`; `wants`, `reset(task, seed)`, `close()` and `clip` are optional. Modules are looked for
+in the current folder first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class InProcess:
 
     def __init__(self, owner: str, made: Any) -> None:
         self._made = made
+        self.clip = bool(getattr(made, "clip", False))
         self.wants = getattr(made, "wants", Wants())
         if not isinstance(self.wants, Wants):
             problem = f"wants of the policy of {owner} is a {type(self.wants).__name__}"

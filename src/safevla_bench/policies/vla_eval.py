@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import addresses, spoken, websocket
+from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked
 from safevla_bench.policies.codecs import VLA_EVAL
 from safevla_bench.policies.dialect import Dialect
 from safevla_bench.policies.openpi import failed
+from safevla_bench.policies.speaking import spoken
 from safevla_bench.version import __version__
 
 PORT = 8000
@@ -91,8 +92,8 @@ class VlaEval:
 
 def make(
     arg: str | None,
-    image: str | None = None,
-    wrist_image: str | None = None,
+    dialect: str = "vla-eval-libero",
+    cameras: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
@@ -103,5 +104,5 @@ def make(
     servers = addresses.addresses(arg, "vla-eval", ("ws", "wss"), PORT)
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
-    dialect = spoken.seen_by(spoken.VLA_EVAL, image, wrist_image)
-    return Chunked(VlaEval(socket, dialect, secret), None)
+    speech = spoken(dialect, "vla-eval", cameras)
+    return Chunked(VlaEval(socket, speech, secret), None, clip=speech.clip)

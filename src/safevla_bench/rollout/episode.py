@@ -18,7 +18,7 @@ from safevla_bench.trajectory import Batch, marked_privileged
 
 OnStep = Callable[[int], None]
 CLIPPED = "clipped_actions"
-"""Host-specific header field: how many actions were out of range and clipped, where the protocol clips."""
+"""Host-specific header field: how many actions were out of range and clipped, where the policy's own protocol clips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
     Raises:
         ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
     """
-    asked = _Asked(env, policy, planned.clip)
+    asked = _Asked(env, policy)
     steps = 0
     try:
         observation = env.reset(planned.start)
@@ -56,8 +56,8 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
             steps += 1
             if on_step:
                 on_step(steps)
-            if success:
-                outcome = "success"
+            outcome = "success" if success else "timeout"
+            if success and planned.stop_at_success:
                 break
     except InvalidActionError as error:
         outcome, reason = "invalid_action", f"step {steps}: {error}"
@@ -74,22 +74,35 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
 class _Asked:
     """The seam between policy and simulator: each action is timed, checked, and clipped where that is the rule."""
 
-    def __init__(self, env: HostEnv, policy: Policy, clip: bool) -> None:
-        self._low, self._high, self._policy, self._clip = env.action_low, env.action_high, policy, clip
+    def __init__(self, env: HostEnv, policy: Policy) -> None:
+        self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
-        self.clipped = 0
+        self.clipped: int | None = 0 if getattr(policy, "clip", False) else None
+        """How many actions were clipped; None where none may be."""
 
     def action(self, observation: Observation) -> Action:
         """[A], within the bounds of the host; raises what the policy raises, and `InvalidActionError`."""
         start = time.perf_counter()
         given = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
-        taken = checked(given, self._low, self._high, clip=self._clip)
-        if taken is not given and not np.array_equal(taken, np.asarray(given, dtype=np.float64)):
-            self.clipped += 1
-        return taken
+        action = _finite(given, self._low.shape)
+        within = np.clip(action, self._low, self._high)
+        if np.array_equal(within, action):
+            return action
+        if self.clipped is None:
+            raise self._out_of_range(action, within)
+        self.clipped += 1
+        return within
+
+    def _out_of_range(self, action: Action, within: Action) -> InvalidActionError:
+        place = int(np.flatnonzero(within != action)[0])
+        bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
+        remedy = "Mend the policy's output. It is clipped only for policies whose own project does so."
+        problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
+        return InvalidActionError(problem, remedy=remedy)
 
     def latency(self) -> Latency | None:
+        """What the calls took so far: the policy's own account of its inferences, else of each action."""
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         spent = self._calls_s if own is None else own
         if not spent:
@@ -98,34 +111,22 @@ class _Asked:
         return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
 
 
-def checked(given: object, low: Action, high: Action, *, clip: bool) -> Action:
-    """What a policy gave as an action that may reach the simulator, float64 [A] within low and high.
-
-    Raises:
-        InvalidActionError: it is no array of that shape, not finite, or out of range where clipping is not the rule.
-    """
+def _finite(given: object, shape: tuple[int, ...]) -> Action:
+    """What a policy gave as finite numbers of that shape; `InvalidActionError` where it is something else."""
     remedy = "Mend the policy's output."
     try:
         action = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidActionError(f"an action that is no numbers: {type(given).__name__}", remedy=remedy) from None
-    if action.shape != low.shape:
-        remedy = f"The host takes {len(low)} numbers."
-        raise InvalidActionError(f"an action of shape {action.shape}", remedy=remedy)
+        raise InvalidActionError(f"a {type(given).__name__} that is no array of numbers", remedy=remedy) from None
+    if action.shape != shape:
+        problem = f"an action of shape {action.shape}, where the host takes {shape}"
+        raise InvalidActionError(problem, remedy=remedy)
     if not np.isfinite(action).all():
         raise InvalidActionError(f"the action {action.tolist()} is not finite", remedy=remedy)
-    within = np.clip(action, low, high)
-    if np.array_equal(within, action):
-        return action
-    if not clip:
-        place = int(np.flatnonzero(within != action)[0])
-        problem = f"number {place} of the action, {action[place]:g}, is not in [{low[place]:g}, {high[place]:g}]"
-        remedy = "Mend the policy's output, or choose a protocol that clips."
-        raise InvalidActionError(problem, remedy=remedy)
-    return within
+    return action
 
 
-def _labelled(batch: Batch, planned: Planned, outcome: str, privileged: bool, clipped: int) -> Batch:
+def _labelled(batch: Batch, planned: Planned, outcome: str, privileged: bool, clipped: int | None) -> Batch:
     """The host's record with what only the run knows; a policy that saw privileged state is marked in the record."""
     header = msgspec.structs.replace(
         batch.headers[0],
@@ -137,7 +138,7 @@ def _labelled(batch: Batch, planned: Planned, outcome: str, privileged: bool, cl
     )
     (extra,) = batch.extra
     marked = marked_privileged(extra) if privileged else extra
-    return replace(batch, headers=(header,), extra=(_counted(marked, clipped) if planned.clip else marked,))
+    return replace(batch, headers=(header,), extra=(marked if clipped is None else _counted(marked, clipped),))
 
 
 def _counted(extra: Mapping[str, object], clipped: int) -> dict[str, object]:
