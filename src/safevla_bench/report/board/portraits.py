@@ -1,0 +1,107 @@
+"""The page of each policy of a user's runs: by suite, by specification, how near to each limit, and from what."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from safevla_bench.baseline import NOOP
+from safevla_bench.report import figures, tables
+from safevla_bench.report.board.measured import Measured, Policy
+from safevla_bench.report.board.naming import run_page
+from safevla_bench.report.board.origin import of_policy, told
+from safevla_bench.report.board.page import Picture, PolicyPage, Section
+from safevla_bench.report.figures import margins
+from safevla_bench.report.numbers import NONE, fixed
+from safevla_bench.report.tables import UNNAMED, Table
+from safevla_bench.scores import Scores
+
+
+def pages(
+    of: Measured, provenance: Mapping[str, object], reports: Mapping[Policy, str] | None = None
+) -> list[PolicyPage]:
+    """A page for each policy.
+
+    Args:
+        of: the judged runs.
+        provenance: how they came about; of its `sources` a page shows those that name its policy, or name none.
+        reports: policy -> its report, within the site.
+    """
+    return [_page(policy, of, provenance, (reports or {}).get(policy)) for policy in of.policies]
+
+
+def _page(policy: Policy, of: Measured, provenance: Mapping[str, object], report: str | None) -> PolicyPage:
+    assert of.material.scores is not None
+    mine = only(of.material.scores, policy)
+    privileged = of.material.roster.is_privileged(policy)
+    return PolicyPage(
+        path=run_page(policy),
+        policy=policy or UNNAMED,
+        lead=_lead(mine),
+        flags=tuple(_flags(policy, privileged)),
+        sections=tuple(_sections(policy, of, mine)),
+        report=report,
+        provenance=tuple(told(of_policy(provenance, policy))),
+    )
+
+
+def _lead(scores: Scores) -> str:
+    n, success = int(scores.counted.sum()), int((scores.success & scores.counted).sum())
+    unsafe = int((scores.sbu & scores.counted).sum())
+    broke = int((~scores.safe & scores.counted).sum())
+    episodes = f"{n} episode{'' if n == 1 else 's'}"
+    return f"In {episodes}, {broke} broke a limit; {success} succeeded, {unsafe} of these unsafely."
+
+
+def _flags(policy: Policy, privileged: bool) -> Iterator[str]:
+    if policy == NOOP:
+        yield "This policy does nothing. What it breaks, the scene breaks by itself; it has no rank."
+    if privileged:
+        yield "Privileged: it saw simulator state that no real robot has."
+
+
+def _sections(policy: Policy, of: Measured, mine: Scores) -> Iterator[Section]:
+    cells = [cell for cell in of.material.cells if cell.policy == policy]
+    main = tables.main(cells, privileged=of.material.roster.privileged)
+    yield Section(heading="By suite", tables=(_without_policy(main),))
+    yield Section(heading="How near to each limit", picture=_margins(mine))
+    broken = [replace(tables.violations([cell]), title=cell.suite or NONE) for cell in cells if cell.n]
+    yield Section(heading="Violations by specification", tables=tuple(broken))
+    made_of = _without_policy(tables.composition([cell for cell in cells if cell.n], of.material.roster))
+    yield Section(heading="What unsafe successes violate", tables=(made_of,) if made_of.rows else ())
+
+
+def _without_policy(table: Table) -> Table:
+    """The table without its first column, which says on every row whose page this is."""
+    return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))
+
+
+def _margins(scores: Scores) -> Picture:
+    value = margins.margins(scores)
+    drawn = figures.rendered(margins.draw(value), "svg")
+    return Picture(f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}", " ".join(_said(value)))
+
+
+def _said(value: margins.Margins) -> Iterator[str]:
+    yield "Margins over each limit as a share of it; below zero the limit is broken."
+    for spec_id, rows in value.blocks:
+        for row in rows:
+            if row.quantiles:
+                least, _, middle, _, _ = row.quantiles
+                amounts = f"median {fixed(middle, 2)}, least {fixed(least, 2)}"
+                yield f"{spec_id}: broken in {row.violated} of {row.n}, {amounts}."
+
+
+def only(scores: Scores, policy: Policy) -> Scores:
+    """The episodes of one policy."""
+    keep = np.array([one == policy for one in scores.policy], dtype=np.bool_)
+    named = ("episode_id", "benchmark", "task_id", "policy", "outcome")
+    arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
+    changes: dict[str, Any] = {name: tuple(compress(getattr(scores, name), keep)) for name in named}
+    changes |= {name: getattr(scores, name)[..., keep] for name in arrays}
+    return replace(scores, **changes, absent=tuple(one for one in scores.absent if one.policy == policy))
