@@ -543,7 +543,9 @@ def board(
     )
     own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
     files = boards.site(of, title=title, provenance=judged.description, reports=own)
-    return files | {path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()}
+    return files | {
+        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
+    }
 
 
 def _only(judged: Judged, policy: str | None) -> Judged:

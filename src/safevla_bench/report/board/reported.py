@@ -181,7 +181,7 @@ def _sections(policy: str, of: Published) -> Iterator[Section]:
 
 
 def _where(one: PublishedMean | PublishedCell) -> str:
-    return one.benchmark if isinstance(one, PublishedCell) else f"mean of {', '.join(one.benchmarks)}"
+    return one.benchmark if isinstance(one, PublishedCell) else _mean_of(one)
 
 
 _SUITE = Column("Suite", numeric=False)
@@ -228,7 +228,7 @@ def _plain(printed: float | None, digits: int) -> Cell:
 
 def _violations(cells: Sequence[PublishedCell]) -> Table | None:
     rates = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
-    note = f"In %, of all episodes of the suite. {NONE}: inactive there."
+    note = f"In %, of all episodes of the suite. {NONE}: not scored there."
     return _by_spec("Violations by specification", rates, 1, (note,))
 
 
