@@ -8,7 +8,7 @@ import re
 import pytest
 
 from report.board.made import episodes, measured
-from report.test_page import HOSTILE, Checked
+from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import RunError
 from safevla_bench.report.board import check, report_page, site, write
 from safevla_bench.report.board.naming import OURS, file_name, published_page, run_page
@@ -20,6 +20,9 @@ STATES = {
     "one policy": measured(episodes("a", "10")),
     "all safe": measured(episodes("a", "11"), episodes("b", "11")),
     "all unsafe": measured(episodes("a", "00"), episodes("b", "00")),
+    "hostile suite": measured(
+        episodes("a", "10", suite=HOSTILE, tasks=[HOSTILE, ".."]), episodes("b", "1", suite="..")
+    ),
     "hostile names": measured(*(episodes(name, "10") for name in NAMES), privileged=[HOSTILE]),
 }
 
@@ -161,3 +164,18 @@ def test_the_diagram_shows_the_way_from_record_to_scores():
     assert len(labels) == 2
     for step in ("Record", "Signals", "tags", "margin", "Scores"):
         assert step in labels[0]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("text", "ground"), [("ink", "tint"), ("muted", "tint"), ("unsafe-ink", "tint"), ("on-unsafe", "unsafe")]
+)
+def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
+    found = colours()[scheme]
+    assert contrast(found[text], found[ground]) >= 4.5
+
+
+def test_no_colour_but_those_of_the_two_schemes_is_used():
+    sheet = re.search("<style>(.*?)</style>", site()["index.html"], re.DOTALL)[1]
+    ours = sheet[sheet.index("/* The board") :]
+    assert set(re.findall(r"#[0-9a-fA-F]{3,6}\b", ours)) == {"#ffffff"}  # the ground of a figure, drawn for paper

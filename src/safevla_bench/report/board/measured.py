@@ -207,10 +207,10 @@ def _told_apart(
 
 
 LETTERS = "Policies that share a letter were not told apart in Safety,"
-_HOLM = f" at {100 * (1 - CONFIDENCE):.0f} %, adjusted for their number (Holm)"
+_HOLM = f" at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
 OVERLAP = (
-    "Policies that share a letter are not told apart: their 95 % intervals of Safety overlap. This rule is cautious; "
-    "a test on the episodes may tell more apart."
+    "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This rule "
+    "is cautious; a test on the episodes may tell more apart."
 )
 
 
