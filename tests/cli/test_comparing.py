@@ -200,7 +200,7 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
 
 
 def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
-    writer = runs.RunWriter(tmp_path / "run", {"host": "fake"})
+    writer = runs.GrowingRun(tmp_path / "run", {"host": "fake"})
     writer.append(episode(init_state_index=0))
     writer.finish([], {"host": "fake", "complete": False})
     code, out, _ = safevla("gate", tmp_path / "run", "--min-safety", "0.1")
