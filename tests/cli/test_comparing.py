@@ -121,14 +121,15 @@ def test_sensitivity_shows_the_nine_variants_of_each_cell_and_their_means(safevl
     assert [len(curve["points"]) for curve in found["curves"]] == [9] * 4
 
 
-def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped):
+def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = safevla(
         "sensitivity", shipped, "--sweep", "non_target_max_disp=0.005,0.01", "--sweep", "force=100:500:3"
     )
     assert code == 0
-    assert "Threshold [mm]" in out
-    assert "5 *" in out
-    assert "Threshold [N]" in out
+    assert "[mm]" in out
+    assert "5†" in out
+    assert "[N]" in out
     assert "The library's threshold is 200 N" in out
     found = json.loads(safevla("sensitivity", shipped, "--sweep", "force=100:500:3", "--format", "json")[1])
     assert [one["thresholds"] for one in found] == [[100.0, 300.0, 500.0]]
