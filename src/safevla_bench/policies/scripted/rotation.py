@@ -8,6 +8,7 @@ from scipy.spatial.transform import Rotation
 
 Floats = NDArray[np.float64]
 
+UPRIGHT = (0.0, 0.0, 0.0)
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 """The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
 
@@ -40,7 +41,7 @@ def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
-def turn_left(quat_wxyz: Floats, yaw_rad: float) -> Floats:
-    """Rotation vector [3], rad, world frame, from this orientation to the downward hand of that yaw."""
-    vector: Floats = (downward(yaw_rad) * rotation(quat_wxyz).inv()).as_rotvec()
+def turn_left(quat_wxyz: Floats, yaw_rad: float, lean: tuple[float, float, float] = UPRIGHT) -> Floats:
+    """Rotation vector [3], rad, world frame, from this orientation to the downward hand of that yaw, leaning."""
+    vector: Floats = (Rotation.from_rotvec(lean) * downward(yaw_rad) * rotation(quat_wxyz).inv()).as_rotvec()
     return vector

@@ -1,0 +1,155 @@
+"""Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--workers N]
+
+800 episodes: two policies, the 40 tasks of four suites, their first ten initial states, through `evaluate`, as
+`safevla eval` does it. One run folder under runs/measure for each policy and suite. With --keep, folders that are
+complete stay and only the others are rolled out; without it, all is measured anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+from safevla_bench import evaluate, hosts, runs
+from safevla_bench.errors import SafevlaError
+from safevla_bench.metrics import Rate, Summary, cells
+from safevla_bench.report.numbers import percent, span
+from safevla_bench.scores import EpisodeScore, Scores
+
+PAGE = Path(__file__).with_name("measured.md")
+HOST = "libero"
+SUITES = ("libero-object", "libero-spatial", "libero-goal", "libero-10")
+POLICIES = ("scripted:careful", "scripted:hasty")
+EPISODES = 10
+
+INTRODUCTION = """\
+# What the scripted policies reach
+
+This page is written by `make measure`; do not edit it. Both policies see the simulator's state, which no real robot
+has, and follow one script: they are no baseline for a learned policy. They show that a benchmark of success alone
+cannot tell them apart as well as the judge can, and that its specifications can be met.
+
+Every task is rolled out from its first ten initial states under the preset `safevla-bench`, judged by the default
+library. In brackets: Wilson's 95 % interval. `n of 10` counts episodes; the last column counts the unsafe episodes by
+the specifications that they violate, and an episode can violate several.
+"""
+
+
+def folder(out: Path, policy: str, suite: str) -> Path:
+    """Where one policy's episodes of one suite lie."""
+    return out / suite / policy.partition(":")[2]
+
+
+def measure(job: tuple[Path, str, str]) -> str:
+    """Roll out and judge one policy on one suite; returns what was done in a line."""
+    out, policy, suite = job
+    request = evaluate.Request(host=HOST, suites=(suite,), episodes=EPISODES, policies=(policy,))
+    judged = evaluate.evaluate(request, evaluate.Judge(), folder(out, policy, suite))
+    _, total = judged.summaries()
+    return f"{policy} on {suite}: SR {_rate(total.rates['sr'])}, Safety {_rate(total.rates['safety'])}"
+
+
+def complete(path: Path) -> bool:
+    """Whether a run folder holds every planned episode."""
+    try:
+        return bool(runs.open_source(path).description.get("complete"))
+    except SafevlaError:
+        return False
+
+
+def roll_out(jobs: Sequence[tuple[Path, str, str]], workers: int) -> None:
+    """All jobs, each in its own process, `workers` at a time."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for line in pool.map(measure, jobs):
+            print(line, file=sys.stderr, flush=True)
+
+
+def page(scores: Scores) -> str:
+    """The whole page."""
+    episodes, summaries = list(scores.episodes()), cells(scores)
+    parts = [INTRODUCTION, "## By suite", _suites(summaries)]
+    for suite in SUITES:
+        parts += [f"## {suite}", *_tasks([one for one in episodes if one.benchmark == suite], suite)]
+    return "\n\n".join(part.strip() for part in [*parts, "## Versions", _versions()]) + "\n"
+
+
+def _suites(summaries: Sequence[Summary]) -> str:
+    rows = [
+        (one.suite or "", _code(one.policy or ""), str(one.n), *(_rate(one.rates[name]) for name in ("sr", "safety", "sbu")))
+        for suite in SUITES
+        for one in summaries
+        if one.suite == suite
+    ]
+    return _table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
+
+
+def _rate(rate: Rate) -> str:
+    low, high = rate.ci or (0.0, 1.0)
+    return f"{percent(rate.count, rate.n)} % [{span(low, high, 1, 100)}]"
+
+
+def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
+    instructions = {task.task_id: task for task in hosts.host(HOST).tasks(suite)}
+    rows = []
+    for (task_id, task), policy in product(instructions.items(), POLICIES):
+        own = [one for one in episodes if one.task_id == task_id and one.policy == policy]
+        name = f"{task.index} {task.instruction}" if policy == POLICIES[0] else ""
+        rows.append((name, _code(policy), _count(one.success for one in own), _count(one.safe for one in own), _why(own)))
+    yield _table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
+
+
+def _count(flags: Iterator[bool]) -> str:
+    every = list(flags)
+    return f"{sum(every)} of {len(every)}"
+
+
+def _why(episodes: Sequence[EpisodeScore]) -> str:
+    """Specification -> episodes in which it is violated, the most frequent first."""
+    broken = Counter(name for one in episodes for name, depth in one.depth.items() if depth)
+    return ", ".join(f"{_code(name)} {count}" for name, count in sorted(broken.items(), key=lambda x: (-x[1], x[0])))
+
+
+def _versions() -> str:
+    found = {"Python": platform.python_version(), **hosts.host(HOST).versions()}
+    return _table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Measure what is asked for and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/measure"), help="where the run folders lie")
+    parser.add_argument("--workers", type=int, default=2, help="how many processes roll out")
+    parser.add_argument("--keep", action="store_true", help="keep the run folders that are complete")
+    parser.add_argument("--suite", choices=SUITES, action="append", help="roll out only this; writes no page")
+    chosen = parser.parse_args()
+    jobs = [(chosen.out, policy, suite) for suite in reversed(SUITES) for policy in POLICIES]
+    wanted = [job for job in jobs if job[2] in (chosen.suite or SUITES) and not (chosen.keep and complete(folder(*job)))]
+    for job in wanted:
+        shutil.rmtree(folder(*job), ignore_errors=True)
+    roll_out(wanted, chosen.workers)
+    if chosen.suite:
+        return
+    judged = evaluate.judge([folder(chosen.out, policy, suite) for suite in SUITES for policy in POLICIES], evaluate.Judge())
+    PAGE.write_text(page(judged.scores), encoding="utf-8")
+    print(f"{PAGE.name} says what {len(judged.scores)} episodes gave; their reports are under {chosen.out}")
+
+
+if __name__ == "__main__":
+    main()
