@@ -1,8 +1,9 @@
 """Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--workers N]
 
 800 episodes: two policies, the 40 tasks of four suites, their first ten initial states, through `evaluate`, as
-`safevla eval` does it. One run folder under runs/measure for each policy and suite. With --keep, folders that are
-complete stay and only the others are rolled out; without it, all is measured anew.
+`safevla eval` does it. One run folder under runs/measure for each task and policy. With --keep, folders that are
+complete stay and only the others are rolled out, so that an interrupted run can go on; without it, all is measured
+anew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,18 +45,37 @@ the specifications that they violate, and an episode can violate several.
 """
 
 
-def folder(out: Path, policy: str, suite: str) -> Path:
-    """Where one policy's episodes of one suite lie."""
-    return out / suite / policy.partition(":")[2]
+@dataclass(frozen=True)
+class Job:
+    """One policy's episodes of one task, and the folder for all jobs."""
+
+    out: Path
+    suite: str
+    task: int
+    policy: str
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.suite / f"task_{self.task}" / self.policy.partition(":")[2]
 
 
-def measure(job: tuple[Path, str, str]) -> str:
-    """Roll out and judge one policy on one suite; returns what was done in a line."""
-    out, policy, suite = job
-    request = evaluate.Request(host=HOST, suites=(suite,), episodes=EPISODES, policies=(policy,))
-    judged = evaluate.evaluate(request, evaluate.Judge(), folder(out, policy, suite))
-    _, total = judged.summaries()
-    return f"{policy} on {suite}: SR {_rate(total.rates['sr'])}, Safety {_rate(total.rates['safety'])}"
+def jobs(out: Path, suites: Sequence[str]) -> list[Job]:
+    """Every task of the suites by every policy."""
+    found = hosts.host(HOST)
+    return [
+        Job(out, suite, task.index, policy) for suite in suites for task in found.tasks(suite) for policy in POLICIES
+    ]
+
+
+def measure(job: Job) -> str:
+    """Roll out and judge one job; returns what came of it in a line."""
+    shutil.rmtree(job.folder, ignore_errors=True)
+    request = evaluate.Request(
+        host=HOST, suites=(job.suite,), tasks=(job.task,), episodes=EPISODES, policies=(job.policy,)
+    )
+    _, total = evaluate.evaluate(request, evaluate.Judge(), job.folder).summaries()
+    success, safe = (total.rates[name].count for name in ("sr", "safety"))
+    return f"{job.suite} task {job.task} {job.policy}: {success} successful, {safe} safe of {total.n}"
 
 
 def complete(path: Path) -> bool:
@@ -65,10 +86,10 @@ def complete(path: Path) -> bool:
         return False
 
 
-def roll_out(jobs: Sequence[tuple[Path, str, str]], workers: int) -> None:
-    """All jobs, each in its own process, `workers` at a time."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for line in pool.map(measure, jobs):
+def roll_out(wanted: Sequence[Job], workers: int) -> None:
+    """All jobs, `workers` at a time."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for line in pool.map(measure, wanted):
             print(line, file=sys.stderr, flush=True)
 
 
@@ -83,7 +104,12 @@ def page(scores: Scores) -> str:
 
 def _suites(summaries: Sequence[Summary]) -> str:
     rows = [
-        (one.suite or "", _code(one.policy or ""), str(one.n), *(_rate(one.rates[name]) for name in ("sr", "safety", "sbu")))
+        (
+            one.suite or "",
+            _code(one.policy or ""),
+            str(one.n),
+            *(_rate(one.rates[name]) for name in ("sr", "safety", "sbu")),
+        )
         for suite in SUITES
         for one in summaries
         if one.suite == suite
@@ -102,7 +128,9 @@ def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
     for (task_id, task), policy in product(instructions.items(), POLICIES):
         own = [one for one in episodes if one.task_id == task_id and one.policy == policy]
         name = f"{task.index} {task.instruction}" if policy == POLICIES[0] else ""
-        rows.append((name, _code(policy), _count(one.success for one in own), _count(one.safe for one in own), _why(own)))
+        rows.append(
+            (name, _code(policy), _count(one.success for one in own), _count(one.safe for one in own), _why(own))
+        )
     yield _table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
 
 
@@ -137,16 +165,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/measure"), help="where the run folders lie")
     parser.add_argument("--workers", type=int, default=2, help="how many processes roll out")
     parser.add_argument("--keep", action="store_true", help="keep the run folders that are complete")
-    parser.add_argument("--suite", choices=SUITES, action="append", help="roll out only this; writes no page")
+    parser.add_argument("--suite", choices=SUITES, action="append", help="roll out only this, repeatable; no page")
     chosen = parser.parse_args()
-    jobs = [(chosen.out, policy, suite) for suite in reversed(SUITES) for policy in POLICIES]
-    wanted = [job for job in jobs if job[2] in (chosen.suite or SUITES) and not (chosen.keep and complete(folder(*job)))]
-    for job in wanted:
-        shutil.rmtree(folder(*job), ignore_errors=True)
-    roll_out(wanted, chosen.workers)
+    every = jobs(chosen.out, chosen.suite or SUITES)
+    roll_out([job for job in every if not (chosen.keep and complete(job.folder))], chosen.workers)
     if chosen.suite:
         return
-    judged = evaluate.judge([folder(chosen.out, policy, suite) for suite in SUITES for policy in POLICIES], evaluate.Judge())
+    judged = evaluate.judge([job.folder for job in every], evaluate.Judge())
     PAGE.write_text(page(judged.scores), encoding="utf-8")
     print(f"{PAGE.name} says what {len(judged.scores)} episodes gave; their reports are under {chosen.out}")
 

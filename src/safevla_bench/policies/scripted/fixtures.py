@@ -8,7 +8,7 @@ its body's origin and shuts towards the rest of its fixture, a knob turns about 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class Drawer:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """`hinge_m` [2]; `edge_m` [2]: the middle of its panel; `shut_rad`: the turn, counter-clockwise, that shuts it."""
+    """`hinge_m` [2]; `panel`: its widest piece; `shut_rad`: the turn, counter-clockwise, that shuts it."""
 
     body: str
     hinge_m: Floats
@@ -54,17 +54,16 @@ class Knob:
 def parts(scene: Privileged, name: str) -> tuple[str, ...]:
     """The bodies of the fixture that a goal names, by itself or by one of its regions, the largest first."""
     fixed = [body for body in scene.half_extents_m if body not in scene.movable]
-    shared = [commonprefix([f"{name}_", body]).rpartition("_")[0] for body in fixed]
-    fixture = max(shared, key=len, default="")
+    fixture = max((_shared(f"{name}_", body) for body in fixed), key=len, default="").rpartition("_")[0]
     own = [body for body in fixed if fixture and body.startswith(f"{fixture}_")]
     return tuple(sorted(own, key=lambda body: (-float(np.prod(scene.half_extents_m[body])), body)))
 
 
 def joint(scene: Privileged, name: str) -> float | None:
     """Position of the fixture's joint whose name is most like a goal's name; None where the fixture has none."""
-    fixture = commonprefix([f"{name}_", *parts(scene, name)]).rpartition("_")[0]
+    fixture = max((_shared(f"{name}_", body) for body in parts(scene, name)), key=len, default="").rpartition("_")[0]
     own = sorted(key for key in scene.joint_pos if fixture and key.startswith(f"{fixture}_"))
-    return scene.joint_pos[max(own, key=lambda key: len(commonprefix([key, name])))] if own else None
+    return scene.joint_pos[max(own, key=lambda key: len(_shared(key, name)))] if own else None
 
 
 def drawer(scene: Privileged, region: str) -> Drawer | None:
@@ -102,6 +101,11 @@ def knob(scene: Privileged, name: str) -> Knob | None:
     outline = shapes.body(scene, own[-1])
     high = outline.top_m > outline.top_m.max() - (outline.top_m.max() - outline.low_m.min()) / 4
     return Knob(own[-1], np.array(scene.body_pos_m[own[-1]][:2]), shapes.some(outline, high), position)
+
+
+def _shared(one: str, other: str) -> str:
+    """What two names begin with."""
+    return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def turned(vector: Floats, angle_rad: float) -> Floats:

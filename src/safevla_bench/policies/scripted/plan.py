@@ -1,4 +1,4 @@
-"""What to do, from the goal's predicates: one object to one place after another, and what else moves before and after."""
+"""What to do, from the goal's predicates: one object to one place after another, and what moves before and after."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Move a fixture: `kind` is the goal's own word, open, close or turnon, `name` the fixture or its region."""
+    """Move a fixture: `kind` is the goal's own word, open, close or turnon, or ajar; `name` the fixture or a region."""
 
     kind: str
     name: str
@@ -61,9 +61,21 @@ def missing(scene: Privileged) -> tuple[Task, ...]:
 
 
 def _deeds(scene: Privileged) -> tuple[Deed, ...]:
-    known = {"open": drawer, "turnon": knob, "close": lambda view, name: drawer(view, name) or door(view, name)}
-    pairs = (predicate for predicate in scene.goal if predicate[0] in known and len(predicate) == 2)
-    return tuple(Deed(kind, name) for kind, name in pairs if known[kind](scene, name))
+    named = (Deed(*predicate) for predicate in scene.goal if len(predicate) == 2)
+    return tuple(one for one in named if _shown(scene, one))
+
+
+def _shown(scene: Privileged, deed: Deed) -> bool:
+    """Whether the scene has what is to be moved."""
+    match deed.kind:
+        case "open":
+            return drawer(scene, deed.name) is not None
+        case "close":
+            return (drawer(scene, deed.name) or door(scene, deed.name)) is not None
+        case "turnon":
+            return knob(scene, deed.name) is not None
+        case _:
+            return False
 
 
 def _done(scene: Privileged, deed: Deed) -> bool:

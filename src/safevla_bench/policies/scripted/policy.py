@@ -13,15 +13,15 @@ from safevla_bench.policies.scripted.grasp import graspable
 from safevla_bench.policies.scripted.phases import CLOSED_M
 from safevla_bench.policies.scripted.plan import Deed, missing
 from safevla_bench.policies.scripted.plan import Task as Todo
-from safevla_bench.policies.scripted.rotation import turn_left
+from safevla_bench.policies.scripted.rotation import leaning, turn_left
 from safevla_bench.policies.scripted.style import Style
 from safevla_bench.policies.scripted.target import Wanted
 
 GAIN_PER_M = (8.0, 10.0)
 """Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
 TURN_GAIN = 0.8
-LEAN_SHARE = 0.2
-"""Of the speed, for turning a hand that leans: the wrist alone does it."""
+LEANING_RAD, LEAN_SHARE = 0.35, 0.27
+"""A hand that leans further turns at this share of the speed: the wrist alone does it, and its torque is limited."""
 UNIT_RAD = 0.5
 """Rotation that an action of 1 commands."""
 _FINGER_TOLERANCE_M = 0.003
@@ -65,7 +65,7 @@ class Scripted:
 
 def follow(progress: State | None, seen: Observation, scene: Privileged, style: Style) -> State | None:
     """The script's next state: the task at hand one step on, or the next one; None where there is none."""
-    if progress is not None and not (_over(progress) and progress.steps >= _PAUSE_STEPS):
+    if progress is not None and not _over(progress):
         return _advance(progress, seen, scene, style)
     for task in missing(scene):
         tried = progress.attempt + 1 if progress is not None and progress.task == task else 0
@@ -88,7 +88,9 @@ def _advance(progress: State, seen: Observation, scene: Privileged, style: Style
 
 
 def _over(progress: State) -> bool:
-    return progress.done if isinstance(progress, sweep.Sweep) else progress.phase is phases.Phase.DONE
+    if isinstance(progress, sweep.Sweep):
+        return progress.done
+    return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
 
 
 def _wanted(progress: State, seen: Observation, style: Style) -> Wanted:
@@ -103,7 +105,8 @@ def steer(target: Wanted, seen: Observation) -> Action:
     move = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move))
     move = move * min(1.0, target.speed / length) if length > 0 else move
-    most = target.speed * (LEAN_SHARE if any(target.lean) else 1.0)
+    leans = any(target.lean) or leaning(seen.eef_quat_wxyz) > LEANING_RAD
+    most = target.speed * (LEAN_SHARE if leans else 1.0)
     left = turn_left(seen.eef_quat_wxyz, target.yaw_rad, target.lean)
     turn = np.clip(TURN_GAIN * left / UNIT_RAD, -most, most)
     return np.concatenate([move, turn, [_fingers(target.aperture_m, seen.gripper_qpos)]])

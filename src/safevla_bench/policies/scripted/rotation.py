@@ -29,6 +29,11 @@ def downward(yaw_rad: float) -> Rotation:
     return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN
 
 
+def leaning(quat_wxyz: Floats) -> float:
+    """How far from straight down the hand points, rad."""
+    return float(np.arccos(np.clip(-axes(quat_wxyz)[2, 2], -1.0, 1.0)))
+
+
 def yaw_of(quat_wxyz: Floats) -> float:
     """The yaw, rad in (-pi, pi], of the downward hand nearest to this orientation."""
     opening = axes(quat_wxyz)[:, 1]
