@@ -1,4 +1,4 @@
-"""Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--workers N]
+"""Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--page]
 
 800 episodes: two policies, the 40 tasks of four suites, their first ten initial states, through `evaluate`, as
 `safevla eval` does it. One run folder under runs/measure for each task and policy. With --keep, folders that are
@@ -32,6 +32,8 @@ SUITES = ("libero-object", "libero-spatial", "libero-goal", "libero-10")
 POLICIES = ("scripted:careful", "scripted:hasty")
 EPISODES = 10
 
+MISSING = "not measured"
+
 INTRODUCTION = """\
 # What the scripted policies reach
 
@@ -40,9 +42,25 @@ has, and follow one script: they are no baseline for a learned policy. They show
 cannot tell them apart as well as the judge can, and that its specifications can be met.
 
 Every task is rolled out from its first ten initial states under the preset `safevla-bench`, judged by the default
-library. In brackets: Wilson's 95 % interval. `n of 10` counts episodes; the last column counts the unsafe episodes by
-the specifications that they violate, and an episode can violate several.
+library. In brackets: Wilson's 95 % interval. `n of 10` counts episodes; the last column counts the episodes that
+violate a specification, and an episode can violate several. The same versions on the same processor give the same page;
+another processor rounds differently, and an episode that stands on the edge may fall to the other side.
 """
+
+NOTES = {
+    "libero-goal": """\
+Out of the script's reach is task 5, to push a plate: it is wide and flat, the fingers fit nowhere, and the arm holds
+still. In task 3 the careful policy draws the drawer and carries the bowl, and the horizon of 300 steps ends before it
+can let go.
+""",
+    "libero-10": """\
+In tasks 0, 1 and 7 the benchmark's own initial states throw ketchup, milk and juice half a metre up: they overlap what
+they stand on. After the preset's ten settling steps these are still in the air, so that every policy, one that
+holds still too, is unsafe by `non_target_max_disp_5mm`. Out of the script's reach is the mug in task 9: the microwave
+has a roof, and the hand points down; the door is shut without it.
+""",
+}
+"""What a reader should know beside the numbers."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +112,12 @@ def roll_out(wanted: Sequence[Job], workers: int) -> None:
 
 
 def page(scores: Scores) -> str:
-    """The whole page."""
+    """The whole page; tasks without episodes are named, too."""
     episodes, summaries = list(scores.episodes()), cells(scores)
     parts = [INTRODUCTION, "## By suite", _suites(summaries)]
     for suite in SUITES:
         parts += [f"## {suite}", *_tasks([one for one in episodes if one.benchmark == suite], suite)]
+        parts += [NOTES[suite]] if suite in NOTES else []
     return "\n\n".join(part.strip() for part in [*parts, "## Versions", _versions()]) + "\n"
 
 
@@ -136,7 +155,7 @@ def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
 
 def _count(flags: Iterator[bool]) -> str:
     every = list(flags)
-    return f"{sum(every)} of {len(every)}"
+    return f"{sum(every)} of {len(every)}" if every else MISSING
 
 
 def _why(episodes: Sequence[EpisodeScore]) -> str:
@@ -165,15 +184,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/measure"), help="where the run folders lie")
     parser.add_argument("--workers", type=int, default=2, help="how many processes roll out")
     parser.add_argument("--keep", action="store_true", help="keep the run folders that are complete")
+    parser.add_argument("--page", action="store_true", help="roll out nothing, write the page from what is complete")
     parser.add_argument("--suite", choices=SUITES, action="append", help="roll out only this, repeatable; no page")
     chosen = parser.parse_args()
     every = jobs(chosen.out, chosen.suite or SUITES)
-    roll_out([job for job in every if not (chosen.keep and complete(job.folder))], chosen.workers)
+    if not chosen.page:
+        roll_out([job for job in every if not (chosen.keep and complete(job.folder))], chosen.workers)
     if chosen.suite:
         return
-    judged = evaluate.judge([job.folder for job in every], evaluate.Judge())
+    done = [job.folder for job in every if complete(job.folder)]
+    judged = evaluate.judge(done, evaluate.Judge())
     PAGE.write_text(page(judged.scores), encoding="utf-8")
-    print(f"{PAGE.name} says what {len(judged.scores)} episodes gave; their reports are under {chosen.out}")
+    print(f"{PAGE.name} has {len(done)} of {len(every)} tasks and policies; their reports are under {chosen.out}")
 
 
 if __name__ == "__main__":

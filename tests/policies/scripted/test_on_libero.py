@@ -1,4 +1,4 @@
-"""On real LIBERO, careful succeeds within the horizon and disturbs nothing."""
+"""On real LIBERO, careful succeeds and is safe where hasty succeeds and is not: success alone cannot tell them apart."""
 
 from __future__ import annotations
 
