@@ -33,7 +33,7 @@ State = phases.Progress | sweep.Sweep
 
 
 class Scripted:
-    """Pick and place in one style; the seed changes nothing, for nothing is drawn."""
+    """The script in one style; the seed changes nothing, for nothing is drawn."""
 
     wants = Wants(privileged=True)
 
@@ -46,7 +46,7 @@ class Scripted:
         self._progress = None
 
     def act(self, observation: Observation) -> Action:
-        """[7]; still where there is nothing to place.
+        """[7]; still where there is nothing to do, or nothing that the script can do.
 
         Raises:
             PolicyError: the observation has no privileged state.

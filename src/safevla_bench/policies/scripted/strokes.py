@@ -100,7 +100,7 @@ def shut(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tuple[K
     return (_above(round_[0], style), *round_)
 
 
-def push_in(drawer: Drawer, yaw_rad: float, style: Style) -> tuple[Knot, ...]:
+def push_in(drawer: Drawer, yaw_rad: float) -> tuple[Knot, ...]:
     """Push the drawer by its handle, the fingers ahead, until it is shut."""
     inward = -drawer.outward
     yaw = yaw_to_open_along(turned(inward, np.pi / 2), yaw_rad)
@@ -169,7 +169,7 @@ def stroke(scene: Privileged, task: Deed, yaw_rad: float, style: Style) -> tuple
         case "close":
             slid = drawer(scene, task.name)
             if slid:
-                return push_in(slid, yaw_rad, style)
+                return push_in(slid, yaw_rad)
             hung = door(scene, task.name)
             return shut(scene, hung, yaw_rad, style) if hung else ()
         case "open" | "ajar":
