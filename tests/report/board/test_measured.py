@@ -64,6 +64,14 @@ def test_a_crashed_episode_keeps_its_policy_among_those_that_ran_the_task():
     assert any("flatters" in note for note in league.notes)
 
 
+def test_tasks_that_weigh_differently_are_said_to():
+    uneven = episodes("a", "110", tasks=["task_0", "task_0", "task_1"])
+    (league,) = leagues(measured(uneven, episodes("b", "110", tasks=["task_0", "task_1", "task_1"]), starts=False))
+    assert any("weigh the tasks differently" in note for note in league.notes)
+    (league,) = leagues(measured(uneven, episodes("b", "000", tasks=["task_0", "task_1", "task_0"])))
+    assert league.notes == ()
+
+
 def test_the_mean_over_suites_is_unweighted_and_unequal_numbers_are_not_pooled():
     goal, ten = episodes("a", "1" * 10), episodes("a", "10" * 2, suite="libero-10")
     other = [episodes("b", "0" * 10), episodes("b", "1" * 4, suite="libero-10")]

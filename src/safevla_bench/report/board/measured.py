@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -47,6 +48,8 @@ class _Group:
     tasks: frozenset[Task]
     cells: Mapping[Policy, Mapping[str, Summary]]
     ranked: bool
+    even: bool
+    """Whether all planned as many episodes of each task."""
 
     @property
     def suites(self) -> list[str]:
@@ -87,17 +90,18 @@ def _groups(of: Material) -> Iterator[_Group]:
                 mine = frozenset(task for task in ran[cell.policy] if task[0] in names)
                 found.setdefault(mine, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
             for tasks, by_policy in found.items():
-                yield _Group(title, tasks, by_policy, ranked)
+                times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
+                yield _Group(title, tasks, by_policy, ranked, even=len(times) == 1)
 
 
-def _tasks(of: Material) -> Mapping[Policy, set[Task]]:
-    """The tasks that each policy ran, lost episodes included, under the first name of their suite."""
+def _tasks(of: Material) -> Mapping[Policy, Counter[Task]]:
+    """How often each policy ran each task, lost episodes included, under the first name of its suite."""
     assert of.scores is not None
-    found: dict[Policy, set[Task]] = {}
+    found: dict[Policy, Counter[Task]] = {}
     rows = [*zip(of.scores.policy, of.scores.benchmark, of.scores.task_id, strict=True)]
     for policy, benchmark, task in [*rows, *((one.policy, one.benchmark, one.task_id) for one in of.scores.absent)]:
         suite = of.registry.benchmarks.get(benchmark)
-        found.setdefault(policy, set()).add(((suite.same_tasks_as if suite else None) or benchmark, task))
+        found.setdefault(policy, Counter())[(suite.same_tasks_as if suite else None) or benchmark, task] += 1
     return found
 
 
@@ -180,6 +184,8 @@ def _notes(group: _Group, entries: Sequence[Entry]) -> Iterator[str]:
         yield "Privileged: these policies saw simulator state that no real robot has."
     if any(one.policy == NOOP for one in entries):
         yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
+    if not group.even:
+        yield "Not all ran each task equally often: these numbers weigh the tasks differently."
     if any("crashed" in remark for one in entries for remark in one.remarks):
         yield "Crashed episodes are in no rate. Where a policy causes them, that flatters it."
 
@@ -209,8 +215,8 @@ def _told_apart(
 LETTERS = "Policies that share a letter were not told apart in Safety,"
 _HOLM = f" at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
 OVERLAP = (
-    "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This rule "
-    "is cautious; a test on the episodes may tell more apart."
+    "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This "
+    "rule is cautious; a test on the episodes may tell more apart."
 )
 
 
