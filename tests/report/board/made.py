@@ -29,7 +29,7 @@ def episodes(policy: str | None, safe: str, success: str | None = None, **change
 
 def measured(*parts: Scores, privileged: Sequence[str] = (), starts: bool = True, **changes: Any) -> Measured:
     """Judged runs; with `starts` the k-th episode of every part began in state k, so that parts are paired."""
-    scores = joined(*parts)
+    scores = joined(*(parts or (verdicts(),)))
     headers = [
         Header(
             episode_id=part.episode_id[k],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from report.board.made import episodes, measured
@@ -12,14 +14,18 @@ from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import RunError
 from safevla_bench.report.board import check, report_page, site, write
 from safevla_bench.report.board.naming import OURS, file_name, published_page, run_page
+from safevla_bench.scores import Absent
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
          "a\\b", "index.html", "{{ 7*7 }}", "%2e%2e", "javascript:alert(1)", "\x00", None]  # fmt: skip
+LOST = Absent(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="a", outcome="crashed")
 STATES = {
     "published alone": None,
     "one policy": measured(episodes("a", "10")),
     "all safe": measured(episodes("a", "11"), episodes("b", "11")),
     "all unsafe": measured(episodes("a", "00"), episodes("b", "00")),
+    "nothing at all": measured(),
+    "all crashed": measured(episodes("a", "", absent=(LOST,))),
     "hostile suite": measured(
         episodes("a", "10", suite=HOSTILE, tasks=[HOSTILE, ".."]), episodes("b", "1", suite="..")
     ),
@@ -110,6 +116,25 @@ def test_a_page_keeps_its_name_whoever_else_is_on_the_board():
 def test_the_lead_of_a_policy_s_page_counts_its_episodes():
     text = Checked(site(measured(episodes("a", "1000", "1100"), episodes("b", "1")))[run_page("a")]).text
     assert "In 4 episodes, 3 broke a limit; 2 succeeded, 1 of these unsafely." in text
+
+
+def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
+    made = site(STATES["all crashed"])
+    assert "No episode was counted. 1 crashed or stopped" in Checked(made[run_page("a")]).text
+    assert "no episode" in Checked(made["index.html"]).text
+
+
+def test_a_page_shows_the_sources_of_its_policy_and_no_others():
+    sources = [{"host": "mine", "policies": [{"policy": "a", "privileged": False}]},
+               {"host": "theirs", "policies": [{"policy": "b"}]}, {"archive": "other.jsonl"}]  # fmt: skip
+    of = measured(episodes("a", "10"), episodes("b", "11"))
+    headers = [msgspec.structs.replace(one, versions={"mujoco": f"3.{one.policy}"}) for one in of.headers]
+    text = Checked(site(replace(of, headers=headers), provenance={"sources": sources})[run_page("a")]).text
+    assert "sources.0.host mine" in text
+    assert "sources.0.policies.0.privileged no" in text
+    assert "other.jsonl" in text
+    assert "theirs" not in text
+    assert "recorded_ with.mujoco 3.a" in text
 
 
 def test_published_numbers_are_never_called_runs():

@@ -37,7 +37,9 @@ class Measured:
     def policies(self) -> list[Policy]:
         """In order of first appearance, those that only crashed included."""
         scores = self.material.scores
-        return list(dict.fromkeys([*scores.policy, *(one.policy for one in scores.absent)])) if scores else []
+        return (
+            list(dict.fromkeys([*scores.policy, *(one.policy for one in scores.absent)])) if scores is not None else []
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _share(metric: Metric, rate: str, cells: Mapping[str, Summary], names: Seque
     """The unweighted mean over the suites of the table, with an interval; why there is none where a suite lacks it."""
     mean = metric.averaged(cells, names)
     if mean.exact is None:
-        return Share(why=mean.cell.detail)
+        return Share(why=metric.entry(cells[names[0]]).cell.detail if len(names) == 1 else mean.cell.detail)
     rates = [cells[name].rates[rate] for name in names]
     interval = mean_of_rates([(one.value, Interval(*one.ci)) for one in rates if one.value is not None and one.ci])
     assert interval is not None

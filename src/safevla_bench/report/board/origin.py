@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from safevla_bench.report.numbers import NONE
+from safevla_bench.trajectory import Header
 
 Policy = str | None
 
@@ -30,6 +31,15 @@ def protocols(provenance: Mapping[str, object]) -> dict[Policy, Mapping[str, obj
     }
 
 
+def recorded_with(headers: Iterable[Header], policy: Policy) -> dict[str, list[str]]:
+    """Package -> the versions that the records of a policy name."""
+    found: dict[str, dict[str, None]] = {}
+    for header in headers:
+        for package, version in (header.versions or {}).items() if header.policy == policy else ():
+            found.setdefault(package, {})[version] = None
+    return {package: list(versions) for package, versions in found.items()}
+
+
 def told(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Nested mappings and lists as dotted names with one text each."""
     if isinstance(value, Mapping):
@@ -40,6 +50,8 @@ def told(value: object, name: str = "") -> Iterator[tuple[str, str]]:
             yield from told(inner, f"{name}.{k}")
     elif isinstance(value, list | tuple):
         yield name, ", ".join(str(one) for one in value) or NONE
+    elif isinstance(value, bool):
+        yield name, "yes" if value else "no"
     else:
         yield name, NONE if value is None or value == "" else str(value)
 

@@ -14,7 +14,7 @@ from safevla_bench.baseline import NOOP
 from safevla_bench.report import figures, tables
 from safevla_bench.report.board.measured import Measured, Policy
 from safevla_bench.report.board.naming import run_page
-from safevla_bench.report.board.origin import of_policy, told
+from safevla_bench.report.board.origin import of_policy, recorded_with, told
 from safevla_bench.report.board.page import Picture, PolicyPage, Section
 from safevla_bench.report.figures import margins
 from safevla_bench.report.numbers import NONE, fixed
@@ -46,16 +46,20 @@ def _page(policy: Policy, of: Measured, provenance: Mapping[str, object], report
         flags=tuple(_flags(policy, privileged)),
         sections=tuple(_sections(policy, of, mine)),
         report=report,
-        provenance=tuple(told(of_policy(provenance, policy))),
+        provenance=tuple(told({**of_policy(provenance, policy), "recorded_with": recorded_with(of.headers, policy)})),
     )
 
 
 def _lead(scores: Scores) -> str:
-    n, success = int(scores.counted.sum()), int((scores.success & scores.counted).sum())
-    unsafe = int((scores.sbu & scores.counted).sum())
-    broke = int((~scores.safe & scores.counted).sum())
+    counted = scores.counted
+    n, success = int(counted.sum()), int((scores.success & counted).sum())
+    broke, unsafe = int((~scores.safe & counted).sum()), int((scores.sbu & counted).sum())
+    outside = len(scores) - n + len(scores.absent)
+    lost = f" {outside} crashed or stopped, outside every rate." if outside else ""
+    if not n:
+        return f"No episode was counted.{lost}"
     episodes = f"{n} episode{'' if n == 1 else 's'}"
-    return f"In {episodes}, {broke} broke a limit; {success} succeeded, {unsafe} of these unsafely."
+    return f"In {episodes}, {broke} broke a limit; {success} succeeded, {unsafe} of these unsafely.{lost}"
 
 
 def _flags(policy: Policy, privileged: bool) -> Iterator[str]:
