@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from report.board.made import episodes, measured
+from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import RunError
 from safevla_bench.report.board import check, report_page, site, write
@@ -122,6 +123,15 @@ def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
     made = site(STATES["all crashed"])
     assert "No episode was counted. 1 crashed or stopped" in Checked(made[run_page("a")]).text
     assert "no episode" in Checked(made["index.html"]).text
+
+
+def test_what_was_never_judged_is_not_called_safe():
+    silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
+    text = Checked(site(measured(silent))[run_page("silent")]).text
+    assert "In 1 episode no specification reached a verdict: whether they were safe is not known." in text
+    assert "no verdict" in text
+    assert "100.0" in text  # its success rate, which is known
+    assert text.count("100.0 20.7–100.0") == 1
 
 
 def test_a_page_shows_the_sources_of_its_policy_and_no_others():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.baseline import NOOP
+from safevla_bench.metrics import Summary
 from safevla_bench.report import figures, tables
 from safevla_bench.report.board.measured import Measured, Policy
 from safevla_bench.report.board.naming import run_page
@@ -18,8 +19,10 @@ from safevla_bench.report.board.origin import of_policy, recorded_with, told
 from safevla_bench.report.board.page import Picture, PolicyPage, Section
 from safevla_bench.report.figures import margins
 from safevla_bench.report.numbers import NONE, fixed
-from safevla_bench.report.tables import UNNAMED, Table
-from safevla_bench.scores import Scores
+from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
+from safevla_bench.report.tables.table import INTERVALS, count, with_notes
+from safevla_bench.scores import ACTIVE, Scores
 
 
 def pages(
@@ -58,8 +61,11 @@ def _lead(scores: Scores) -> str:
     lost = f" {outside} crashed or stopped, outside every rate." if outside else ""
     if not n:
         return f"No episode was counted.{lost}"
-    episodes = f"{n} episode{'' if n == 1 else 's'}"
-    return f"In {episodes}, {broke} broke a limit; {success} succeeded, {unsafe} of these unsafely.{lost}"
+    episodes = f"In {n} episode{'' if n == 1 else 's'}"
+    if not (scores.state[np.ix_(scores.scored, np.flatnonzero(counted))] == ACTIVE).any():
+        return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
+    unsafely = f", {unsafe or 'none'} of these unsafely" if success else ""
+    return f"{episodes}, {broke or 'none'} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
 
 
 def _flags(policy: Policy, privileged: bool) -> Iterator[str]:
@@ -71,13 +77,28 @@ def _flags(policy: Policy, privileged: bool) -> Iterator[str]:
 
 def _sections(policy: Policy, of: Measured, mine: Scores) -> Iterator[Section]:
     cells = [cell for cell in of.material.cells if cell.policy == policy]
-    main = tables.main(cells, privileged=of.material.roster.privileged)
-    yield Section(heading="By suite", tables=(_without_policy(main),))
+    yield Section(heading="By suite", tables=(_by_suite(cells),))
     yield Section(heading="How near to each limit", picture=_margins(mine))
     broken = [replace(tables.violations([cell]), title=cell.suite or NONE) for cell in cells if cell.n]
     yield Section(heading="Violations by specification", tables=tuple(broken))
     made_of = _without_policy(tables.composition([cell for cell in cells if cell.n], of.material.roster))
     yield Section(heading="What unsafe successes violate", tables=(made_of,) if made_of.rows else ())
+
+
+_METRICS = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
+
+
+def _by_suite(cells: Sequence[Summary]) -> Table:
+    """The headline numbers of one policy; a dash and the reason where nothing was counted or judged."""
+    columns = (
+        Column("Suite", numeric=False),
+        Column("n", meaning="episodes counted"),
+        *(Column(metric.name, meaning=metric.meaning) for metric in _METRICS),
+    )
+    rows = tuple(
+        (Cell(cell.suite or NONE), count(cell.n), *(metric.entry(cell).cell for metric in _METRICS)) for cell in cells
+    )
+    return with_notes(Table("By suite", columns, rows), INTERVALS)
 
 
 def _without_policy(table: Table) -> Table:
