@@ -17,7 +17,7 @@ from safevla_bench.scores import Scores
 from safevla_bench.scoring import Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies
+from safevla_bench.trajectory import Batch, empty, privileged_policies, standin_benchmarks
 from safevla_bench.version import __version__
 
 
@@ -47,9 +47,11 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int = 1
+    episodes: int | None = 1
+    """Of each task; None = as many as its benchmark runs."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
@@ -82,6 +84,11 @@ class Judged:
         return privileged_policies(self.batch) if self.batch else ()
 
     @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return standin_benchmarks(self.batch) if self.batch else ()
+
+    @property
     def interrupted(self) -> int:
         """How many of the judged run folders do not hold every episode that was planned."""
         sources = self.description.get("sources", ())
@@ -98,7 +105,7 @@ def prepare(request: Request) -> Prepared:
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
-    host = hosts.host(request.host)
+    host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     made = {name: policies.policy(name, request.arguments) for name in request.policies}
     rules = rollout.protocol(request.protocol)
@@ -124,6 +131,7 @@ def _described(
     return {
         "schema_version": 1,
         "host": host.name,
+        "host_arguments": dict(request.host_arguments),
         "suites": request.suites,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
@@ -268,6 +276,7 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
+    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
     return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
 
 

@@ -24,10 +24,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _RUN = [
     click.option("--host", required=True, metavar="NAME", help="The simulator, such as libero."),
+    click.option("--host-arg", "host_arguments", multiple=True, metavar="KEY=VALUE",
+                 help="An argument for the host, such as split=pretrain for robocasa. Repeatable."),
     click.option("--suite", "suites", required=True, multiple=True, metavar="NAME",
                  help="The task suite, such as libero-spatial. Repeatable."),
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
-    click.option("--episodes", default=1, type=click.IntRange(min=1), show_default=True, help="Episodes a task."),
+    click.option("--episodes", type=click.IntRange(min=1), metavar="N",
+                 help="Episodes a task; else as many as the benchmark runs: 50 in robocasa, 1 elsewhere."),
     click.option("--policy", "policies", required=True, multiple=True, metavar="NAME[:ARG]",
                  help="What acts: noop, random, scripted:careful, scripted:hasty or a plug-in's. Repeatable."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="KEY=VALUE",
@@ -50,7 +53,8 @@ def run_options(command: F) -> F:
             tasks=_indices(given.pop("tasks")),
             episodes=given.pop("episodes"),
             policies=given.pop("policies"),
-            arguments=dict(_pair(text) for text in given.pop("arguments")),
+            arguments=dict(_pair("--policy-arg", text) for text in given.pop("arguments")),
+            host_arguments=dict(_pair("--host-arg", text) for text in given.pop("host_arguments")),
             seed=given.pop("seed"),
             max_steps=given.pop("max_steps"),
             volatile={
@@ -76,10 +80,10 @@ def _indices(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(option: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise RunError(f"--policy-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
+        raise RunError(f"{option} {text!r} is no argument", remedy="Write KEY=VALUE.")
     return key, value
 
 

@@ -69,7 +69,11 @@ def policy_name(cell: Summary) -> str:
 
 
 def main(
-    cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
+    cells: Sequence[Summary],
+    aggregate: Summary | None = None,
+    *,
+    privileged: Collection[str | None] = (),
+    standin: Collection[str] = (),
 ) -> Table:
     """The headline numbers, one row a policy × suite, and all episodes pooled where there are several cells.
 
@@ -77,11 +81,12 @@ def main(
         cells: one summary a row.
         aggregate: all episodes pooled.
         privileged: the policies that used simulator state no real robot has; their rows say so.
+        standin: the suites that were simulated with stand-ins for the host's own assets; their rows say so.
     """
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []
     lost = [name for name in ("crashed", "stopped") if any(getattr(cell, name) for cell in cells)]
     columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), *_HEADLINE)
-    rows = [(*_names(cell, privileged), *_headline(cell), *_lost(cell, lost)) for cell in cells]
+    rows = [(*_names(cell, privileged, standin), *_headline(cell), *_lost(cell, lost)) for cell in cells]
     rows += [(Cell("All, pooled", emphasis="total"), Cell(""), *_headline(one), *_lost(one, lost)) for one in pooled]
     return Table(
         title="Headline numbers",
@@ -91,9 +96,10 @@ def main(
     )
 
 
-def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
-    detail = "privileged state" if cell.policy in privileged else ""
-    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE)
+def _names(cell: Summary, privileged: Collection[str | None], standin: Collection[str] = ()) -> tuple[Cell, Cell]:
+    seen = "privileged state" if cell.policy in privileged else ""
+    assets = "stand-in assets" if cell.suite in standin else ""
+    return Cell(policy_name(cell), detail=seen), Cell(cell.suite or NONE, detail=assets)
 
 
 def _headline(cell: Summary) -> tuple[Cell, ...]:
