@@ -86,13 +86,19 @@ def assets() -> Path:
         where = f"{ASSETS}={named}" if named else str(root)
         problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
         raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
-    if named and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts) and root != _own_assets():
+    if _mistakable(root):
         problem = f"RoboCasa would mistake the paths under {ASSETS}={named} for its own"
         raise HostError(problem, remedy="Move it to a path without models/assets and without a folder robosuite.")
     if not os.access(root / "objects", os.W_OK):
         problem = f"{root / 'objects'} cannot be written to; RoboCasa keeps a temporary file beside each object"
         raise HostError(problem, remedy="Make it writable, or use a copy that is.")
     return root
+
+
+def _mistakable(root: Path) -> bool:
+    """Whether RoboCasa, which rewrites paths that look like its own, would lose files under this one."""
+    own = root.parts[-3:] == ("robocasa", "models", "assets")
+    return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 
 
 def is_standin(root: Path) -> bool:
