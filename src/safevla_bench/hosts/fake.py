@@ -128,9 +128,11 @@ class FakeEnv:
         """Apply one action, record it.
 
         Raises:
+            HostError: there was no reset.
             InvalidActionError: the action is not seven finite numbers.
             RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
         """
+        self._begun()
         taken = np.array(action, dtype=np.float64)
         if taken.shape != (7,) or not np.isfinite(taken).all():
             problem = f"the action {taken.tolist()} is not seven finite numbers"
@@ -144,16 +146,19 @@ class FakeEnv:
         return self._observation(), self._success()
 
     def recorded(self) -> Batch:
-        """The episode so far as a validated batch of one."""
-        if self._seed is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
+        """The episode so far as a validated batch of one.
+
+        Raises:
+            HostError: there was no reset.
+        """
+        seed = self._begun()
         states = np.stack([record.state for record in self._records])
         count = len(self._records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
         gripped = np.array([_place(record.held) for record in self._records])
         objects = [_PLACES[name] for name in _MOVABLE]
         recording = Recording(
-            header=self._header(self._seed),
+            header=self._header(seed),
             roles=_ROLES,
             records=count,
             eef_pos_m=states[:, 3:6],
@@ -173,6 +178,11 @@ class FakeEnv:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def _begun(self) -> EpisodeSeed:
+        if self._seed is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._seed
 
     def _success(self) -> bool:
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]

@@ -1,0 +1,29 @@
+"""The rules that every host keeps, as a test class for its author to subclass; importing this needs pytest.
+
+    from safevla_bench.hosts.conformance import HostConformance, Trial
+
+    class TestMyHost(HostConformance):
+        factory = "my_package.my_host:MyHost"
+        trials = (Trial("my-suite", 0, roles={"tray": "bystander"}),)
+        needs = ("mujoco",)
+
+        def bare(self, task, seed, actions): ...   # the simulator's states without our recorder
+
+Each method is one rule; its failure says in one sentence what the host does wrong. The rule that recording changes
+nothing and the rules about the gripper are skipped until their hooks are written; a gripper's hook set to None says that
+its rule cannot apply to this host, and takes it away. `docs/adding-a-host.md` shows a whole host.
+"""
+
+from __future__ import annotations
+
+from safevla_bench.hosts.conformance.listing import ListingRules
+from safevla_bench.hosts.conformance.recording import RecordingRules
+from safevla_bench.hosts.conformance.repeating import RepeatingRules
+from safevla_bench.hosts.conformance.touching import TouchingRules
+from safevla_bench.hosts.conformance.trial import Trial
+
+__all__ = ["HostConformance", "Trial"]
+
+
+class HostConformance(ListingRules, RepeatingRules, RecordingRules, TouchingRules):
+    """Subclass as `TestMyHost` and fill in the attributes; override the methods that are no tests where they apply."""

@@ -1,0 +1,392 @@
+"""Fake hosts that each break one rule: a class with the attribute `breaks`, the rule's name.
+
+Those of an environment are made by `Name.host`, those of a host are hosts. test_conformance.py expects of each that
+the conformance class finds that rule broken and no other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.hosts.fake import FakeEnv, FakeHost
+
+_counter = itertools.count()
+
+
+class MutantHost(FakeHost):
+    def __init__(self, env):
+        self._env = env
+
+    def make(self, task, wants):
+        plain = super().make(task, wants)
+        return self._env(task, wants, plain._versions)
+
+
+class Mutant(FakeEnv):
+    @classmethod
+    def host(cls):
+        return MutantHost(cls)
+
+
+class Edited(Mutant):
+    """Edits each record as it is handed out."""
+
+    def recorded(self):
+        return self.edit(super().recorded())
+
+
+def nudged(vector):
+    """A position moved by less than any rule about units can see."""
+    return vector + 1e-9
+
+
+def scaled(channel, factor):
+    return replace(channel, values=channel.values * factor)
+
+
+def in_role(batch, body, role):
+    roles = batch.body_role.copy()
+    roles[list(batch.bodies(0)).index(body)] = role
+    return replace(batch, body_role=roles)
+
+
+# Episodes that do not repeat, or that somebody disturbs
+
+
+class Nudging(Mutant):
+    """The recorder moves the gripper by one unit in the last place."""
+
+    breaks = "test_recording_changes_nothing_in_the_simulation"
+
+    def step(self, action):
+        result = super().step(action)
+        self._world.gripper[1] = np.nextafter(self._world.gripper[1], np.inf)
+        return result
+
+
+class Restless(Mutant):
+    """Draws a little more at each reset, as LIBERO does where nobody stops it."""
+
+    breaks = "test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment"
+    resets = 0
+
+    def reset(self, seed):
+        self.resets += 1
+        seen = super().reset(seed)
+        self._records[0] = replace(self._records[0], torque=np.full(7, self.resets * 1e-9))
+        return seen
+
+
+class Individual(Mutant):
+    """No two environments are alike."""
+
+    breaks = "test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment"
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._own = next(_counter) * 1e-9
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        self._records[0] = replace(self._records[0], torque=np.full(7, self._own))
+        return seen
+
+
+class Shy(Mutant):
+    """Asking for the record between steps moves the world."""
+
+    breaks = "test_asking_for_the_record_midway_changes_nothing"
+
+    def recorded(self):
+        found = super().recorded()
+        self._world.gripper = nudged(self._world.gripper)
+        return found
+
+
+class Looking(Mutant):
+    """Showing privileged state moves the world."""
+
+    breaks = "test_what_a_policy_sees_changes_nothing"
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        if self._wants.privileged:
+            self._world.gripper = nudged(self._world.gripper)
+        return seen
+
+
+class Small(Mutant):
+    breaks = "test_images_are_of_the_wanted_size"
+
+    def _image(self):
+        return super()._image()[:, :-1]
+
+
+class Careless(Mutant):
+    """Lets every action through."""
+
+    breaks = "test_invalid_actions_are_refused_before_the_simulator_sees_them"
+
+    def step(self, action):
+        return super().step(np.nan_to_num(np.resize(action, 7), posinf=0.0))
+
+
+class Late(Mutant):
+    """Refuses an invalid action after the simulator has moved."""
+
+    breaks = "test_invalid_actions_are_refused_before_the_simulator_sees_them"
+
+    def step(self, action):
+        try:
+            return super().step(action)
+        except InvalidActionError:
+            self._world.gripper = nudged(self._world.gripper)
+            raise
+
+
+class Boundless(Mutant):
+    """Starts in the nearest initial state there is."""
+
+    breaks = "test_an_initial_state_that_does_not_exist_is_a_host_error"
+
+    def reset(self, seed):
+        return super().reset(replace(seed, init_state_index=min(seed.init_state_index, 4)))
+
+
+class Eager(Mutant):
+    breaks = "test_there_is_no_step_and_no_record_before_a_reset"
+
+    def _begun(self):
+        return self._seed.env_seed and self._seed
+
+
+# Records that hold the wrong thing
+
+
+class Forgetful(Mutant):
+    """Drops the last record."""
+
+    breaks = "test_n_actions_give_n_plus_1_records"
+
+    def recorded(self):
+        self._begun()
+        records, actions = self._records, self._actions
+        self._records, self._actions = (records[:-1], actions[:-1]) if actions else (records, actions)
+        try:
+            return super().recorded()
+        finally:
+            self._records, self._actions = records, actions
+
+
+class Clipping(Edited):
+    """Records other actions than were given."""
+
+    breaks = "test_n_actions_give_n_plus_1_records"
+
+    def edit(self, batch):
+        return replace(batch, action=scaled(batch.action, 0.5))
+
+
+class Mistaken(Mutant):
+    breaks = "test_the_header_says_which_episode_it_is"
+
+    def _header(self, seed):
+        return super()._header(replace(seed, init_state_index=4))
+
+
+class TwoTargets(Edited):
+    breaks = "test_exactly_the_targets_have_the_role_target"
+
+    def edit(self, batch):
+        return in_role(batch, "tray", 1)
+
+
+class WrongRole(Edited):
+    breaks = "test_roles_are_complete"
+
+    def edit(self, batch):
+        return in_role(batch, "cup", 3)
+
+
+class Headless(Edited):
+    """No body is the robot's."""
+
+    breaks = "test_roles_are_complete"
+
+    def edit(self, batch):
+        return in_role(batch, "gripper", 3)
+
+
+class Slack(Edited):
+    """Promises torques and records none."""
+
+    breaks = "test_the_record_can_be_judged_with_every_signal_its_benchmark_promises"
+
+    def edit(self, batch):
+        nothing = replace(batch.joint_torque_nm, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
+        return replace(batch, joint_torque_nm=nothing)
+
+
+class Slow(Mutant):
+    """Says that a control step takes a tenth of what it does."""
+
+    breaks = "test_dt_is_the_time_between_two_records"
+    dt_s = 0.005
+
+    def _header(self, seed):
+        return msgspec.structs.replace(super()._header(seed), dt=self.dt_s)
+
+
+class Millimetres(Edited):
+    breaks = "test_positions_are_in_metres"
+
+    def edit(self, batch):
+        return replace(batch, eef_pos_m=scaled(batch.eef_pos_m, 1000.0))
+
+
+class LongQuaternions(Edited):
+    breaks = "test_quaternions_are_of_unit_length"
+
+    def edit(self, batch):
+        poses = batch.body_quat_wxyz
+        return replace(batch, body_quat_wxyz=replace(poses, channel=scaled(poses.channel, 1.001)))
+
+
+class Pulling(Edited):
+    breaks = "test_contact_forces_are_finite_and_not_negative"
+
+    def edit(self, batch):
+        return replace(batch, contacts=replace(batch.contacts, force_n=-batch.contacts.force_n))
+
+
+class NewtonMillimetres(Edited):
+    breaks = "test_torques_are_in_newton_metres"
+
+    def edit(self, batch):
+        return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 1000.0))
+
+
+class Leaking(Mutant):
+    """A resting contact passes the filter."""
+
+    breaks = "test_no_resting_contact_is_in_record_0"
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        self._records[0] = replace(self._records[0], contacts={("block", "table"): 0.5})
+        return seen
+
+
+class Mechanical(Edited):
+    """Lists two robot links as mechanical, and records them nonetheless: here the table is a link."""
+
+    breaks = "test_mechanical_contacts_are_in_no_record"
+
+    def edit(self, batch):
+        header = msgspec.structs.replace(batch.headers[0], dropped_pairs=(("gripper", "table"),))
+        return replace(in_role(batch, "table", 0), headers=(header,))
+
+
+class Numb(Edited):
+    """Never notices that it holds something."""
+
+    breaks = "test_what_both_fingers_hold_is_named"
+
+    def edit(self, batch):
+        nothing = np.full_like(batch.gripped, -1)
+        return replace(batch, gripped=nothing, gripper_contact=np.zeros_like(batch.gripper_contact))
+
+
+class Generous(Mutant):
+    """Holds the cup wherever the gripper closes on nothing."""
+
+    breaks = "test_a_gripper_closed_on_nothing_holds_nothing"
+
+    def step(self, action):
+        result = super().step(action)
+        if self._world.closed and self._world.held is None:
+            self._records[-1] = replace(self._records[-1], held="cup")
+        return result
+
+
+class OneFinger(Mutant):
+    """Takes one finger's touch for a grip: the hook of this mutant's test touches the block from above."""
+
+    breaks = "test_one_finger_is_no_grip"
+
+    def step(self, action):
+        result = super().step(action)
+        gap = np.linalg.norm(self._world.objects["block"] - self._world.gripper)
+        if gap < 0.03 and not self._world.closed:
+            self._records[-1] = replace(self._records[-1], held="block", contacts={("block", "gripper"): 1.0})
+        return result
+
+
+# Hosts that list the wrong thing
+
+
+class Nameless(FakeHost):
+    breaks = "test_tasks_are_well_formed"
+
+    def tasks(self, suite):
+        return tuple(replace(task, name="") for task in super().tasks(suite))
+
+
+class Shuffling(FakeHost):
+    breaks = "test_tasks_are_the_same_each_time_they_are_listed"
+
+    def tasks(self, suite):
+        first, *rest = super().tasks(suite)
+        return (replace(first, name=f"{first.name}_{next(_counter)}"), *rest)
+
+
+class Obliging(FakeHost):
+    """Has every suite that is asked for."""
+
+    breaks = "test_an_unknown_suite_is_an_error_that_lists_the_suites"
+
+    def tasks(self, suite):
+        return super().tasks("fake")
+
+
+class Unversioned(FakeHost):
+    breaks = "test_versions_of_what_the_simulation_depends_on_are_listed"
+
+    def versions(self):
+        return {}
+
+
+class Importing(FakeHost):
+    """Asks its simulator for the suites."""
+
+    breaks = "test_making_the_host_imports_no_simulator"
+    needs = ("lark",)  # any package that nothing else here imports stands for a simulator
+
+    def suites(self):
+        import lark  # noqa: F401
+
+        return super().suites()
+
+    def make(self, task, wants):
+        try:
+            import lark  # noqa: F401
+        except ImportError as error:
+            raise HostError("lark is missing", remedy="pip install lark") from error
+        return super().make(task, wants)
+
+
+class Crashing(FakeHost):
+    """Lets its simulator's ImportError through."""
+
+    breaks = "test_a_missing_library_is_a_host_error_that_says_what_to_do"
+    needs = ("lark",)
+
+    def make(self, task, wants):
+        import lark  # noqa: F401
+
+        return super().make(task, wants)
