@@ -114,7 +114,7 @@ def test_without_robocasa_the_error_says_how_to_install_it(monkeypatch):
 
 
 def test_another_robosuite_in_the_same_environment_is_an_error(monkeypatch):
-    distributions(monkeypatch, {"praxis-robocasa": "1.0.0", "praxis-robosuite": "1.5.2", "robosuite": "1.4.0"})
+    distributions(monkeypatch, dict.fromkeys(("mujoco", "praxis-robocasa", "praxis-robosuite", "robosuite"), "1.4.0"))
     with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed beside praxis-robosuite"):
         install.require()
 

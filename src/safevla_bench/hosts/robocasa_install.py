@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DISTRIBUTION = "praxis-robocasa"
 _ROBOSUITE = "praxis-robosuite"
 _OTHER_ROBOSUITE = "robosuite"
+_SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
 ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
 """Environment variable: a folder of assets to use instead of the package's own."""
 INSTALL = "pip install 'safevla-bench[robocasa]'   (in an environment of its own; make robocasa)"
@@ -55,14 +56,13 @@ def versions() -> dict[str, str]:
         HostError: RoboCasa is not installed, shares its environment with another robosuite, or has no assets.
     """
     require()
-    named = ("mujoco", _ROBOSUITE, DISTRIBUTION, "numpy", "safevla-bench")
-    found = {name: importlib.metadata.version(name) for name in named}
+    found = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
     return {**found, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
 
 
 def require() -> None:
     """Raise `HostError` with the remedy unless RoboCasa is installed here alone; imports nothing."""
-    for name in (DISTRIBUTION, _ROBOSUITE):
+    for name in _SIMULATOR:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError as error:

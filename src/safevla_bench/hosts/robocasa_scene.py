@@ -51,6 +51,9 @@ def scene(kitchen: Kitchen, rules: Rules) -> Scene:
         fingers=(_geom_ids(model, fingers["left_finger"]), _geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
+        # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
+        # goes for a few substeps and comes back with the force of the overlap.
+        apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 
 
