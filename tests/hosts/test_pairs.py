@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -60,10 +62,9 @@ def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(to
         released = released or away >= apart
     resting = filter_of((TABLE, BOWL_A), apart=apart)
     edges = sorted({0, len(touching), *(cut for cut in cuts if cut < len(touching))})
-    blocks = (touching[start:end] for start, end in zip(edges, edges[1:], strict=False))
-    found = [
-        one for block in blocks for one in counted(resting, *(((TABLE, BOWL_A),) if here else () for here in block))
-    ]
+    found = []
+    for start, end in pairwise(edges):
+        found += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
     assert found == expected
 
 
