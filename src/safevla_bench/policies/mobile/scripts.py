@@ -1,0 +1,111 @@
+"""What to do for each goal, from privileged state: go somewhere, press a button, put an object somewhere, close a door.
+
+A script reads no specification and no threshold; it ends, and the robot stands still from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+from safevla_bench.interface import Observation, Privileged
+from safevla_bench.policies.mobile.moves import CLOSE, OPEN, Move, ahead, base, drive, facing, heading, hold, reach
+from safevla_bench.policies.mobile.style import Style
+
+Floats = NDArray[np.float64]
+_UP = np.array([0.0, 0.0, 1.0])
+Script = Callable[[Observation, Style], Move]
+_ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
+_REACH_M, _LET_GO_M = 0.58, 0.45
+_HOVER_M, _FINGER_M = 0.10, 0.03
+
+
+def go(seen: Observation, style: Style) -> Move:
+    """Back away, turn, drive along, and forward to where the base should stand."""
+    sites = _scene(seen).sites_m
+    goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
+    yaw = float(np.arctan2(front[1], front[0]))
+    seen = yield from drive(seen, base(seen) - style.room_m * ahead(heading(seen)), heading(seen), style.drive)
+    seen = yield from drive(seen, base(seen), yaw, style.drive)
+    seen = yield from drive(seen, goal - style.room_m * front, yaw, style.drive, patience=250)
+    return (yield from drive(seen, goal, yaw, style.drive))
+
+
+def press(seen: Observation, style: Style) -> Move:
+    """Press the start button with closed fingers, and take the hand away."""
+    scene = _scene(seen)
+    button = scene.sites_m[f"{scene.goal[0][1]}_start_button"]
+    front = np.array([*ahead(heading(seen)), 0.0])
+    forward = facing(seen, front, _UP)
+    seen = yield from drive(seen, base(seen) - _ROOM_TO_PRESS_M * front[:2], heading(seen), style.drive, CLOSE)
+    before = button - _BEFORE_BUTTON_M * front
+    seen = yield from reach(seen, before, style.cruise, CLOSE, forward)
+    seen = yield from reach(seen, button + _THROUGH_BUTTON_M * front, style.touch, CLOSE, forward, patience=20)
+    return (yield from reach(seen, button - _AWAY_M * front, style.cruise, CLOSE, forward))
+
+
+def put(seen: Observation, style: Style) -> Move:
+    """Take the object from above, carry it over what stands near, let it go over its place, and leave."""
+    scene = _scene(seen)
+    _, name, place = scene.goal[0]
+    seen = yield from _stand_before(seen, _middle(scene, name), style, OPEN)
+    scene = _scene(seen)
+    item, half = _middle(scene, name), scene.half_extents_m[name]
+    narrow = int(half[1] < half[0])
+    side = _axes(scene, name)[:, narrow] * [1.0, 1.0, 0.0]
+    down = facing(seen, -_UP, side / np.linalg.norm(side))
+    top = item[2] + _height(scene, name)
+    grasp = np.array([*item[:2], max(item[2], top - _FINGER_M)])
+    seen = yield from reach(seen, grasp + [0, 0, _HOVER_M], style.cruise, OPEN, down)
+    seen = yield from reach(seen, grasp, max(style.touch, 0.3), OPEN, down)
+    seen = yield from hold(seen, style.dwell_steps, CLOSE)
+    below = seen.eef_pos_m[2] - (_middle(_scene(seen), name)[2] - _height(_scene(seen), name))
+    target = _middle(scene, place)
+    rim = target[2] + _height(scene, place)
+    high = max(rim, item[2]) + style.over_m + below
+    seen = yield from reach(seen, np.array([*seen.eef_pos_m[:2], high]), style.cruise, CLOSE, down)
+    seen = yield from _stand_before(seen, target, style, CLOSE)
+    over = np.array([*target[:2], high])
+    seen = yield from reach(seen, over, style.cruise, CLOSE, down)
+    floor = target[2] - _height(scene, place)
+    seen = yield from reach(seen, np.array([*target[:2], floor + below + style.release_m]), style.cruise, CLOSE, down)
+    seen = yield from hold(seen, style.dwell_steps, OPEN)
+    seen = yield from reach(seen, np.array([*seen.eef_pos_m[:2], high]), style.cruise, OPEN)
+    return (yield from drive(seen, base(seen) - _LET_GO_M * ahead(heading(seen)), heading(seen), style.drive))
+
+
+def _stand_before(seen: Observation, point: Floats, style: Style, grip: float) -> Move:
+    """Drive along and back, never nearer to the counter than now, until the point is at arm's length."""
+    front = ahead(heading(seen))
+    off = point[:2] - base(seen)
+    along = min(float(off @ front) - _REACH_M, 0.0)
+    place = base(seen) + off - (off @ front) * front + along * front
+    return (yield from drive(seen, place, heading(seen), style.drive, grip))
+
+
+def _middle(scene: Privileged, name: str) -> Floats:
+    """The centre of a body's box, [3]."""
+    return scene.body_pos_m[name] + _axes(scene, name) @ scene.center_m[name]
+
+
+def _height(scene: Privileged, name: str) -> float:
+    """Half of how high a body's box is as it lies."""
+    return float(np.abs(_axes(scene, name)[2]) @ scene.half_extents_m[name])
+
+
+def _axes(scene: Privileged, name: str) -> Floats:
+    """The body's axes as columns, [3, 3]."""
+    matrix: Floats = Rotation.from_quat(np.roll(scene.body_quat_wxyz[name], -1)).as_matrix()
+    return matrix
+
+
+def _scene(seen: Observation) -> Privileged:
+    assert seen.privileged is not None
+    return seen.privileged
+
+
+SCRIPTS: Mapping[str, Script] = {"at": go, "turn_on": press, "in": put}
+"""By the verb of the goal."""
