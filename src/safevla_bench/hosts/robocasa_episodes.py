@@ -28,7 +28,7 @@ SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
 STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)
 """No motion, gripper opening, arm mode."""
-AT = "at"
+AT, SLIDE = "at", "slide"
 _PUTS = ("in", "on", "under")
 _TARGET = range(1, 11)
 _PRETRAIN = range(11, 61)

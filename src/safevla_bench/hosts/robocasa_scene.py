@@ -9,7 +9,7 @@ import numpy as np
 
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.privileged import read_only, shapes
-from safevla_bench.hosts.robocasa_episodes import AT, Rules
+from safevla_bench.hosts.robocasa_episodes import AT, SLIDE, Rules
 from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
 from safevla_bench.interface import Privileged
 
@@ -110,6 +110,8 @@ def _plain(value: object) -> Any:
 def goal(kitchen: Kitchen, rules: Rules) -> tuple[str, ...]:
     """The goal with the names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`."""
     verb, *names = rules.goal
+    if verb == SLIDE:
+        verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
     return (verb, *(_resolved(kitchen, name) for name in names))
 
 
@@ -123,8 +125,8 @@ class PrivilegedView:
     """Ground truth of the kitchen, step by step; sizes are measured once, in the pose at making.
 
     Bodies are everything with collision geometry but the robot. `sites_m` has the centres of the buttons that RoboCasa
-    names, and for a task of going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front of
-    it.
+    names, the anchors of the joints of the fixture that the goal moves, and for a task of going somewhere `goal` and
+    `goal_ahead`: where the base should stand, and 1 m in front of it.
     """
 
     def __init__(self, kitchen: Kitchen, view: Scene, rules: Rules) -> None:
@@ -135,6 +137,7 @@ class PrivilegedView:
         geoms = ((str(self._model.geom(geom).name), geom) for geom in range(self._model.ngeom))
         self._buttons = {name: geom for name, geom in geoms if name.endswith(_BUTTONS)}
         self._stand = _stand(kitchen) if rules.goal[0] == AT else {}
+        self._hinges = _hinges(kitchen, rules)
         joints = (joint for fixture in kitchen.fixtures.values() for joint in fixture.joints)
         self._joints = {name: int(self._model.joint(name).qposadr[0]) for name in joints}
 
@@ -147,11 +150,23 @@ class PrivilegedView:
             half_extents_m=known.half_extents_m,
             center_m=known.center_m,
             joint_pos={name: float(data.qpos[place]) for name, place in self._joints.items()},
-            sites_m={**self._stand, **{name: read_only(data.geom_xpos[geom]) for name, geom in self._buttons.items()}},
+            sites_m=self._sites(),
             goal=self._goal,
             movable=self._movable,
             pieces=known.pieces,
         )
+
+    def _sites(self) -> dict[str, Floats]:
+        buttons = {name: read_only(self._data.geom_xpos[geom]) for name, geom in self._buttons.items()}
+        hinges = {name: read_only(self._data.xanchor[joint]) for name, joint in self._hinges.items()}
+        return {**self._stand, **buttons, **hinges}
+
+
+def _hinges(kitchen: Kitchen, rules: Rules) -> dict[str, int]:
+    """Joints of the fixture that the goal moves, by name."""
+    model = kitchen.sim.model._model
+    names = getattr(kitchen, rules.moves).joints if rules.moves else ()
+    return {str(name): int(model.joint(name).id) for name in names}
 
 
 def _stand(kitchen: Kitchen) -> dict[str, Floats]:

@@ -21,6 +21,8 @@ Script = Callable[[Observation, Style], Move]
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
 _REACH_M, _LET_GO_M = 0.58, 0.45
 _HOVER_M, _FINGER_M = 0.10, 0.03
+_AJAR_RAD, _UPRIGHT_M, _SWEEP_RAD = 0.1, 0.2, 0.2
+_TO_EDGE, _HAND_M, _AHEAD_M, _ASIDE_M, _BACK_M, _ROUND_M = 0.8, 0.03, 0.5, 0.3, 0.7, 0.12
 
 
 def go(seen: Observation, style: Style) -> Move:
@@ -77,6 +79,41 @@ def put(seen: Observation, style: Style) -> Move:
     return (yield from drive(seen, base(seen) - _LET_GO_M * ahead(heading(seen)), heading(seen), style.drive))
 
 
+def shut(seen: Observation, style: Style) -> Move:
+    """Close upright doors, one after another: go round each, lay the hand on its outside, and drive along its arc."""
+    scene = _scene(seen)
+    for joint, angle in scene.joint_pos.items():
+        door = joint.removesuffix("_joint")
+        if joint in scene.sites_m and angle > _AJAR_RAD and _height(scene, door) > _UPRIGHT_M:
+            seen = yield from _swing(seen, door, style)
+    return seen
+
+
+def _swing(seen: Observation, door: str, style: Style) -> Move:
+    scene, yaw = _scene(seen), heading(seen)
+    hinge = scene.sites_m[f"{door}_joint"][:2]
+    middle, axes, half = _middle(scene, door)[:2], _axes(scene, door)[:2, :2], scene.half_extents_m[door][:2]
+    wide = int(half[1] > half[0])
+    along = axes[:, wide] * np.sign(axes[:, wide] @ (middle - hinge))
+    inward = axes[:, 1 - wide] * np.sign(axes[:, 1 - wide] @ (_middle(scene, f"{scene.goal[0][1]}_main")[:2] - hinge))
+    arm = middle + _TO_EDGE * half[wide] * along - (half[1 - wide] + _HAND_M) * inward - hinge
+    turn = np.sign(along[0] * inward[1] - along[1] * inward[0])
+    # Aside of what it stands beside, so that the base stays clear of the door while the hand reaches it.
+    spot = base(seen) + _AHEAD_M * ahead(yaw) - _ASIDE_M * inward
+    seen = yield from drive(seen, base(seen) - _BACK_M * ahead(yaw), yaw, style.drive, CLOSE)
+    seen = yield from reach(seen, np.array([*(spot - _BACK_M * ahead(yaw)), seen.eef_pos_m[2]]), style.cruise, CLOSE)
+    held = seen.eef_pos_m[:2] - base(seen)
+    away = hinge + arm - _ROUND_M * inward
+    back = (base(seen) + held - away) @ ahead(yaw) * ahead(yaw)
+    seen = yield from drive(seen, away + back - held, yaw, style.drive, CLOSE)
+    seen = yield from drive(seen, away - held, yaw, style.drive, CLOSE)
+    for swept in np.arange(0.0, scene.joint_pos[f"{door}_joint"] + _SWEEP_RAD, _SWEEP_RAD):
+        cos, sin = np.cos(swept), turn * np.sin(swept)
+        place = hinge + np.array([cos * arm[0] - sin * arm[1], sin * arm[0] + cos * arm[1]])
+        seen = yield from drive(seen, place - held, yaw, style.push, CLOSE, patience=30)
+    return (yield from drive(seen, base(seen) - _BACK_M * ahead(yaw), yaw, style.drive, CLOSE))
+
+
 def _stand_before(seen: Observation, point: Floats, style: Style, grip: float) -> Move:
     """Drive along and back, never nearer to the counter than now, until the point is at arm's length."""
     front = ahead(heading(seen))
@@ -107,5 +144,5 @@ def _scene(seen: Observation) -> Privileged:
     return seen.privileged
 
 
-SCRIPTS: Mapping[str, Script] = {"at": go, "turn_on": press, "in": put}
+SCRIPTS: Mapping[str, Script] = {"at": go, "turn_on": press, "in": put, "close": shut}
 """By the verb of the goal."""
