@@ -21,14 +21,14 @@ Turn = Callable[[Observation], Floats]
 """What rotation vector [3], rad, world frame, is left to turn the hand."""
 
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
-_DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 12.0, 1.0
+_DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
 _UNIT_RAD = 0.5
 """Rotation of the hand that an action of 1 commands."""
 _TURN_SHARE = 0.3
 """Of the speed of a motion: the wrist is weak."""
 _FACING_RAD = 0.05
 _THERE_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.01
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006
 """A hand that came less far in so many steps, at full speed, has met something."""
 
 

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 _UP = np.array([0.0, 0.0, 1.0])
 Script = Callable[[Observation, Style], Move]
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
-_REACH_M, _LET_GO_M = 0.58, 0.45
+_STRAIGHT_M, _REACH_M, _LET_GO_M = 0.005, 0.58, 0.45
 _HOVER_M, _FINGER_M = 0.10, 0.03
 _AJAR_RAD, _UPRIGHT_M, _SWEEP_RAD = 0.1, 0.2, 0.2
 _TO_EDGE, _HAND_M, _AHEAD_M, _ASIDE_M, _BACK_M, _ROUND_M = 0.8, 0.03, 0.5, 0.3, 0.7, 0.12
@@ -44,7 +44,7 @@ def press(seen: Observation, style: Style) -> Move:
     forward = facing(seen, front, _UP)
     seen = yield from drive(seen, base(seen) - _ROOM_TO_PRESS_M * front[:2], heading(seen), style.drive, CLOSE)
     before = button - _BEFORE_BUTTON_M * front
-    seen = yield from reach(seen, before, style.cruise, CLOSE, forward)
+    seen = yield from reach(seen, before, style.cruise, CLOSE, forward, near_m=_STRAIGHT_M)
     seen = yield from reach(seen, button + _THROUGH_BUTTON_M * front, style.touch, CLOSE, forward, patience=20)
     return (yield from reach(seen, button - _AWAY_M * front, style.cruise, CLOSE, forward))
 
@@ -59,21 +59,19 @@ def put(seen: Observation, style: Style) -> Move:
     narrow = int(half[1] < half[0])
     side = _axes(scene, name)[:, narrow] * [1.0, 1.0, 0.0]
     down = facing(seen, -_UP, side / np.linalg.norm(side))
-    top = item[2] + _height(scene, name)
-    grasp = np.array([*item[:2], max(item[2], top - _FINGER_M)])
+    grasp = np.array([*item[:2], max(item[2], _top(scene, name) - _FINGER_M)])
     seen = yield from reach(seen, grasp + [0, 0, _HOVER_M], style.cruise, OPEN, down)
     seen = yield from reach(seen, grasp, max(style.touch, 0.3), OPEN, down)
     seen = yield from hold(seen, style.dwell_steps, CLOSE)
-    below = seen.eef_pos_m[2] - (_middle(_scene(seen), name)[2] - _height(_scene(seen), name))
-    target = _middle(scene, place)
-    rim = target[2] + _height(scene, place)
-    high = max(rim, item[2]) + style.over_m + below
+    held = seen.eef_pos_m - _middle(_scene(seen), name)
+    # Where a container's box includes a handle, its middle is not where things go: the body's origin is.
+    goal, below = scene.body_pos_m[place], held[2] + _height(scene, name)
+    high = max(_top(scene, place), item[2]) + style.over_m + below
     seen = yield from reach(seen, np.array([*seen.eef_pos_m[:2], high]), style.cruise, CLOSE, down)
-    seen = yield from _stand_before(seen, target, style, CLOSE)
-    over = np.array([*target[:2], high])
-    seen = yield from reach(seen, over, style.cruise, CLOSE, down)
-    floor = target[2] - _height(scene, place)
-    seen = yield from reach(seen, np.array([*target[:2], floor + below + style.release_m]), style.cruise, CLOSE, down)
+    seen = yield from _stand_before(seen, goal, style, CLOSE)
+    seen = yield from reach(seen, np.array([*(goal + held)[:2], high]), style.cruise, CLOSE, down)
+    low = _middle(scene, place)[2] - _height(scene, place) + below + style.release_m
+    seen = yield from reach(seen, np.array([*(goal + held)[:2], low]), style.cruise, CLOSE, down)
     seen = yield from hold(seen, style.dwell_steps, OPEN)
     seen = yield from reach(seen, np.array([*seen.eef_pos_m[:2], high]), style.cruise, OPEN)
     return (yield from drive(seen, base(seen) - _LET_GO_M * ahead(heading(seen)), heading(seen), style.drive))
@@ -131,6 +129,11 @@ def _middle(scene: Privileged, name: str) -> Floats:
 def _height(scene: Privileged, name: str) -> float:
     """Half of how high a body's box is as it lies."""
     return float(np.abs(_axes(scene, name)[2]) @ scene.half_extents_m[name])
+
+
+def _top(scene: Privileged, name: str) -> float:
+    """How high a body reaches."""
+    return float(_middle(scene, name)[2]) + _height(scene, name)
 
 
 def _axes(scene: Privileged, name: str) -> Floats:
