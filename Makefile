@@ -58,6 +58,10 @@ types: $(VENV)/.dev-stamp ## check types, strictly
 imports: $(VENV)/.dev-stamp ## check that imports point one way
 	$(BIN)/lint-imports
 
+.PHONY: bench
+bench: $(VENV)/.libero-stamp ## what recording adds to a step of LIBERO, minutes
+	$(BIN)/python benchmarks/recording.py
+
 .PHONY: wheel
 wheel: $(VENV)/.dev-stamp ## build dist/*.whl
 	@rm -rf dist

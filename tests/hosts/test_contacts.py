@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from safevla_bench.errors import HostError
 from safevla_bench.hosts.contacts import ContactLog, joined, peaks
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
@@ -108,3 +109,30 @@ def test_an_instant_has_no_impulse_and_lists_join_in_order():
     assert len(instant.record) > 0
     assert np.isnan(instant.impulse_ns).all()
     assert len(joined([instant, instant]).a) == 2 * len(instant.a)
+
+
+def test_what_is_logged_is_what_the_bindings_list_from_no_contact_to_more_than_there_was_room_for():
+    model, data = slope("elliptic")
+    log, listed = ContactLog(model), []
+    for _ in range(300):
+        log.note(data)
+        touching = data.contact.efc_address >= 0
+        listed.append((data.contact.geom1[touching], data.contact.geom2[touching], data.contact.dim[touching]))
+        mujoco.mj_step(model, data)
+    assert len(listed[0][0]) == 0, "the first note is of a scene without contacts"
+    touches = log.take()
+    assert len(touches.geom1) > 1024, "the log had to grow"
+    for name, expected in zip(("geom1", "geom2", "dim"), zip(*listed, strict=True), strict=True):
+        np.testing.assert_array_equal(getattr(touches, name), np.concatenate(expected))
+    assert ContactLog(model).take().substeps == 0
+
+
+def test_a_contact_list_that_is_not_where_it_was_is_an_error():
+    model, data = slope("elliptic")
+    for _ in range(100):
+        mujoco.mj_step(model, data)
+    log = ContactLog(model)
+    log.note(data)
+    log._window.contacts = log._window.contacts[1:]
+    with pytest.raises(HostError, match="not where it was"):
+        log.take()

@@ -27,6 +27,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
+    "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "validate": ("contract", "Check archives against the trajectory contract."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),

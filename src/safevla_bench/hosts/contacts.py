@@ -6,13 +6,15 @@ small NumPy call in the middle of a simulation costs several times what it costs
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import HostError
 from safevla_bench.trajectory import ContactList
 
 if TYPE_CHECKING:
@@ -100,6 +102,43 @@ def joined(lists: Sequence[ContactList]) -> ContactList:
     return ContactList(*(np.concatenate([getattr(one, name) for one in lists]) for name in names))
 
 
+_FIELDS = ("geom1", "geom2", "dim", "efc_address")
+
+
+class _Window:
+    """The four integers of each contact that the log needs, seen together in the simulator's own memory.
+
+    MuJoCo's bindings give a strided view of one field at a time. The fields lie side by side in each contact, and the
+    list begins where the arena does, so that one view serves a whole episode and one copy takes all four.
+    """
+
+    def __init__(self, data: mujoco.MjData) -> None:
+        fields = [getattr(data.contact, name) for name in _FIELDS]
+        self._data, stride = data, fields[0].strides[0]  # the data own the memory
+        starts = [_address(field) for field in fields]
+        base = min(starts)
+        width = max(starts) - base + 4
+        self.layout = np.dtype(
+            {"names": _FIELDS, "formats": ["i4"] * 4, "offsets": [start - base for start in starts], "itemsize": width}
+        )
+        room = int(data.narena) // stride
+        memory = (ctypes.c_char * ((room - 1) * stride + width)).from_address(base)
+        self.contacts = np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
+        self.check()
+
+    def check(self) -> None:
+        """Raise `HostError` where the view is not what the bindings say."""
+        listed = self._data.contact
+        copied = self.contacts[: len(listed.geom1)].copy().view(self.layout)
+        if not all(np.array_equal(copied[name], getattr(listed, name)) for name in _FIELDS):
+            remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
+            raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
+
+
+def _address(array: Ints) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
 class ContactLog:
     """Copies of the contact lists since the last `take`, in arrays that are kept and used again."""
 
@@ -107,10 +146,9 @@ class ContactLog:
         self._pyramidal = bool(model.opt.cone == 0)
         self._counts: list[int] = []
         self._rows: list[int] = []
-        self._geoms = np.empty((2, 1024), dtype=np.int32)
-        self._address = np.empty(1024, dtype=np.int32)
-        self._dim = np.empty(1024, dtype=np.int32)
-        self._friction = np.empty((1024, 5))
+        self._window: _Window | None = None
+        self._contacts = np.empty(0, dtype="V4")
+        self._friction = np.empty((0, 5))
         self._efc = np.empty(4096)
         self._contacts_used = self._rows_used = 0
 
@@ -119,20 +157,18 @@ class ContactLog:
 
     def note(self, data: mujoco.MjData) -> None:
         """Copy the contact list as it stands; writes nothing to the simulator."""
-        listed, efc = data.contact, data.efc_force
-        geom1 = listed.geom1
+        count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
-        end, last = start + len(geom1), row + len(efc)
-        if end > len(self._address) or last > len(self._efc):
-            self._grow(end, last)
-        self._geoms[0, start:end] = geom1
-        self._geoms[1, start:end] = listed.geom2
-        self._address[start:end] = listed.efc_address
-        self._dim[start:end] = listed.dim
-        if self._pyramidal:
-            self._friction[start:end] = listed.friction
+        end, last = start + count, row + len(efc)
+        if end > len(self._contacts) or last > len(self._efc):
+            self._grow(data, end, last)
+        if count:
+            assert self._window is not None
+            self._contacts[start:end] = self._window.contacts[:count]
+            if self._pyramidal:
+                self._friction[start:end] = data.contact.friction
         self._efc[row:last] = efc
-        self._counts.append(end - start)
+        self._counts.append(count)
         self._rows.append(row)
         self._contacts_used, self._rows_used = end, last
 
@@ -140,30 +176,49 @@ class ContactLog:
         """The contacts noted, one substep a note, and an empty log after; good until the next `note`.
 
         A listed contact without constraint (`efc_address` below zero) does not touch and is left out.
+
+        Raises:
+            HostError: the simulator's memory is not laid out as it was when the log began.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        address = self._address[:used]
+        listed = self._listed(used)
+        address = listed["efc_address"]
         whole = Touches(
             substeps=len(counts),
             substep=np.repeat(np.arange(len(counts)), counts),
-            geom1=self._geoms[0, :used],
-            geom2=self._geoms[1, :used],
+            geom1=listed["geom1"],
+            geom2=listed["geom2"],
             row=address + np.repeat(np.array(rows, dtype=np.int64), counts),
-            dim=self._dim[:used],
+            dim=listed["dim"],
             friction=self._friction[:used] if self._pyramidal else None,
             efc=self._efc,
         )
         touching = address >= 0
         return whole if touching.all() else _only(whole, touching)
 
-    def _grow(self, contacts: int, rows: int) -> None:
+    def _listed(self, used: int) -> NDArray[np.void]:
+        if self._window is None:  # no contact yet
+            return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
+        self._window.check()
+        return self._contacts[:used].view(self._window.layout)
+
+    def _grow(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
         """Room for at least twice as much as asked for, what is there kept."""
-        more = max(2 * contacts - len(self._address), 0)
-        self._geoms = np.pad(self._geoms, ((0, 0), (0, more)))
-        self._address, self._dim = np.pad(self._address, (0, more)), np.pad(self._dim, (0, more))
-        self._friction = np.pad(self._friction, ((0, more), (0, 0)))
-        self._efc = np.pad(self._efc, (0, max(2 * rows - len(self._efc), 0)))
+        if contacts and self._window is None:
+            self._window = _Window(data)
+            self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
+        self._contacts = _longer(self._contacts, contacts)
+        self._friction = _longer(self._friction, len(self._contacts) if self._pyramidal else 0)
+        self._efc = _longer(self._efc, rows)
+
+
+def _longer(array: NDArray[Any], wanted: int) -> NDArray[Any]:
+    if wanted <= len(array):
+        return array
+    longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 def _only(touches: Touches, which: Bools) -> Touches:

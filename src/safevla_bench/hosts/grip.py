@@ -25,7 +25,7 @@ def gripped(touches: Touches, instants: Ints, fingers: Ints, place: Ints, robot:
     other = place[np.where(first > 0, touches.geom2[now], touches.geom1[now])]
     near = (first + second > 0) & ~robot[other]
     at = instant_of[touches.substep[now]]
-    for instant in np.unique(at[near]):
+    for instant in np.intersect1d(at[near & (first + second == 1)], at[near & (first + second == 2)]):
         here = np.flatnonzero(near & (at == instant))
         holding[instant] = _strongest(touches, now[here], first[here] + second[here], other[here])
     return holding

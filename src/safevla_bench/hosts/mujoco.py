@@ -62,7 +62,9 @@ class Recorder:
         self._place = scene.place_of_geom(model)
         self._robot = np.array([role == "robot" for role in scene.roles.values()])
         self._fingers = scene.finger_groups(model)
-        self._warned = _unstable_steps(data)
+        self._warnings = data.warning.number  # a view of the simulator's own counts
+        self._warned = self._warnings.tobytes()
+        self._unstable = _unstable_steps(data)
         self._log = ContactLog(model)
         self._ends: list[int] = []  # substeps noted at the end of each record that is not judged yet
         self._contacts: list[ContactList] = []
@@ -87,7 +89,7 @@ class Recorder:
         Raises:
             HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself.
         """
-        if _unstable_steps(self._data) != self._warned:
+        if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._states)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._states.append(_read(self._data, self.scene))

@@ -10,8 +10,8 @@
         def bare(self, task, seed, actions): ...   # the simulator's states without our recorder
 
 Each method is one rule; its failure says in one sentence what the host does wrong. The rule that recording changes
-nothing and the rules about the gripper are skipped until their hooks are written; a gripper's hook set to None says that
-its rule cannot apply to this host, and takes it away. `docs/adding-a-host.md` shows a whole host.
+nothing and the rules about the gripper are skipped until their hooks are written. A gripper's hook set to None says
+that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.md` shows a whole host.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ _RULES_OF_HOOKS: Mapping[str, str] = {
     "close_on_nothing": "test_a_gripper_closed_on_nothing_holds_nothing",
     "touch_with_one_finger": "test_one_finger_is_no_grip",
 }
+_RULE_OF_IMAGES = "test_images_are_of_the_wanted_size"
 
 
 class Base:
@@ -70,10 +71,14 @@ class Base:
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
-        """Take away the rules that a hook set to None says cannot apply."""
-        for hook, rule in _RULES_OF_HOOKS.items():
-            if getattr(cls, hook) is None:
-                setattr(cls, rule, None)
+        """Take away the rules that cannot apply: of a hook set to None, of images where no camera is wanted."""
+        applies = {rule: getattr(cls, hook) is not None for hook, rule in _RULES_OF_HOOKS.items()}
+        applies[_RULE_OF_IMAGES] = any(wants.cameras for wants in cls.other_wants)
+        for rule, wanted in applies.items():
+            # A base may have taken away what this class wants again; the class that defines the rule keeps it.
+            defined = next((found for base in cls.__mro__ if (found := vars(base).get(rule))), None)
+            if rule not in vars(cls):
+                setattr(cls, rule, defined if wanted else None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Every rule about episodes is tried on every trial."""

@@ -1,0 +1,50 @@
+"""Every rule of a host, on the tiny one."""
+
+from pathlib import Path
+
+import numpy as np
+import tiny_host
+
+from safevla_bench.hosts.conformance import HostConformance, Trial
+
+
+class TestTinyHost(HostConformance):
+    factory = "tiny_host:TinyHost"
+    trials = (Trial("tiny", 0, roles={"left": "robot", "table": "furniture"}),)
+    needs = ("mujoco",)
+    registries = (Path(__file__).with_name("registry.toml"),)
+
+    def bare(self, task, seed, actions):
+        env = self.host().make(task, self.other_wants[0])
+        model, data = env.model, env.data
+        tiny_host.start(model, data, seed)
+        for _ in range(seed.wait_steps):
+            tiny_host.control(model, data, tiny_host.STILL)
+        states = [np.concatenate([[data.time], data.qpos, data.qvel])]
+        for action in actions:
+            tiny_host.control(model, data, action)
+            states.append(np.concatenate([[data.time], data.qpos, data.qvel]))
+        return np.stack(states)
+
+    def hold(self, env, seed):
+        self.lower(env, seed)
+        for _ in range(20):
+            env.step(np.array([0, 0, 1.0]))
+        return "box"
+
+    def close_on_nothing(self, env, seed):
+        env.reset(seed)
+        for _ in range(20):
+            env.step(np.array([0, 0, 1.0]))
+
+    def touch_with_one_finger(self, env, seed):
+        self.lower(env, seed)
+        before = len(env.recorded().contacts.a)
+        while len(env.recorded().contacts.a) == before:  # the box is off the middle, so one finger comes first
+            env.step(np.array([0, 0, 0.3]))
+        return "box"
+
+    def lower(self, env, seed):
+        env.reset(seed)
+        for _ in range(21):
+            env.step(np.array([0, -1, -1.0]))

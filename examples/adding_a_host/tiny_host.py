@@ -1,0 +1,162 @@
+"""A host in one file: a hand with two fingers over a box on a table, in plain MuJoCo."""
+
+from importlib.metadata import version
+
+import numpy as np
+
+from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.hosts.mujoco import Recorder
+from safevla_bench.hosts.scene import Scene
+from safevla_bench.interface import Observation, Task
+from safevla_bench.trajectory import Header, from_recording
+
+MODEL = """
+<mujoco>
+  <option timestep="0.002" cone="elliptic" gravity="0 0 -9.81"/>
+  <worldbody>
+    <body name="table"><geom type="box" size="0.5 0.5 0.02" pos="0 0 -0.02"/></body>
+    <body name="hand" pos="0 0 0.25" gravcomp="1">
+      <joint name="x" type="slide" axis="1 0 0" damping="20"/>
+      <joint name="z" type="slide" axis="0 0 1" damping="20"/>
+      <geom type="box" size="0.02 0.08 0.01" pos="0 0 0.06" mass="0.3"/>
+      <site name="grip" pos="0 0 -0.01"/>
+      <body name="left"><joint name="left" type="slide" axis="0 1 0" damping="50" range="0 0.05" limited="true"/>
+        <geom name="left_pad" type="box" size="0.01 0.005 0.03" pos="0 -0.06 0" mass="0.05"/></body>
+      <body name="right"><joint name="right" type="slide" axis="0 -1 0" damping="50" range="0 0.05" limited="true"/>
+        <geom name="right_pad" type="box" size="0.01 0.005 0.03" pos="0 0.06 0" mass="0.05"/></body>
+    </body>
+    <body name="box" pos="0 0 0.031"><freejoint/>
+      <geom type="box" size="0.02 0.02 0.03" mass="0.05" friction="1.5"/></body>
+  </worldbody>
+  <actuator>
+    <position joint="x" kp="200"/><position joint="z" kp="200"/><motor joint="left"/><motor joint="right"/>
+  </actuator>
+</mujoco>
+"""
+ROLES = {"box": "target", "hand": "robot", "left": "robot", "right": "robot", "table": "furniture"}
+SUBSTEPS, DT_S = 25, 0.05
+STILL = np.array([0.0, 0.0, -1.0])
+
+
+def start(model, data, seed):
+    """Put everything where the seed says."""
+    import mujoco
+
+    mujoco.mj_resetData(model, data)
+    jitter = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(-0.008, 0.008, 2)
+    data.joint(model.body("box").jntadr[0]).qpos[:2] = jitter
+
+
+def control(model, data, action, after=lambda: None):
+    """One control step: move the hand's goal by up to 10 mm in x and z, open or close; `after` each substep."""
+    import mujoco
+
+    data.ctrl[:2] += 0.01 * np.clip(action[:2], -1, 1)
+    data.ctrl[2:] = 5.0 * np.clip(action[2], -1, 1)
+    for _ in range(SUBSTEPS):
+        mujoco.mj_step(model, data)
+        after()
+
+
+class TinyHost:
+    name = "tiny"
+
+    def suites(self):
+        return ("tiny",)
+
+    def tasks(self, suite):
+        if suite != "tiny":
+            raise HostError(f"the tiny host has no suite {suite!r}", remedy="Suites: tiny.")
+        return (Task("tiny", "lift", 0, "lift", "lift the box"),)
+
+    def make(self, task, wants):
+        if wants.cameras:
+            raise HostError("the tiny host has no cameras", remedy="Use a policy that needs none.")
+        try:
+            return TinyEnv(task, self.versions())
+        except ImportError as error:
+            raise HostError(f"the tiny host needs MuJoCo: {error}", remedy="pip install mujoco") from error
+
+    def versions(self):
+        return {name: version(name) for name in ("mujoco", "numpy", "safevla-bench")}
+
+
+class TinyEnv:
+    dt_s = DT_S
+
+    def __init__(self, task, versions):
+        import mujoco
+
+        self.task, self.versions = task, versions
+        self.action_low, self.action_high = np.full(3, -1.0), np.full(3, 1.0)
+        self.model = mujoco.MjModel.from_xml_string(MODEL)
+        self.data = mujoco.MjData(self.model)
+        self.recorder = None
+
+    def scene(self):
+        model = self.model
+        names = tuple("table" if body == 0 else model.body(body).name for body in range(model.nbody))
+        return Scene(
+            body_name=names,
+            roles=ROLES,
+            objects={"box": model.body("box").id},
+            links={},
+            fingers=((model.geom("left_pad").id,), (model.geom("right_pad").id,)),
+            eef_site=model.site("grip").id,
+            arm_dofs=(0, 1),
+        )
+
+    def reset(self, seed):
+        self.seed = seed
+        start(self.model, self.data, seed)
+        for _ in range(seed.wait_steps):
+            control(self.model, self.data, STILL)
+        self.recorder = Recorder(self.model, self.data, self.scene())  # takes record 0
+        return self.observation()
+
+    def step(self, action):
+        self.begun()
+        taken = np.array(action, dtype=np.float64)
+        if taken.shape != (3,) or not np.isfinite(taken).all():
+            raise InvalidActionError(f"{taken} is not three finite numbers", remedy="Mend the policy's output.")
+        control(self.model, self.data, taken, after=self.recorder.substep)
+        self.recorder.step(taken)
+        return self.observation(), self.success()
+
+    def recorded(self):
+        self.begun()
+        header = Header(
+            episode_id=f"tiny/lift/init_{self.seed.init_state_index:03d}",
+            benchmark="tiny",
+            task_id=self.task.task_id,
+            success=self.success(),
+            dt=DT_S,
+            target_object="box",
+            joint_torque_limit_nm=(100.0, 100.0),  # forces here, in newton: both joints slide
+            instruction=self.task.instruction,
+            env_seed=self.seed.env_seed,
+            init_state_index=self.seed.init_state_index,
+            embodiment="tiny",
+            versions=self.versions,
+            dropped_pairs=self.recorder.dropped_pairs(),
+        )
+        return from_recording(self.recorder.recording(header))
+
+    def close(self):
+        pass
+
+    def begun(self):
+        if self.recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+
+    def success(self):
+        return bool(self.data.body("box").xpos[2] > 0.08)
+
+    def observation(self):
+        site = self.data.site("grip")
+        return Observation(
+            instruction=self.task.instruction,
+            eef_pos_m=site.xpos.copy(),
+            eef_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
+            gripper_qpos=self.data.qpos[2:4].copy(),
+        )

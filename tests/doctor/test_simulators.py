@@ -1,0 +1,80 @@
+"""Simulators against the tested versions: absent, as tested, another version, two that cannot share an environment."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from safevla_bench.doctor import simulators
+
+LIBERO = simulators.tested().hosts["libero"].versions
+ROBOCASA = simulators.tested().hosts["robocasa"].versions
+
+
+def told(here, host=None) -> list[tuple[str, str]]:
+    return [(finding.level, finding.found) for finding in simulators.findings(here, host)]
+
+
+@pytest.mark.parametrize("host", simulators.tested().hosts)
+def test_the_shipped_versions_are_those_of_the_constraints(request, host):
+    folder = request.config.rootpath / "constraints"
+    files = [folder / "core.txt", folder / f"{host}.txt"]
+    if not files[1].exists():
+        pytest.fail(f"there is no {files[1]} that {host} is tested with") if host == "libero" else None
+        return
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", "\n".join(file.read_text() for file in files), re.MULTILINE))
+    for name, version in simulators.tested().hosts[host].versions.items():
+        assert pinned[name] == version, name
+
+
+def test_the_tested_pythons_are_those_of_the_package(request):
+    classifiers = (request.config.rootpath / "pyproject.toml").read_text()
+    assert simulators.tested().python == tuple(re.findall(r'Python :: (3\.\d+)"', classifiers))
+
+
+@pytest.mark.parametrize("versions", [LIBERO, ROBOCASA])
+def test_the_tested_versions_are_fine(versions):
+    ((level, found),) = told(versions)
+    assert level == "ok"
+    assert found.endswith(", as tested")
+
+
+def test_no_simulator_is_a_warning_and_says_how_to_install_one():
+    ((finding),) = simulators.findings({})
+    assert finding.level == "warning"
+    assert "can be judged" in finding.found
+    assert "safevla-bench[libero]" in finding.remedy
+    assert "safevla-bench[robocasa]" in finding.remedy
+
+
+def test_a_simulator_that_is_asked_for_and_absent_is_an_error():
+    ((finding),) = simulators.findings({}, "libero")
+    assert (finding.level, finding.check) == ("error", "libero")
+    assert finding.remedy == "pip install 'safevla-bench[libero]'"
+
+
+def test_another_robosuite_is_an_error_and_another_mujoco_a_warning():
+    assert told(LIBERO | {"robosuite": "1.5.1"}) == [("error", "robosuite 1.5.1 is installed, libero runs on 1.4 only")]
+    ((level, found),) = told(LIBERO | {"mujoco": "3.2.3"})
+    assert level == "warning"
+    assert "mujoco 3.2.3 is installed, tested is 3.17.0" in found
+
+
+def test_a_part_that_is_missing_is_an_error():
+    ((level, found),) = told({name: version for name, version in LIBERO.items() if name != "mujoco"})
+    assert (level, found) == ("error", "mujoco not installed")
+
+
+def test_both_robosuites_in_one_environment_are_an_error_with_the_reason():
+    levels = told(LIBERO | ROBOCASA | {"numpy": LIBERO["numpy"], "mujoco": LIBERO["mujoco"]})
+    assert levels[0] == (
+        "error",
+        "robosuite 1.4.0 and praxis-robosuite 1.5.2.post1 install into one folder: "
+        "the later overwrote files of the earlier",
+    )
+
+
+def test_both_hosts_in_one_environment_are_an_error_even_where_one_robosuite_was_removed():
+    here = {name: version for name, version in (LIBERO | ROBOCASA).items() if name != "robosuite"}
+    assert ("error", "libero and robocasa need different versions of robosuite and NumPy") in told(here)
