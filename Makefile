@@ -94,6 +94,7 @@ $(VENV)/.dev-stamp: $(VENV)/.libero-stamp
 	@touch $@
 
 $(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) .ci/check_system.py --robocasa
 	@{ $(ROBOCASA_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(ROBOCASA)
 	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
