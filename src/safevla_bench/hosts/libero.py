@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import libero_install as install
+from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, scene, targets
 from safevla_bench.hosts.mujoco import Recorder, hook
@@ -128,7 +129,7 @@ class LiberoEnv:
             HostError: the simulation diverged, or there was no reset.
         """
         recorder = self._recording()
-        taken = _valid(action)
+        taken = checked(action, len(STILL), "position [3], rotation [3], gripper")
         seen, _, success, _ = self._env.step(taken.copy())
         recorder.step(taken)
         self._success = bool(success)
@@ -197,13 +198,3 @@ class LiberoEnv:
             images={camera: np.array(seen[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras},
             privileged=self._privileged.now() if self._privileged else None,
         )
-
-
-def _valid(action: Action) -> Action:
-    taken = np.asarray(action, dtype=np.float64)
-    if taken.shape != STILL.shape:
-        remedy = f"LIBERO takes {len(STILL)} numbers: position [3], rotation [3], gripper."
-        raise InvalidActionError(f"an action of shape {taken.shape}", remedy=remedy)
-    if not np.isfinite(taken).all():
-        raise InvalidActionError(f"the action {taken.tolist()} is not finite", remedy="Mend the policy's output.")
-    return taken

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import robocasa_episodes as episodes
 from safevla_bench.hosts import robocasa_install as install
+from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.hosts.robocasa_scene import PrivilegedView, episode_meta, scene
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 CONTROL_STEP_S = 0.05
+_ACTION = "position [3], rotation [3], gripper, base [3], torso, mode"
 
 
 class RobocasaHost:
@@ -137,7 +139,7 @@ class RobocasaEnv:
             HostError: the simulation diverged, or there was no reset.
         """
         recorder, kitchen = self._recording()
-        taken = _valid(action)
+        taken = checked(action, len(episodes.STILL), _ACTION)
         seen, reward, _, _ = kitchen.step(taken.copy())
         recorder.step(taken)
         self._success = bool(reward)
@@ -212,13 +214,3 @@ class RobocasaEnv:
 
 def _wxyz(quat_xyzw: NDArray[np.generic]) -> Floats:
     return np.array(quat_xyzw[[3, 0, 1, 2]], dtype=np.float64)
-
-
-def _valid(action: Action) -> Action:
-    taken = np.asarray(action, dtype=np.float64)
-    if taken.shape != (len(episodes.STILL),):
-        remedy = "RoboCasa takes 12 numbers: position [3], rotation [3], gripper, base [3], torso, mode."
-        raise InvalidActionError(f"an action of shape {taken.shape}", remedy=remedy)
-    if not np.isfinite(taken).all():
-        raise InvalidActionError(f"the action {taken.tolist()} is not finite", remedy="Mend the policy's output.")
-    return taken
