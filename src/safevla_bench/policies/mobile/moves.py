@@ -128,4 +128,4 @@ def _limited(vector: Floats, length: float) -> Floats:
     return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-9))
 
 
-__all__ = ["CLOSE", "OPEN", "Move", "ahead", "base", "drive", "facing", "heading", "hold", "reach"]
+__all__ = ["CLOSE", "OPEN", "Move", "Turn", "ahead", "base", "drive", "facing", "heading", "hold", "reach"]
