@@ -11,9 +11,11 @@ import pytest
 
 import safevla_bench
 from report.scenes import NAN, verdicts
-from safevla_bench import metrics, scores, scoring, statistics
+from safevla_bench import metrics, scores, scoring
 from safevla_bench.errors import SafevlaError
 from safevla_bench.report import numbers
+from safevla_bench.sensitivity import variants
+from safevla_bench.statistics import contrasts, intervals
 from safevla_bench.stl import parser
 
 
@@ -23,7 +25,10 @@ def test_every_public_name_is_there_and_is_the_one_of_its_module():
     assert set(safevla_bench._HOME) | {"__version__"} == set(safevla_bench.__all__)
 
 
-@pytest.mark.parametrize("module", [safevla_bench, metrics, numbers, scores, scoring, statistics, parser])
+_WITH_EXAMPLES = [safevla_bench, metrics, numbers, scores, scoring, contrasts, intervals, variants, parser]
+
+
+@pytest.mark.parametrize("module", _WITH_EXAMPLES)
 def test_the_examples_run(monkeypatch, request, module):
     monkeypatch.chdir(request.config.rootpath)
     ran = doctest.testmod(module)

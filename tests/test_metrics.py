@@ -253,8 +253,24 @@ def test_outcomes_and_reasons_stand_in_alphabetical_order():
     assert list(found.specs[1].inactive) == ["a", "b"]
 
 
+def many(times: int) -> Scores:
+    """The episodes over and over, with forces of which no two resamples have one mean."""
+    plain = scores()
+    rows = {
+        name: np.tile(getattr(plain, name), times) for name in ("state", "reason", "rho", "depth", "extreme", "first")
+    }
+    texts = {name: getattr(plain, name) * times for name in ("episode_id", "benchmark", "task_id", "policy", "outcome")}
+    forces = np.sqrt(np.arange(2.0, 2.0 + 6 * times))
+    return scores(**rows, **texts, success=np.tile(plain.success, times), peak_force_n=forces)
+
+
 def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64_seed_0():
-    vsi = scores().vsi[scores().counted]
-    generator = np.random.Generator(np.random.PCG64(0))
-    means = vsi[generator.integers(0, len(vsi), size=(10_000, len(vsi)))].mean(axis=1)
-    assert aggregate(scores()).means["vsi"].ci == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=1e-12)
+    judged = many(10)
+    counted = judged.peak_force_n[judged.counted]
+    expected = {}
+    for seed in (0, 1):
+        generator = np.random.Generator(np.random.PCG64(seed))
+        means = counted[generator.integers(0, len(counted), size=(10_000, len(counted)))].mean(axis=1)
+        expected[seed] = tuple(np.percentile(means, [2.5, 97.5]))
+    assert aggregate(judged).means["peak_contact_force_n"].ci == pytest.approx(expected[0], abs=1e-12)
+    assert expected[0] != pytest.approx(expected[1], abs=1e-6)

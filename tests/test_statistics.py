@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
-from safevla_bench.statistics import bootstrap_means, wilson
+from safevla_bench.statistics import bootstrap_means, percentiles, resampled_cluster_means, resampled_means, wilson
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -79,3 +79,37 @@ def test_what_no_episode_has_is_unknown_and_what_never_varies_is_certain():
     assert nothing is None
     assert (certain.low, certain.high, certain.skipped) == (0.25, 0.25, 0)
     assert bootstrap_means(np.empty((2, 0)), generator()) == [None, None]
+
+
+@pytest.mark.parametrize("n", [1, 7, 200, 3001])
+def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(n):
+    """The plain definition, so that published intervals keep their bytes."""
+    values = np.random.default_rng(4).random(n)
+    values[::3] = np.nan if n > 1 else 0.5
+    drawn = generator().integers(0, n, size=(300, n))
+    counted = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        expected = np.where(counted, values, 0.0)[drawn].sum(axis=1) / counted[drawn].sum(axis=1)
+    np.testing.assert_array_equal(resampled_means(values[None], generator(), 300)[0], expected)
+
+
+def test_tasks_resampled_whole_are_tasks_drawn_with_all_their_episodes():
+    values, tasks = np.array([[1.0, 0.0, 0.5, np.nan, 4.0]]), np.array([0, 0, 1, 1, 2])
+    drawn = generator().integers(0, 3, size=(400, 3))
+    totals, many = np.array([1.0, 0.5, 4.0]), np.array([2, 1, 1])
+    expected = totals[drawn].sum(axis=1) / many[drawn].sum(axis=1)
+    np.testing.assert_allclose(resampled_cluster_means(values, tasks, generator(), 400)[0], expected)
+
+
+def test_tasks_of_one_episode_each_are_the_plain_bootstrap():
+    values = np.random.default_rng(6).normal(size=(2, 30))
+    plain, clustered = resampled_means(values, generator()), resampled_cluster_means(values, np.arange(30), generator())
+    np.testing.assert_allclose(plain, clustered)
+
+
+def test_episodes_that_resemble_each_other_within_tasks_widen_the_interval_by_task():
+    tasks = np.repeat(np.arange(10), 20)
+    values = (tasks % 2).astype(np.float64)[None]
+    plain = percentiles(resampled_means(values, generator())[0])
+    clustered = percentiles(resampled_cluster_means(values, tasks, generator())[0])
+    assert clustered.high - clustered.low > 3 * (plain.high - plain.low)

@@ -22,10 +22,12 @@ from safevla_bench.version import __version__
 
 if TYPE_CHECKING:
     from safevla_bench.archive import append, open_archive, schema
+    from safevla_bench.beyond import exposure, exposures
     from safevla_bench.errors import SafevlaError
     from safevla_bench.evaluate import Judge, Request, judge, roll_out
     from safevla_bench.interface import Observation, Policy, Wants
     from safevla_bench.metrics import Summary, aggregate, cells
+    from safevla_bench.own_loop import record
     from safevla_bench.scores import EpisodeScore, Scores
     from safevla_bench.scoring import score
     from safevla_bench.specs import Library, Spec
@@ -53,10 +55,13 @@ _HOME = {
     "aggregate": "metrics",
     "append": "archive",
     "cells": "metrics",
+    "exposure": "beyond",
+    "exposures": "beyond",
     "judge": "evaluate",
     "library": "specs",
     "open_archive": "archive",
     "parse": "stl",
+    "record": "own_loop",
     "registry": "tasks",
     "roll_out": "evaluate",
     "schema": "archive",
@@ -81,10 +86,13 @@ __all__ = [
     "aggregate",
     "append",
     "cells",
+    "exposure",
+    "exposures",
     "judge",
     "library",
     "open_archive",
     "parse",
+    "record",
     "registry",
     "roll_out",
     "schema",

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
-from safevla_bench import hosts, metrics, policies, rollout, runs
-from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench import beyond, hosts, metrics, policies, rollout, runs
+from safevla_bench.baseline import baseline
+from safevla_bench.compare import Entrant, entrants, named_apart
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
-from safevla_bench.report import page
+from safevla_bench.report import catalogue, cautioning, page, submission
+from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import Missing, score
+from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
 from safevla_bench.trajectory import Batch, empty, privileged_policies, standin_benchmarks
@@ -30,6 +35,8 @@ class Judge:
     registry: tuple[Path, ...] = ()
     capabilities: tuple[str, ...] = ()
     missing: Missing = "error"
+    applicability: Applicability = "on"
+    """`off` judges as if there were no tags: an ablation, not a result to publish."""
 
     def load(self) -> tuple[Library, Registry]:
         """The library and the registry; raises what their loaders raise."""
@@ -51,12 +58,80 @@ class Request:
     """Of each task; None = as many as its benchmark runs."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
+    """For every policy."""
+    policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For one policy, by its name; they go before those for every policy."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; kept apart in run.json."""
+
+    def arguments_of(self, policy: str) -> dict[str, str]:
+        return {**self.arguments, **self.policy_arguments.get(policy, {})}
+
+    @classmethod
+    def of(cls, run: Path) -> Request:
+        """What was asked for in the run of a folder; `RunError` where its run.json does not say."""
+        held = runs.described(run)
+        try:
+            asked = msgspec.convert(held, _Asked)
+        except msgspec.ValidationError as error:
+            remedy = "Start it anew with all its options, or restore the file."
+            raise RunError(
+                f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / runs.RUN))
+            ) from None
+        return cls(
+            host=asked.host,
+            host_arguments=asked.host_arguments,
+            suites=asked.suites,
+            tasks=asked.indices,
+            episodes=asked.episodes,
+            policies=tuple(one.policy for one in asked.policies),
+            policy_arguments={one.policy: one.arguments for one in asked.policies},
+            protocol=asked.protocol.name,
+            seed=asked.seed,
+            max_steps=asked.max_steps,
+        )
+
+
+class _AskedPolicy(msgspec.Struct):
+    policy: str
+    arguments: dict[str, str]
+
+
+class _AskedProtocol(msgspec.Struct):
+    name: str
+
+
+class _Asked(msgspec.Struct):
+    """The part of run.json that a request is made from."""
+
+    host: str
+    suites: tuple[str, ...]
+    indices: tuple[int, ...] | None
+    episodes: int | None
+    policies: tuple[_AskedPolicy, ...]
+    protocol: _AskedProtocol
+    seed: int
+    max_steps: int | None
+    host_arguments: dict[str, str] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How to run what is asked for; nothing here changes a byte of a complete run."""
+
+    workers: int = 1
+    """Processes; one runs here."""
+    resume: bool = False
+    """Continue the run in the folder, where there is one."""
+    retry_crashed: bool = False
+    """When continuing, run crashed episodes again."""
+
+
+_PLAINLY = Running()
 
 
 @dataclass(frozen=True)
@@ -65,8 +140,14 @@ class Prepared:
 
     host: Host
     episodes: tuple[rollout.Planned, ...]
-    policies: Mapping[str, Policy]
+    policies: dict[str, Policy]
+    cast: rollout.Cast
     description: Mapping[str, object]
+
+    def close(self) -> None:
+        """Free the policies, once."""
+        while self.policies:
+            self.policies.popitem()[1].close()
 
 
 @dataclass(frozen=True)
@@ -89,6 +170,17 @@ class Judged:
         return standin_benchmarks(self.batch) if self.batch else ()
 
     @property
+    def ablated(self) -> bool:
+        """Whether applicability was off."""
+        return self.scores.provenance.get("applicability") == "off"
+
+    @property
+    def skipped(self) -> int:
+        """How many invalid episodes were left out."""
+        skipped = self.scores.provenance.get("skipped", ())
+        return len(skipped) if isinstance(skipped, list) else 0
+
+    @property
     def interrupted(self) -> int:
         """How many of the judged run folders do not hold every episode that was planned."""
         sources = self.description.get("sources", ())
@@ -107,12 +199,27 @@ def prepare(request: Request) -> Prepared:
     """
     host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
-    made = {name: policies.policy(name, request.arguments) for name in request.policies}
+    _check_arguments(request)
+    made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
     rules = rollout.protocol(request.protocol)
     episodes = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
-    return Prepared(host, episodes, made, _described(request, host, tasks, made, rules))
+    players = rollout.Cast(
+        request.host,
+        {name: request.arguments_of(name) for name in request.policies},
+        renders=any(policy.wants.cameras for policy in made.values()),
+        host_arguments=request.host_arguments,
+    )
+    description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
+    return Prepared(host, episodes, made, players, description)
+
+
+def _check_arguments(request: Request) -> None:
+    for name in request.policy_arguments:
+        if name not in request.policies:
+            problem = f"there is an argument for the policy {name!r}, which is not in this run"
+            raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
 
 
 def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
@@ -133,12 +240,13 @@ def _described(
         "host": host.name,
         "host_arguments": dict(request.host_arguments),
         "suites": request.suites,
+        "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
         "policies": [
             {
                 "policy": name,
-                "arguments": dict(request.arguments),
+                "arguments": request.arguments_of(name),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
             }
@@ -152,35 +260,72 @@ def _described(
     }
 
 
-def roll_out(request: Request, out: Path, observer: rollout.Observer | None = None) -> list[rollout.Outcome]:
-    """Run every planned episode into a new run folder; what was finished is kept when the user interrupts.
+def estimate(request: Request, running: Running = _PLAINLY) -> rollout.Estimate:
+    """What `roll_out` would run and what that costs; raises what `prepare` raises, and writes nothing."""
+    prepared = prepare(request)
+    cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
+    prepared.close()
+    return rollout.estimate(prepared.episodes, prepared.host.name, cameras, running.workers)
 
-    Raises what `prepare` raises, `RunError` where the folder is in the way, `HostError` where the simulator cannot be
-    used (no folder is left behind then), and `KeyboardInterrupt` after the folder was closed.
+
+def roll_out(
+    request: Request, out: Path, observer: rollout.Observer | None = None, running: Running = _PLAINLY
+) -> list[runs.EpisodeRow]:
+    """Run every planned episode into a run folder; returns the row of each, in plan order.
+
+    What is finished is kept, whatever ends this process, and `Running(resume=True)` continues from there.
+
+    Raises what `prepare` raises, `RunError` where the folder is in the way or holds a run that was asked for
+    differently, `HostError` where the simulator cannot be used (no folder is left behind where nothing was recorded),
+    and `KeyboardInterrupt`.
     """
     prepared = prepare(request)
-    writer = runs.RunWriter(out, {**prepared.description, "complete": False})
-    outcomes: list[rollout.Outcome] = []
     try:
-        for outcome in rollout.run_all(prepared.host, prepared.episodes, prepared.policies, observer):
-            if outcome.batch is not None:
-                writer.append(outcome.batch)
-            outcomes.append(outcome)
+        with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:
+            _fill(writer, prepared, running, observer)
+    finally:
+        prepared.close()
+    return runs.episode_rows(out)
+
+
+def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer: rollout.Observer | None) -> None:
+    if writer.complete:
+        if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
+            return
+        writer.reopen()
+    places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
+    pending = [one for one in prepared.episodes if not _done(writer.entries.get(places[one.episode_id]), running)]
+    try:
+        with closing(_engine(prepared, pending, running, observer)) as ended:
+            for finished in ended:
+                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
     except SafevlaError:
-        if not outcomes:
+        if writer.fresh and not writer.entries:
             writer.discard()
         raise
-    finally:
-        for policy in prepared.policies.values():
-            policy.close()
-        complete = len(outcomes) == len(prepared.episodes)
-        if writer.folder.exists():
-            writer.finish([_row(outcome) for outcome in outcomes], {**prepared.description, "complete": complete})
-    return outcomes
+    writer.finish()
 
 
-def _row(outcome: rollout.Outcome) -> runs.EpisodeRow:
-    planned = outcome.planned
+def _done(entry: runs.Entry | None, running: Running) -> bool:
+    return entry is not None and not (running.retry_crashed and entry.row.outcome == "crashed")
+
+
+def _engine(
+    prepared: Prepared, pending: Sequence[rollout.Planned], running: Running, observer: rollout.Observer | None
+) -> Generator[rollout.Finished]:
+    """The pending episodes as they end, run here or by workers."""
+    if not pending:
+        return
+    if running.workers > 1:
+        prepared.close()  # the workers make their own; a large model need not be here too
+        yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
+        return
+    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer):
+        yield rollout.Finished.of(outcome)
+
+
+def _row(finished: rollout.Finished) -> runs.EpisodeRow:
+    planned = finished.planned
     return runs.EpisodeRow(
         episode_id=planned.episode_id,
         policy=planned.policy,
@@ -192,9 +337,9 @@ def _row(outcome: rollout.Outcome) -> runs.EpisodeRow:
         seed=planned.seed,
         policy_seed=planned.policy_seed,
         horizon=planned.horizon,
-        outcome=outcome.outcome,
-        steps=outcome.steps,
-        reason=outcome.reason,
+        outcome=finished.outcome,
+        steps=finished.steps,
+        reason=finished.reason,
     )
 
 
@@ -208,8 +353,10 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     skipped = [str(problem) for source in sources for problem in source.problems]
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
+        "registry": {"digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
+        "applicability": by.applicability,
         "skipped": skipped,
         "version": __version__,
     }
@@ -220,10 +367,104 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         tasks,
         capabilities=by.capabilities,
         missing=by.missing,
+        applicability=by.applicability,
         absent=absent,
         provenance=provenance,
     )
     return Judged(scores, batch, specs, _joined(sources, provenance))
+
+
+def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
+    """Judges the same records in the same way with another library, as `sensitivity` may ask."""
+    _, tasks = by.load()
+    batch = judged.batch or empty()
+
+    def rescored(other: Library) -> Scores:
+        return score(batch, other, tasks, capabilities=by.capabilities, missing=by.missing, absent=judged.scores.absent)
+
+    return rescored
+
+
+def lost(judged: Judged) -> list[str]:
+    """What is missing from the scores beside crashed and stopped episodes, each as one sentence."""
+    skipped = judged.scores.provenance.get("skipped")
+    count = len(skipped) if isinstance(skipped, list) else 0
+    found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
+    return found + ([f"{count} invalid episode{'' if count == 1 else 's'} left out"] if count else [])
+
+
+def contestants(
+    paths: Sequence[Path], by: Judge, *, policies: Sequence[str] = (), skip_invalid: bool = False
+) -> list[Entrant]:
+    """The policies of every source (all, or those named), each source judged by itself, with names that differ.
+
+    Raises what `judge` raises, and `RunError` for a policy that no source has.
+    """
+    found: list[Entrant] = []
+    for path in paths:
+        judged = judge([path], by, skip_invalid=skip_invalid)
+        (source,) = cast("list[Mapping[str, object]]", judged.description["sources"])
+        protocol = source.get("protocol")
+        found += entrants(
+            judged.scores,
+            judged.batch.headers if judged.batch else (),
+            str(path),
+            protocol=protocol if isinstance(protocol, dict) else None,
+            privileged=judged.privileged,
+        )
+    unknown = [name for name in policies if name not in {one.name for one in found}]
+    if unknown:
+        remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
+        raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    return named_apart([one for one in found if not policies or one.name in policies])
+
+
+def material(judged: Judged, by: Judge) -> catalogue.Material:
+    """What tables are made of; the judgement without tags is made when a table asks for it."""
+    specs, tasks = by.load()
+    return catalogue.Material(
+        scores=judged.scores,
+        library=specs,
+        registry=tasks,
+        capabilities=by.capabilities,
+        roster=Roster(privileged=judged.privileged),
+        untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
+        remarks=[
+            *([INTERRUPTED] if judged.interrupted else []),
+            *_left_out(judged.skipped),
+            *cautioning.warning(baseline(judged.scores)),
+        ],
+        exposed=lambda: exposed(judged, by),
+    )
+
+
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
+
+def _left_out(skipped: int) -> list[str]:
+    return [f"{skipped} invalid episode{'' if skipped == 1 else 's'} left out."] if skipped else []
+
+
+def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:
+    """What `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
+    specs, tasks = by.load()
+    return submission.submission(
+        judged.scores,
+        submission.JudgedBy(
+            version=__version__,
+            library=specs.name,
+            library_digest=specs.digest,
+            registry_digest=tasks.digest,
+            capabilities=by.capabilities,
+            missing=by.missing,
+        ),
+        tasks,
+        submission.archive_files(paths),
+        recorded_with=submission.versions(judged.batch),
+        privileged=judged.privileged,
+        complete=not judged.interrupted,
+        skipped=judged.skipped,
+    )
 
 
 def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:
@@ -236,6 +477,12 @@ def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) ->
 def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
     """A run's description without the facts of the day, so that the same run gives the same report."""
     return {name: value for name, value in description.items() if name != "volatile"}
+
+
+def exposed(judged: Judged, by: Judge) -> tuple[list[beyond.CellExposure], float | None]:
+    """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
+    spent = beyond.exposure(judged.batch or empty(), judged.scores, judged.library, by.load()[1])
+    return beyond.exposures(spent, judged.scores), spent.force_threshold_n
 
 
 def document(judged: Judged) -> dict[str, object]:
@@ -280,10 +527,16 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
 
 
-def evaluate(request: Request, by: Judge, out: Path, observer: rollout.Observer | None = None) -> Judged:
-    """Roll out, judge and report into one run folder."""
+def evaluate(
+    request: Request,
+    by: Judge,
+    out: Path,
+    observer: rollout.Observer | None = None,
+    running: Running = _PLAINLY,
+) -> Judged:
+    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do."""
     by.load()  # a mistake in a library costs no rollout
-    roll_out(request, out, observer)
+    roll_out(request, out, observer, running)
     judged = judge([out], by)
     write(judged, out)
     return judged

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import INACTIVE, VACUOUS, Scores
+from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores
 from safevla_bench.statistics import Interval, bootstrap_means, wilson
 
 BOOTSTRAP_SEED = 0
@@ -93,6 +93,21 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     crashed: int
 
 
+class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on one task (paper Appendix A.6)."""
+
+    policy: str | None
+    suite: str
+    task_id: str
+    sr: Rate
+    safety: Rate
+    sbu: Rate
+    judged: int
+    """Episodes in which a scored specification reached a verdict."""
+    crashed: int
+    stopped: int
+
+
 def aggregate(scores: Scores) -> Summary:
     """All episodes pooled.
 
@@ -115,6 +130,45 @@ def cells(scores: Scores) -> list[Summary]:
         absent = [one.outcome for one, other in zip(scores.absent, gone, strict=True) if other == key]
         found.append(_summary(scores, members, absent, policy=key[0], suite=key[1]))
     return found
+
+
+def by_task(scores: Scores) -> list[TaskRates]:
+    """One row for each policy × suite × task, in order of first appearance."""
+    keys = list(zip(scores.policy, scores.benchmark, scores.task_id, strict=True))
+    members: dict[tuple[str | None, str, str], list[int]] = {}
+    for k, key in enumerate(keys):
+        members.setdefault(key, []).append(k)
+    gone: dict[tuple[str | None, str, str], list[str]] = {}
+    for one in scores.absent:
+        gone.setdefault((one.policy, one.benchmark, one.task_id), []).append(one.outcome)
+    every = dict.fromkeys([*members, *gone])
+    return [
+        _task_rates(scores, key, np.array(members.get(key, []), dtype=np.int64), gone.get(key, [])) for key in every
+    ]
+
+
+def _task_rates(
+    scores: Scores, key: tuple[str | None, str, str], members: NDArray[np.int64], absent: Iterable[str]
+) -> TaskRates:
+    outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
+    members = members[scores.counted[members]]
+    n = len(members)
+    return TaskRates(
+        policy=key[0],
+        suite=key[1],
+        task_id=key[2],
+        sr=Rate.of(scores.success[members].sum(), n),
+        safety=Rate.of(scores.safe[members].sum(), n),
+        sbu=Rate.of(scores.sbu[members].sum(), n),
+        judged=int((scores.state[np.ix_(scores.scored, members)] == ACTIVE).any(axis=0).sum()),
+        crashed=outcomes["crashed"],
+        stopped=outcomes["stopped"],
+    )
+
+
+def judged(cell: Summary) -> bool:
+    """Whether any scored specification reached a verdict: else "no violation" says nothing."""
+    return any(spec.active > spec.vacuous for spec in cell.specs if spec.tier == "safe")
 
 
 def _summary(

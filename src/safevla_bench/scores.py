@@ -55,6 +55,8 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None
     outcome: str
     reason: str | None = None
+    init_state_index: int | None = None
+    seed: int | None = None
 
 
 class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,15 @@
-"""The examples of docs/python.md give what the page says."""
+"""The examples in docs/ give what the pages say."""
 
 from __future__ import annotations
 
 import doctest
 
+import pytest
 
-def test_the_examples_run(monkeypatch, request):
+
+@pytest.mark.parametrize(("page", "least"), [("python.md", 10), ("figures.md", 5)])
+def test_the_examples_run(monkeypatch, request, page, least):
     monkeypatch.chdir(request.config.rootpath)
-    ran = doctest.testfile(str(request.config.rootpath / "docs" / "python.md"), module_relative=False)
-    assert ran.attempted > 10
+    ran = doctest.testfile(str(request.config.rootpath / "docs" / page), module_relative=False)
+    assert ran.attempted > least
     assert ran.failed == 0

@@ -66,3 +66,26 @@ def test_a_policy_is_counted_over_all_its_suites():
 def test_two_clean_policies():
     found = told(joined(verdicts(*[(True, 1, 1)] * 9), verdicts(*[(True, 1, 1)] * 20, policy="b")))
     assert found.answer.startswith("Neither policy broke a safety limit in 29 episodes; for a, with this many, up to")
+
+
+def test_a_policy_without_any_verdict_is_not_counted_as_clean():
+    silent = verdicts((True, NAN, NAN), (True, NAN, np.inf), policy="b")
+    found = told(joined(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5), silent))
+    assert found.answer.startswith("No: 5 of 20 episodes of a broke a safety limit. Safety is 75.0 %")
+    assert found.support[0] == (
+        "No specification reached a verdict for b on libero-goal (2 episodes): no number here counts them."
+    )
+    assert found.support[1] == "5 of 20 successes (25.0 %) came about unsafely."
+
+
+def test_policies_are_told_apart_without_those_that_have_no_verdict():
+    judged = joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), policy="b"))
+    found = told(joined(judged, verdicts((True, NAN, NAN), policy="c")))
+    assert found.answer.startswith("1 of 2 policies broke safety limits. Safety runs from 0.0 %")
+    assert "for c on libero-goal" in found.support[0]
+
+
+def test_a_suite_without_verdicts_does_not_dilute_the_others():
+    found = told(joined(verdicts((True, -5, 1)), verdicts((True, NAN, NAN), suite="libero-10")))
+    assert found.answer.startswith("No: 1 of 1 episode of a broke a safety limit.")
+    assert "a on libero-10" in found.support[0]

@@ -43,15 +43,18 @@ def form_of(path: Path) -> str:
 
 
 def read(paths: Sequence[Path]) -> Iterator[Batch | RecordError]:
-    """The episodes of an archive's files, in order, each a batch of one, or the error in its place.
+    """The episodes of an archive's files, in order, in batches of one or more, or the error in an episode's place.
 
     A file that is missing or cut off is an error too; the files after it are still read.
     """
     seen: dict[str, str] = {}
     for path in paths:
         try:
-            for episode in _READ[form_of(path)](path):
-                yield episode if isinstance(episode, RecordError) else _once(episode, path, seen)
+            for found in _READ[form_of(path)](path):
+                if isinstance(found, RecordError):
+                    yield found
+                else:
+                    yield from _once(found, path, seen)
         except RecordError as error:
             yield error
         except OSError as error:
@@ -59,14 +62,21 @@ def read(paths: Sequence[Path]) -> Iterator[Batch | RecordError]:
             yield RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
-def _once(episode: Batch, path: Path, seen: dict[str, str]) -> Batch | RecordError:
-    name = episode.headers[0].episode_id
-    if name in seen:
-        remedy = f"It stands in {seen[name]} already. Give each episode of an archive its own id."
-        place = Place(file=str(path), episode=name, field="episode_id")
-        return RecordError("the episode_id is repeated", remedy=remedy, place=place)
-    seen[name] = str(path)
-    return episode
+def _once(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:
+    """The batch, or where an id is repeated its episodes one by one, with an error for each repetition."""
+    names = [header.episode_id for header in batch.headers]
+    if seen.keys().isdisjoint(names) and len(set(names)) == len(names):
+        seen.update(dict.fromkeys(names, str(path)))
+        yield batch
+        return
+    for index, name in enumerate(names):
+        if name in seen:
+            remedy = f"It stands in {seen[name]} already. Give each episode of an archive its own id."
+            place = Place(file=str(path), episode=name, field="episode_id")
+            yield RecordError("the episode_id is repeated", remedy=remedy, place=place)
+        else:
+            seen[name] = str(path)
+            yield select(batch, [index])
 
 
 def open_archive(path: str | Path) -> Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
@@ -45,6 +46,14 @@ def member(batch: Batch, index: int, suffix: str) -> bytes:
     line = encode(batch, index)
     check_size(len(line), "the episode")
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
+
+
+def from_member(content: bytes, suffix: str) -> Batch:
+    """The episode of bytes that `member` made; `RecordError` where they are cut off or damaged."""
+    try:
+        return decode(b"".join(_split(_pieces(BytesIO(content), suffix), separator=b"")))
+    except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise RecordError(f"cannot be decompressed: {error}", remedy=REMEDY_BROKEN) from None
 
 
 _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {

@@ -13,9 +13,10 @@ from typing import IO, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from safevla_bench.archive import groups
 from safevla_bench.archive.columns import REALS, SCHEMA, table
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
-from safevla_bench.archive.rows import Row, decode
+from safevla_bench.archive.rows import decode
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, select
 
@@ -50,14 +51,17 @@ def _groups(sizes: list[int]) -> Iterator[list[int]]:
 
 
 def read(path: Path) -> Iterator[Batch | RecordError]:
-    """The episodes of one file in order, each a batch of one, or the error of its row (`line` counts rows from 1)."""
+    """The episodes of one file in order, a batch a row group; of a group that is not valid as a whole, row by row.
+
+    An invalid row is its error, whose `line` counts rows from 1.
+    """
     with path.open("rb") as stream:
         try:
-            for number, row in enumerate(_rows(stream), start=1):
+            for first, rows in _groups_of(stream):
                 try:
-                    yield decode(row)
-                except RecordError as error:
-                    yield error.at(Place(file=str(path), line=number))
+                    yield groups.decode(rows)
+                except groups.Odd:
+                    yield from _one_by_one(path, first, rows)
         except RecordError as error:
             yield error.at(Place(file=str(path)))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: pyarrow's word for a damaged file
@@ -65,15 +69,27 @@ def read(path: Path) -> Iterator[Batch | RecordError]:
             yield RecordError(f"cannot be read: {problem}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
 
 
-def _rows(stream: IO[bytes]) -> Iterator[Row]:
-    """The rows of a file. What it says of single columns is not asked: pyarrow aborts where that is damaged."""
+def _one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
+    for k in range(rows.num_rows):
+        try:
+            yield decode({name: rows.column(name)[k] for name in rows.schema.names})
+        except RecordError as error:
+            yield error.at(Place(file=str(path), line=first + k))
+
+
+def _groups_of(stream: IO[bytes]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The row groups of a file, each with its first row's number.
+
+    What the file says of single columns is not asked: pyarrow aborts where that is damaged.
+    """
+    first = 1
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
         _check_columns(file.schema_arrow)
         for group in range(file.num_row_groups):
             check_size(file.metadata.row_group(group).total_byte_size, "a row group")
-            for batch in file.read_row_group(group).to_batches():
-                for k in range(batch.num_rows):
-                    yield {name: batch.column(name)[k] for name in batch.schema.names}
+            for rows in file.read_row_group(group).to_batches():
+                yield first, rows
+                first += rows.num_rows
 
 
 def _check_columns(schema: pa.Schema) -> None:

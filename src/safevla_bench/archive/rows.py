@@ -17,6 +17,8 @@ from safevla_bench.trajectory import Batch, ContactList, Recording, from_recordi
 
 Row = Mapping[str, Any]
 """Column -> Arrow scalar, by the schema in `columns`."""
+SAID = (*HEADER.names, "bodies", "records")
+"""Columns that hold one value, or one small table, an episode."""
 _REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 _LAST = {"eef_pos_m": 3, "eef_quat_wxyz": 4, "body_pos_m": 3, "body_quat_wxyz": 4}
@@ -50,15 +52,17 @@ def _refuse(problem: str, remedy: str, field: str, step: int | None = None) -> N
     raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
-def _recording(row: Row) -> Recording:
-    said = {name: row[name].as_py() for name in HEADER.names if name in row}
-    given = {name: value for name, value in said.items() if value is not None or name == "target_object"}
+def said(row: Mapping[str, Any]) -> dict[str, object]:
+    """What a row says once, as the values of a cover; `row` holds its columns as plain values."""
+    given = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
     if "versions" in given:
         given["versions"] = _object(given["versions"], "versions")
-    bodies = [(body or {}).get("name") for body in row["bodies"].as_py() or ()]
-    roles = [(body or {}).get("role") for body in row["bodies"].as_py() or ()]
-    given["body_roles"] = _object(list(zip(bodies, roles, strict=True)), "bodies")
-    first = read_cover({**given, "records": row["records"].as_py()})
+    bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
+    return {**given, "body_roles": _object(bodies, "bodies"), "records": row["records"]}
+
+
+def _recording(row: Row) -> Recording:
+    first = read_cover(said({name: row[name].as_py() for name in SAID if name in row}))
     contacts = _contacts(row, first.records)
     text = row["extra"].as_py() if "extra" in row else None
     host_fields = extra.from_text(text.encode(), first.records, len(contacts.record) if contacts else 0) if text else {}

@@ -22,12 +22,20 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "rollout": ("running", "Roll out policies and record them, without judging."),
     "score": ("judging", "Judge recorded episodes and write scores and a report."),
     "report": ("judging", "Write the HTML report of recorded episodes to one file."),
+    "tables": ("tabling", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
+    "export": ("tabling", "Export results: the authors' CSV columns, or a submission."),
     "episodes": ("looking", "List judged episodes: filter them, sort them, find the bad ones."),
     "show": ("looking", "Explain one episode: what it broke, when, which bodies, by how much."),
     "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
+    "compare": ("comparing", "Compare policies on the same episodes: differences, intervals, tests."),
+    "sensitivity": ("comparing", "See how far the numbers depend on the thresholds."),
+    "samplesize": ("comparing", "Plan how many episodes it takes to see a difference."),
+    "gate": ("gating", "Pass or fail a run by its numbers, for continuous integration."),
+    "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
     "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
+    "tags": ("tagging", "Propose tags for task files of your own."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "validate": ("contract", "Check archives against the trajectory contract."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),
@@ -45,7 +53,8 @@ Examples:
   safevla specs --explain held_object_tilt_world_15deg
 
 \b
-Exit codes: 0 done, 2 wrong input, 4 done with crashed episodes, 130 interrupted.
+Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate cannot be told, 4 done with crashed episodes,
+130 interrupted.
 """
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluate, runs
+from safevla_bench.baseline import baseline
+from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
-from safevla_bench.report import tables
+from safevla_bench.report import cautioning, tables
+from safevla_bench.report.catalogue import ABLATED
 from safevla_bench.report.render import text
 
 
@@ -51,8 +54,20 @@ def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
     click.echo(text(tables.main(cells, total, privileged=judged.privileged, standin=judged.standin)))
+    warn(judged)
+    if judged.ablated:
+        click.echo(ABLATED)
     if judged.interrupted:
-        click.echo("An interrupted run is among these: the numbers cover only the episodes that it finished.")
+        click.echo(evaluate.INTERRUPTED)
     skipped = judged.scores.provenance.get("skipped")
     if isinstance(skipped, list) and skipped:
         click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")
+
+
+def warn(judged: evaluate.Judged) -> None:
+    """Print which limits doing nothing breaks, where the episodes hold such a baseline."""
+    found = baseline(judged.scores)
+    for line in cautioning.warning(found):
+        click.echo(f"warning: {printable(line)}")
+    if found.floors:
+        click.echo(f"\n{text(cautioning.table(found))}")

@@ -24,6 +24,9 @@ _JUDGE = [
                  help="What a host is taken to measure, such as libero-full; for its benchmarks only. Repeatable."),
     click.option("--missing", type=click.Choice(["error", "deactivate"]), default="error", show_default=True,
                  help="An active specification whose fields a record lacks: stop, or leave it out with that reason."),
+    click.option("--applicability", type=click.Choice(["on", "off"]), default="on", show_default=True,
+                 help="off: judge every specification whose signals exist, as if there were no tags. An ablation; "
+                      "not to be published."),
 ]  # fmt: skip
 
 
@@ -38,6 +41,7 @@ def judge_options(command: F) -> F:
             registry=given.pop("registry"),
             capabilities=given.pop("capabilities"),
             missing=given.pop("missing"),
+            applicability=given.pop("applicability"),
         )
         return command(*args, judge=judge, **given)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from safevla_bench.metrics import Rate, Summary
+from safevla_bench.metrics import Rate, Summary, judged
 from safevla_bench.report.numbers import fixed, percent
 from safevla_bench.report.tables import policy_name
 
@@ -22,38 +22,45 @@ def headline(cells: Sequence[Summary], aggregate: Summary) -> Headline:
     """What the summaries say about safety, in words and with the interval that goes with them."""
     if not aggregate.n:
         return Headline(f"It cannot be said: {_nothing(aggregate)}.", _lost(aggregate))
-    if not _judged(aggregate):
+    if not judged(aggregate):
         many = _count(aggregate.n, "episode")
         return Headline(f"It cannot be said: no specification reached a verdict in {many}.", _lost(aggregate))
     rates = _by_policy(cells)
-    answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())))
-    return Headline(answer, (*_successes(aggregate), *_uncertainty(rates), *_lost(aggregate)))
+    unjudged = [cell for cell in cells if cell.n and not judged(cell)]
+    answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), _whose(rates, unjudged))
+    return Headline(answer, (*_silent(unjudged), *_successes(cells), *_uncertainty(rates), *_lost(aggregate)))
 
 
 def _nothing(aggregate: Summary) -> str:
     return "no episode was scored" if aggregate.outcomes else "there are no episodes"
 
 
-def _judged(cell: Summary) -> bool:
-    return any(spec.active > spec.vacuous for spec in cell.specs if spec.tier == "safe")
-
-
 def _by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    """Safety of each policy over all its suites, from the counts."""
+    """Safety of each policy over all its suites, from the counts; without cells in which nothing reached a verdict."""
     found: dict[str, Rate] = {}
-    for cell in (cell for cell in cells if cell.n):
+    for cell in (cell for cell in cells if cell.n and judged(cell)):
         before = found.get(policy_name(cell), Rate.of(0, 0))
         mine = cell.rates["safety"]
         found[policy_name(cell)] = Rate.of(before.count + mine.count, before.n + mine.n)
     return found
 
 
-def _single(safety: Rate) -> str:
+def _whose(rates: dict[str, Rate], unjudged: Sequence[Summary]) -> str:
+    """Whose episodes the numbers are about, where others are beside them about which nothing can be said."""
+    return f" of {next(iter(rates))}" if unjudged else ""
+
+
+def _silent(unjudged: Sequence[Summary]) -> tuple[str, ...]:
+    names = [f"{policy_name(cell)} on {cell.suite} ({_count(cell.n, 'episode')})" for cell in unjudged]
+    return (f"No specification reached a verdict for {', '.join(names)}: no number here counts them.",) if names else ()
+
+
+def _single(safety: Rate, whose: str) -> str:
     unsafe = safety.n - safety.count
     if not unsafe:
-        return f"No safety limit was broken in {_count(safety.n, 'episode')}; {_at_most(safety)}."
+        return f"No safety limit was broken in {_count(safety.n, 'episode')}{whose}; {_at_most(safety)}."
     return (
-        f"No: {unsafe} of {_count(safety.n, 'episode')} broke a safety limit. Safety is {_percent(safety)}, "
+        f"No: {unsafe} of {_count(safety.n, 'episode')}{whose} broke a safety limit. Safety is {_percent(safety)}, "
         f"with a 95 % interval from {_span(safety)} %."
     )
 
@@ -85,8 +92,9 @@ def _all(word: str, count: int) -> str:
     return f"{word} {'of the ' if word == 'None' else ''}{count} policies"
 
 
-def _successes(aggregate: Summary) -> tuple[str, ...]:
-    unsafe = aggregate.rates["p_unsafe_given_success"]
+def _successes(cells: Sequence[Summary]) -> tuple[str, ...]:
+    rates = [cell.rates["p_unsafe_given_success"] for cell in cells if judged(cell)]
+    unsafe = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     if not unsafe.n:
         return ("No episode succeeded.",)
     if not unsafe.count:

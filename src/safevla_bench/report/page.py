@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from safevla_bench.inert import inert
+from safevla_bench.baseline import baseline
 from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report import tables, views
+from safevla_bench.report import cautioning, tables, views
 from safevla_bench.report.headline import headline
 from safevla_bench.report.numbers import NONE, fixed, short, unit_text, with_unit
 from safevla_bench.report.tables import policy_name
+from safevla_bench.report.templating import content_security_policy, environment, style
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.specs import Library
 from safevla_bench.trajectory import Batch
@@ -42,18 +37,21 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
     marked = frozenset(_privileged(provenance))
     skipped = _texts(provenance.get("skipped"))
     standin = _texts(provenance.get("standin_assets"))
-    style = _style()
+    floor, sheet = baseline(scores), style()
     return (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
             title=title,
-            policy=_policy(style),
-            style=Markup(style),  # our own file, not anybody's text
+            policy=content_security_policy(sheet),
+            style=Markup(sheet),  # our own file, not anybody's text
             headline=headline(found, total),
             total=total,
+            ablated=provenance.get("applicability") == "off",
             privileged=sorted(marked & {policy_name(cell) for cell in found}),
             standin=standin,
+            warnings=cautioning.warning(floor),
+            floor=cautioning.table(floor),
             outcomes=[views.outcome(cell, cell.policy in marked) for cell in found],
             main=tables.main(found, total, privileged=marked, standin=standin),
             violations=[views.violations(cell) for cell in found if cell.n],
@@ -67,36 +65,6 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
             provenance=[pair for pair in _flat(provenance) if pair[0] != "skipped"],
         )
     )
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("safevla_bench.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: inert(value) if type(value) is str else value,
-    )
-    environment.filters["parted"] = _parted
-    return environment
-
-
-def _parted(name: str) -> Markup:
-    """A name that may be broken where its parts meet."""
-    return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", inert(name)))
-
-
-@cache
-def _style() -> str:
-    return resources.files(__package__).joinpath("templates", "page.css").read_text(encoding="utf-8")
-
-
-def _policy(style: str) -> str:
-    """The Content-Security-Policy: nothing but this style sheet and images in the page itself."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 # What was privileged

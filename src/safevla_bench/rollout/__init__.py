@@ -1,7 +1,25 @@
-"""Running policies: what to run (`plan`), one episode (`episode`), all of them (`dispatch`)."""
+"""Running policies: what to run (`plan`), one episode (`episode`), all of them (`dispatch`, `workers`)."""
 
-from safevla_bench.rollout.dispatch import Observer, run_all
+from safevla_bench.rollout.dispatch import Finished, Observer, run_all
 from safevla_bench.rollout.episode import Outcome, run_episode
+from safevla_bench.rollout.estimate import Estimate, estimate
 from safevla_bench.rollout.plan import PRESET, Planned, Protocol, plan, protocol
+from safevla_bench.rollout.worker import Cast
+from safevla_bench.rollout.workers import run_workers
 
-__all__ = ["PRESET", "Observer", "Outcome", "Planned", "Protocol", "plan", "protocol", "run_all", "run_episode"]
+__all__ = [
+    "PRESET",
+    "Cast",
+    "Estimate",
+    "Finished",
+    "Observer",
+    "Outcome",
+    "Planned",
+    "Protocol",
+    "estimate",
+    "plan",
+    "protocol",
+    "run_all",
+    "run_episode",
+    "run_workers",
+]

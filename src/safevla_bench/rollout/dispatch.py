@@ -1,18 +1,27 @@
-"""All planned episodes, one after another; an environment is made once for the episodes of a task."""
+"""All planned episodes in this process; what every other engine is measured against.
+
+An engine takes the episodes that are to be run and yields each as it ends, in any order; `RunWriter` puts them into the
+order of the plan, so that no engine can change a byte of a complete run. `workers` is the other engine here.
+"""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Protocol
 
-from safevla_bench.interface import Host, HostEnv, Policy
-from safevla_bench.rollout.episode import Outcome, run_episode
+from safevla_bench.archive import jsonl
+from safevla_bench.errors import SafevlaError
+from safevla_bench.interface import Host, HostEnv, Policy, Task
+from safevla_bench.rollout.episode import OnStep, Outcome, run_episode
 from safevla_bench.rollout.plan import Planned
+
+_FRAME = ".jsonl.zst"
 
 
 class Observer(Protocol):
-    """Watches a run; it changes nothing."""
+    """Watches a run; it changes nothing. Workers tell of every twentieth step."""
 
     def started(self, episodes: Sequence[Planned]) -> None: ...
 
@@ -21,38 +30,90 @@ class Observer(Protocol):
     def finished(self, outcome: Outcome) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An outcome as it travels between processes and into a file: its record is a compressed frame."""
+
+    planned: Planned
+    outcome: str
+    steps: int
+    frame: bytes | None
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Finished:
+        frame = None if outcome.batch is None else jsonl.member(outcome.batch, 0, _FRAME)
+        return cls(outcome.planned, outcome.outcome, outcome.steps, frame, outcome.reason)
+
+    def opened(self) -> Outcome:
+        """The outcome with its record read again."""
+        batch = None if self.frame is None else jsonl.from_member(self.frame, _FRAME)
+        return Outcome(self.planned, self.outcome, self.steps, batch, self.reason)
+
+
+class Stage:
+    """The one environment of a process: kept for the episodes of a policy and task, made anew for others and after a
+    crash.
+    """
+
+    def __init__(self, host: Host, policies: Mapping[str, Policy]) -> None:
+        self._host, self._policies = host, policies
+        self._env: HostEnv | None = None
+        self._made_for: tuple[str, Task] | None = None
+
+    def play(self, planned: Planned, on_step: OnStep | None = None) -> Outcome:
+        """Run one episode; raises `SafevlaError` where the host cannot be used, all else is the outcome `crashed`."""
+        policy = self._policies[planned.policy]
+        try:
+            env = self._environment(planned, policy)
+        except SafevlaError:
+            raise
+        except Exception:  # a simulator can raise anything; the run goes on without this episode
+            return Outcome(planned, "crashed", 0, None, traceback.format_exc())
+        outcome = run_episode(env, policy, planned, on_step)
+        if outcome.outcome == "crashed":
+            self._discard()
+        return outcome
+
+    def close(self) -> None:
+        """Close the environment; its place can be taken by another."""
+        env, self._env = self._env, None
+        if env:
+            env.close()
+
+    def _environment(self, planned: Planned, policy: Policy) -> HostEnv:
+        if self._made_for != (planned.policy, planned.task):
+            self.close()
+        if self._env is None:
+            self._env = self._host.make(planned.task, policy.wants)
+            self._made_for = (planned.policy, planned.task)
+        return self._env
+
+    def _discard(self) -> None:
+        """Close an environment that raised; it may raise again, and what matters is already recorded."""
+        try:
+            self.close()
+        except Exception:
+            return
+
+
 def run_all(
     host: Host, episodes: Sequence[Planned], policies: Mapping[str, Policy], observer: Observer | None = None
 ) -> Iterator[Outcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run."""
     if observer:
         observer.started(episodes)
-    for (name, task), group in groupby(episodes, key=lambda planned: (planned.policy, planned.task)):
-        policy, env = policies[name], None
-        try:
-            for planned in group:
-                env = env or host.make(task, policy.wants)
-                outcome = _one(env, policy, planned, observer)
-                if outcome.outcome == "crashed":
-                    _discard(env)
-                    env = None
-                yield outcome
-        finally:
-            if env:
-                env.close()
+    stage = Stage(host, policies)
+    try:
+        for planned in episodes:
+            yield _one(stage, planned, observer)
+    finally:
+        stage.close()
 
 
-def _one(env: HostEnv, policy: Policy, planned: Planned, observer: Observer | None) -> Outcome:
+def _one(stage: Stage, planned: Planned, observer: Observer | None) -> Outcome:
     if observer is None:
-        return run_episode(env, policy, planned)
-    outcome = run_episode(env, policy, planned, on_step=lambda steps: observer.stepped(planned, steps))
+        return stage.play(planned)
+    outcome = stage.play(planned, on_step=lambda steps: observer.stepped(planned, steps))
     observer.finished(outcome)
     return outcome
-
-
-def _discard(env: HostEnv) -> None:
-    """Close an environment that raised; it may raise again, and what matters is already recorded."""
-    try:
-        env.close()
-    except Exception:
-        return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
+A = TypeVar("A", bound=NDArray[Any])
 
 
 class Reading:
@@ -22,6 +23,17 @@ class Reading:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
+        self._found: dict[tuple[str, str], Any] = {}
+
+    def once(self, kind: str, name: str, compute: Callable[[Reading], A]) -> A:
+        """`compute` of this reading, computed the first time it is asked for; read-only."""
+        key = (kind, name)
+        if key not in self._found:
+            found = compute(self).view()
+            found.flags.writeable = False
+            self._found[key] = found
+        kept: A = self._found[key]
+        return kept
 
     @cached_property
     def first(self) -> Ints:
@@ -126,7 +138,7 @@ class Reading:
 
     def lacks(self, field: str) -> Bools:
         """The episodes whose record lacks a field of `FIELDS`, [E]."""
-        return FIELDS[field](self)
+        return self.once("lacks", field, FIELDS[field])
 
     def _held_lacks(self, poses: Poses) -> Bools:
         """One record whose held target is unknown or has no pose makes the field missing for the whole episode."""

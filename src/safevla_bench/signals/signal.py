@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +37,22 @@ SIGNALS: Mapping[str, Signal] = _REGISTERED
 def signal(
     *, unit: str, reads: tuple[str, ...], boolean: bool = False
 ) -> Callable[[Callable[[Reading], Values]], Callable[[Reading], Values]]:
-    """Register a function as the signal of its name; the first line of its docstring is the meaning."""
+    """Register a function as the signal of its name, computed once a reading.
+
+    The first line of its docstring is the meaning.
+    """
     unknown = set(reads) - set(FIELDS)
     assert not unknown, unknown
 
     def register(compute: Callable[[Reading], Values]) -> Callable[[Reading], Values]:
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, meaning, compute)
-        return compute
+
+        @wraps(compute)
+        def once(reading: Reading) -> Values:
+            return reading.once("signal", name, compute)
+
+        _REGISTERED[name] = Signal(name, unit, reads, boolean, meaning, once)
+        return once
 
     return register

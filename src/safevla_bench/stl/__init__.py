@@ -22,12 +22,14 @@ from safevla_bench.stl.formula import (
     to_text,
 )
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, Verdict, judge, robustness, trajectory_robustness
+from safevla_bench.stl.robustness import Clause, Trace, Verdict, clause_of, judge, robustness, trajectory_robustness
+from safevla_bench.stl.violating import violating
 
 __all__ = [
     "Always",
     "And",
     "BooleanSignal",
+    "Clause",
     "Compare",
     "Eventually",
     "Formula",
@@ -39,6 +41,7 @@ __all__ = [
     "Verdict",
     "Window",
     "boolean_only",
+    "clause_of",
     "deciding",
     "holds_placeholder",
     "judge",
@@ -48,4 +51,5 @@ __all__ = [
     "substitute",
     "to_text",
     "trajectory_robustness",
+    "violating",
 ]

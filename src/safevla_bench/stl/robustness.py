@@ -31,7 +31,7 @@ from safevla_bench.stl.formula import (
 from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Ints, first_true, fold_ranges, is_crisp
 from safevla_bench.stl.trace import Trace
 
-__all__ = ["Trace", "Verdict", "judge", "robustness", "trajectory_robustness"]
+__all__ = ["Clause", "Trace", "Verdict", "clause_of", "judge", "robustness", "trajectory_robustness"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
     """
     rho = np.empty(len(trace))
     for episodes, part in alike(formula, trace):
-        clause = _clause(formula)
+        clause = clause_of(formula)
         rho[episodes] = _measure(clause, part).rho if clause else margins(evaluate(formula, part, at_start=True))
     return rho
 
@@ -99,7 +99,7 @@ def alike(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
 
 
 def _judge(formula: Formula, trace: Trace) -> Verdict:
-    clause = _clause(formula)
+    clause = clause_of(formula)
     if clause:
         return _measure(clause, trace).verdict(trace)
     unknown = np.full(len(trace), np.nan)
@@ -132,7 +132,9 @@ def _since_start(rows: Ints, trace: Trace) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class _Clause:
+class Clause:
+    """G(signal below or above a bound), perhaps behind a gate: its worst signal value decides its margin."""
+
     window: Window
     gate: Formula | None
     predicate: Compare
@@ -141,7 +143,8 @@ class _Clause:
     upper: bool
 
 
-def _clause(formula: Formula) -> _Clause | None:
+def clause_of(formula: Formula) -> Clause | None:
+    """The formula as a clause, None where it has another shape."""
     match formula:
         case Always(window, Implies(gate, Compare() as predicate)):
             return _one_sided(window, gate, predicate)
@@ -151,13 +154,13 @@ def _clause(formula: Formula) -> _Clause | None:
             return None
 
 
-def _one_sided(window: Window, gate: Formula | None, predicate: Compare) -> _Clause | None:
+def _one_sided(window: Window, gate: Formula | None, predicate: Compare) -> Clause | None:
     below = predicate.operator in ("<", "<=")
     match predicate:
         case Compare(_, Signal(name), bound) if not _reads(bound):
-            return _Clause(window, gate, predicate, name, float(number(bound, None)), below)
+            return Clause(window, gate, predicate, name, float(number(bound, None)), below)
         case Compare(_, bound, Signal(name)) if not _reads(bound):
-            return _Clause(window, gate, predicate, name, float(number(bound, None)), not below)
+            return Clause(window, gate, predicate, name, float(number(bound, None)), not below)
         case _:
             return None
 
@@ -170,7 +173,7 @@ def _reads(expression: Expression) -> bool:
 class _Measured:
     """A clause over a trace: rho [E], extreme [E], and what `first_violation` needs."""
 
-    clause: _Clause
+    clause: Clause
     rho: Floats
     extreme: Floats
     opened: Bools | None
@@ -186,7 +189,7 @@ class _Measured:
         return Verdict(self.rho, self.extreme, _since_start(first_true(failing, self.lo, self.hi), trace))
 
 
-def _measure(clause: _Clause, trace: Trace) -> _Measured:
+def _measure(clause: Clause, trace: Trace) -> _Measured:
     """The worst value first, and the margin of that one value.
 
     Rounding is monotone, so the margin of the worst value is, bit for bit, the worst margin: no array of margins.
@@ -203,7 +206,7 @@ def _measure(clause: _Clause, trace: Trace) -> _Measured:
     return _Measured(clause, rho, worst, opened, lo, hi)
 
 
-def _worst(clause: _Clause, opened: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
+def _worst(clause: Clause, opened: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
     """The worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E].
 
     The records are cut into pieces that are open or closed throughout, and inside or outside a window where open. One

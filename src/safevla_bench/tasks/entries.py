@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,6 +135,16 @@ class Registry:
         entry = self.entry(benchmark, task_id)
         return self._measured(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
+    @property
+    def digest(self) -> str:
+        """sha256, in hexadecimal, of all tags: what decides which specifications apply; wording leaves it alone."""
+        tasks = [[*key, *_tagged(entry)] for key, entry in sorted(self.tasks.items())]
+        families = [[family.entry.benchmark, family.patterns, *_tagged(family.entry)] for family in self.families]
+        suites = [[one.name, one.host, one.capabilities, one.task_names] for one in self.benchmarks.values()]
+        sets = [[one.name, one.host, sorted(one.tags)] for one in self.capability_sets.values()]
+        content = json.dumps([tasks, families, sorted(suites), sorted(sets)], separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
     def _measured(self, entry: TaskEntry, capabilities: Sequence[str]) -> frozenset[str]:
         suite = self.benchmarks.get(entry.benchmark)
         asked = [self._capability_set(name) for name in capabilities]
@@ -164,7 +175,7 @@ class Registry:
         return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _what_to_add(self, benchmark: str, task_id: str) -> str:
-        lines = ["pass --registry FILE with a TOML file that holds:"]
+        lines = ["pass --registry FILE (`safevla tags propose --bddl TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)
             host = json.dumps(benchmark)
@@ -178,3 +189,9 @@ def _instruction(name: str) -> str | None:
     """The instruction in a task name of LIBERO; of other names, none."""
     scene = _SCENE.match(name)
     return name[scene.end() :].replace("_", " ") if scene else None
+
+
+def _tagged(entry: TaskEntry) -> list[list[str] | None]:
+    """All tags of an entry, in a canonical form."""
+    measured = None if entry.capabilities is None else sorted(entry.capabilities)
+    return [sorted(entry.tags), sorted(entry.object_tags), measured]

@@ -1,0 +1,94 @@
+"""`safevla figures`: drawings of judged episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from safevla_bench import evaluate
+from safevla_bench.cli import printable
+from safevla_bench.cli.judging import warn
+from safevla_bench.cli.options import judge_options, skip_option, sources_argument
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import write_atomically
+from safevla_bench.report import figures as drawing
+from safevla_bench.trajectory import empty
+
+
+def _names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+    """What turns names with commas between them into names of a known set, each once, in the order given."""
+
+    def split(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+        asked = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        unknown = [name for name in asked if name not in known]
+        if unknown or not asked:
+            wrong = f"{unknown[0]!r} is none of them" if unknown else "name at least one"
+            raise click.BadParameter(f"{wrong}: {', '.join(known)}", context, parameter)
+        return asked
+
+    return split
+
+
+_WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.Form)
+_EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.shows}" for name, kind in drawing.FIGURES.items())])
+
+
+@click.command("figures", epilog=_EPILOG)
+@sources_argument
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
+@click.option(
+    "--which",
+    callback=_names(_WHICH),
+    default=",".join(_WHICH),
+    metavar="NAMES",
+    help="Which figures, with commas between; all by default.",
+)
+@click.option(
+    "--format",
+    "forms",
+    callback=_names(_FORMS),
+    default="svg,pdf,png",
+    show_default=True,
+    metavar="FORMS",
+    help="Which forms, with commas between.",
+)
+@click.option("--pooled", is_flag=True, help="Tradeoff: add up a policy's suites instead of one panel a suite.")
+@click.option("--progress", is_flag=True, help="Onset: percent of each episode instead of seconds.")
+@judge_options
+@skip_option
+def figures_command(
+    sources: tuple[Path, ...],
+    out: Path,
+    which: tuple[str, ...],
+    forms: tuple[drawing.Form, ...],
+    pooled: bool,
+    progress: bool,
+    judge: evaluate.Judge,
+    skip_invalid: bool,
+) -> None:
+    """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
+
+    The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
+    it breaks are named, since every policy may be charged for them.
+    """
+    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+    shown = drawing.Shown(judged.scores, judged.batch or empty(), pooled=pooled, progress=progress)
+    _folder(out)
+    for name in which:
+        figure = drawing.FIGURES[name].make(shown)
+        for form in forms:
+            write_atomically(out / f"{name}.{form}", drawing.rendered(figure, form))
+        click.echo(printable(f"{out / name}  {drawing.FIGURES[name].shows}"))
+    warn(judged)
+    click.echo(printable(f"{len(which) * len(forms)} files in {out}: {', '.join(forms)} of each."))
+
+
+def _folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "Choose an --out that can be written to."
+        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(out))) from None

@@ -1,0 +1,25 @@
+"""Comparing policies: on the same episodes where they were run so, else as independent samples."""
+
+from __future__ import annotations
+
+from safevla_bench.compare.comparison import Comparison, Metric, Scope, Standing, compare
+from safevla_bench.compare.contrast import METRICS, Difference, How, Test
+from safevla_bench.compare.entrants import Entrant, entrants, named_apart
+from safevla_bench.compare.pairing import Paired, pair
+
+__all__ = [
+    "METRICS",
+    "Comparison",
+    "Difference",
+    "Entrant",
+    "How",
+    "Metric",
+    "Paired",
+    "Scope",
+    "Standing",
+    "Test",
+    "compare",
+    "entrants",
+    "named_apart",
+    "pair",
+]

@@ -1,0 +1,122 @@
+"""One policy of one source, with what a comparison needs of its episodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.scores import Absent, Scores
+from safevla_bench.trajectory import Header
+
+UNNAMED = "(unnamed)"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One policy's judged episodes, [n]; `lost` are those outside n: crashed ones, and stopped ones."""
+
+    name: str
+    source: str
+    headers: tuple[Header, ...]
+    success: NDArray[np.bool_]
+    safe: NDArray[np.bool_]
+    vsi: NDArray[np.float64]
+    lost: tuple[Absent, ...] = ()
+    protocol: Mapping[str, object] | None = None
+    privileged: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """`sr`, `safety`, `sbu` or `vsi` of each episode; proportions as 0 and 1."""
+        found = {"sr": self.success, "safety": self.safe, "sbu": self.success & ~self.safe, "vsi": self.vsi}[metric]
+        return found.astype(np.float64)
+
+    def select(self, index: NDArray[np.int64]) -> Entrant:
+        """These episodes, in this order."""
+        return replace(
+            self,
+            headers=tuple(self.headers[k] for k in index),
+            success=self.success[index],
+            safe=self.safe[index],
+            vsi=self.vsi[index],
+        )
+
+
+def entrants(
+    scores: Scores,
+    headers: Sequence[Header],
+    source: str = "",
+    *,
+    protocol: Mapping[str, object] | None = None,
+    privileged: Sequence[str | None] = (),
+) -> list[Entrant]:
+    """The policies of one source, in order of first appearance.
+
+    Args:
+        scores: what the judge said.
+        headers: of the same episodes, in the same order.
+        source: where they come from, to tell two of one name apart.
+        protocol: how the run folder's episodes were started and ended.
+        privileged: the policies that saw state which no real robot has.
+    """
+    policies = dict.fromkeys([*scores.policy, *(one.policy for one in scores.absent)])
+    return [
+        _entrant(scores, headers, policy, source, protocol=protocol, privileged=policy in privileged)
+        for policy in policies
+    ]
+
+
+def _entrant(
+    scores: Scores,
+    headers: Sequence[Header],
+    policy: str | None,
+    source: str,
+    *,
+    protocol: Mapping[str, object] | None,
+    privileged: bool,
+) -> Entrant:
+    mine = np.array([one == policy for one in scores.policy], dtype=np.bool_)
+    index = [int(e) for e in np.flatnonzero(mine & scores.counted)]
+    stopped = tuple(_stopped(headers[e]) for e in np.flatnonzero(mine & ~scores.counted).tolist())
+    return Entrant(
+        name=policy or UNNAMED,
+        source=source,
+        headers=tuple(headers[e] for e in index),
+        success=scores.success[index],
+        safe=scores.safe[index],
+        vsi=scores.vsi[index],
+        lost=(*(one for one in scores.absent if one.policy == policy), *stopped),
+        protocol=protocol,
+        privileged=privileged,
+        versions={name: version for e in index for name, version in (headers[e].versions or {}).items()},
+    )
+
+
+def _stopped(header: Header) -> Absent:
+    return Absent(
+        episode_id=header.episode_id,
+        benchmark=header.benchmark,
+        task_id=header.task_id,
+        policy=header.policy,
+        outcome=header.result,
+        init_state_index=header.init_state_index,
+        seed=header.seed,
+    )
+
+
+def named_apart(found: Sequence[Entrant]) -> list[Entrant]:
+    """The same, with names that differ: those of one policy get their source, and a number where that is one too."""
+    named = _told_apart(found, [f"{one.name} ({one.source})" for one in found])
+    return _told_apart(named, [f"{one.name} #{k}" for k, one in enumerate(named, 1)])
+
+
+def _told_apart(found: Sequence[Entrant], longer: Sequence[str]) -> list[Entrant]:
+    times = Counter(one.name for one in found)
+    return [replace(one, name=name) if times[one.name] > 1 else one for one, name in zip(found, longer, strict=True)]

@@ -1,0 +1,141 @@
+"""The look of all figures: one style that no user setting changes, colours safe for colour-blind readers, and sizes.
+
+Every series has a colour and a marker or line of its own, so that it can be told without colour. Text is DejaVu Sans,
+which comes with matplotlib; characters that it lacks are shown as U+FFFD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib import font_manager
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+
+from safevla_bench.inert import inert
+
+WIDTH_IN = 3.5
+"""A column of a two-column paper."""
+BODY, SMALL = 7.0, 6.0
+"""Sizes of text in points."""
+INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
+# Okabe and Ito's palette with a grey in place of its yellow, too pale on white; neighbours differ in lightness.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+Dash = Literal["-"] | tuple[float, tuple[float, ...]]
+DASHES: tuple[Dash, ...] = (
+    "-",
+    (0, (4, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1.2, 1, 1.2)),
+    (0, (2, 1)),
+    (0, (7, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (1, 2.5)),
+)
+_OTHERS = ("backend", "interactive", "toolbar", "timezone", "docstring", "webagg", "tk", "date.epoch", "figure.raise",
+           "figure.max_open", "savefig.directory", "keymap", "animation", "macosx")  # fmt: skip
+_OURS: Mapping[str, object] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": BODY,
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.labelsize": BODY,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": BODY,
+    "ytick.labelsize": BODY,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "grid.color": LINE,
+    "grid.linewidth": 0.4,
+    "hatch.linewidth": 0.4,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "safevla-bench",
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+}
+
+
+@cache
+def _settings() -> Mapping[Any, Any]:
+    defaults = {name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith(_OTHERS)}
+    return {**defaults, **_OURS}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and save in here: matplotlib's defaults and ours, whatever the user has set; restored afterwards."""
+    with mpl.rc_context(dict(_settings())):
+        yield
+
+
+def colour(index: int) -> str:
+    """The colour of the series at an index."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def marker(index: int) -> str:
+    """The marker of the series at an index; with the colour it is unique among forty."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def dash(index: int) -> Dash:
+    """The line of the series at an index."""
+    return DASHES[index % len(DASHES)]
+
+
+def plain(text: str) -> str:
+    """Text that can be drawn: nothing that controls, nothing that the font lacks."""
+    return "".join(c if ord(c) in _glyphs() else "\N{REPLACEMENT CHARACTER}" for c in inert(text))
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    font = font_manager.get_font(font_manager.findfont(FontProperties(family="DejaVu Sans")))
+    return frozenset(font.get_charmap())
+
+
+@cache
+def width_pt(text: str, size: float = BODY, weight: str = "normal") -> float:
+    """How wide a text is drawn, in points."""
+    font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+
+
+def wrapped(text: str, width: float, size: float = BODY, weight: str = "normal") -> list[str]:
+    """Lines no wider than `width` points: broken where words and parts of names meet, else anywhere."""
+    lines = [""]
+    for part in _parts(text):
+        if width_pt((lines[-1] + part).rstrip(), size, weight) <= width:
+            lines[-1] += part
+            continue
+        lines += [""] if lines[-1] else []
+        for character in part:
+            if lines[-1] and width_pt(lines[-1] + character, size, weight) > width:
+                lines.append("")
+            lines[-1] += character
+    return [line.rstrip() for line in lines]
+
+
+def _parts(text: str) -> list[str]:
+    found = [""]
+    for character in text:
+        found[-1] += character
+        if character in " _/-:,":
+            found.append("")
+    return [part for part in found if part]

@@ -1,0 +1,45 @@
+"""What each worker process is given of the machine: one thread for linear algebra, and a GPU to render on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
+
+
+def environment(worker: int, given: Mapping[str, str], gpus: Sequence[str], *, cameras: bool) -> dict[str, str]:
+    """The environment of a worker by its number, from that of this process; what the user has set stays.
+
+    Several processes that each compute on all cores slow each other down. Renderers go round the GPUs.
+    """
+    own = dict(given)
+    for name in ONE_THREAD:
+        own.setdefault(name, "1")
+    if cameras and gpus:
+        own.setdefault(RENDERER, gpus[worker % len(gpus)])
+    return own
+
+
+def gpus(given: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """The numbers of the GPUs that may be used here, in order; none where they are not named by numbers."""
+    if VISIBLE in given:  # robosuite refuses a renderer outside of it
+        visible = [one.strip() for one in given[VISIBLE].split(",")]
+        return tuple(visible) if all(one.isdecimal() for one in visible) else ()
+    return _listed() or tuple(sorted(_numbers(devices), key=int))
+
+
+def _listed() -> tuple[str, ...]:
+    try:
+        ran = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(re.findall(r"^GPU (\d+):", ran.stdout, re.M)) if ran.returncode == 0 else ()
+
+
+def _numbers(devices: Path) -> list[str]:
+    found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
+    return [match[1] for match in found if match]

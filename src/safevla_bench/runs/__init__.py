@@ -1,0 +1,55 @@
+"""The run folder: everything that repeats a run, its records, its planned episodes, and what the judge said.
+
+run.json          what was asked and with which versions; facts of the day only under `volatile`
+archive/part-*    the trajectory records, parts in plan order
+episodes.parquet  every planned episode and its outcome
+manifest.json     schema version and the sha256 of each part
+scores.json, scores.parquet, report.html   written by the judge
+
+While a run is unfinished its episodes are in `.partial/` (see `journal`), and run.json says `"complete": false`.
+"""
+
+from safevla_bench.runs.folder import (
+    EPISODES,
+    MANIFEST,
+    REPORT,
+    RUN,
+    SCORES,
+    SCORES_TABLE,
+    EpisodeRow,
+    archive_parts,
+    described,
+    dump,
+    episode_rows,
+    parquet,
+    write_scores,
+)
+from safevla_bench.runs.growing import GrowingRun
+from safevla_bench.runs.journal import Entry, finished, progress
+from safevla_bench.runs.source import Source, open_source, open_sources
+from safevla_bench.runs.writing import EPISODES_A_PART, RunWriter
+
+__all__ = [
+    "EPISODES",
+    "EPISODES_A_PART",
+    "MANIFEST",
+    "REPORT",
+    "RUN",
+    "SCORES",
+    "SCORES_TABLE",
+    "Entry",
+    "EpisodeRow",
+    "GrowingRun",
+    "RunWriter",
+    "Source",
+    "archive_parts",
+    "described",
+    "dump",
+    "episode_rows",
+    "finished",
+    "open_source",
+    "open_sources",
+    "parquet",
+    "progress",
+    "write_scores",
+]

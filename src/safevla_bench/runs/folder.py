@@ -1,0 +1,135 @@
+"""The files of a run folder by name, and the tables and documents in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import write_atomically
+from safevla_bench.scores import EpisodeScore
+
+RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
+SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
+
+
+class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned episode; `reason` holds the traceback of a crash or what was wrong with an action.
+
+    None is unknown: only the owner of a loop that was recorded from outside could tell.
+    """
+
+    episode_id: str
+    policy: str
+    benchmark: str
+    task_id: str
+    episode: int
+    init_state_index: int | None
+    env_seed: int | None
+    seed: int | None
+    policy_seed: int | None
+    horizon: int | None
+    outcome: str
+    steps: int
+    reason: str | None = None
+
+
+_EPISODES_SCHEMA = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("policy", pa.string()),
+        ("benchmark", pa.string()),
+        ("task_id", pa.string()),
+        ("episode", pa.int64()),
+        ("init_state_index", pa.int64()),
+        ("env_seed", pa.int64()),
+        ("seed", pa.int64()),
+        ("policy_seed", pa.int64()),
+        ("horizon", pa.int64()),
+        ("outcome", pa.string()),
+        ("steps", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def archive_parts(folder: Path) -> list[Path]:
+    """The archive files of a complete run folder, in order."""
+    return sorted((folder / ARCHIVE).glob("part-*"))
+
+
+def described(folder: Path) -> dict[str, object]:
+    """What run.json holds; `RunError` where it is missing or damaged."""
+    path = folder / RUN
+    try:
+        loaded = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        remedy = "Restore the file, or score the files under archive/ directly."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+    if not isinstance(loaded, dict):
+        raise RunError("is not a JSON object", remedy="Restore the file.", place=Place(file=str(path)))
+    return loaded
+
+
+def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
+    """Write the table of all planned episodes."""
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_EPISODES_SCHEMA)
+    write_atomically(folder / EPISODES, parquet(table))
+
+
+def episode_rows(folder: Path) -> list[EpisodeRow]:
+    """Every planned episode of a complete run, in plan order; empty where the table is missing."""
+    path = folder / EPISODES
+    return msgspec.convert(pq.read_table(path).to_pylist(), list[EpisodeRow]) if path.exists() else []
+
+
+def write_scores(folder: Path, document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> None:
+    """Write scores.json and scores.parquet into a folder that exists."""
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_SCORES_SCHEMA)
+    write_atomically(folder / SCORES_TABLE, parquet(table))
+    write_atomically(folder / SCORES, dump(document))
+
+
+_NUMBERS = pa.map_(pa.string(), pa.float64())
+_DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])
+_SCORES_SCHEMA = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("benchmark", pa.string()),
+        ("task_id", pa.string()),
+        ("policy", pa.string()),
+        ("success", pa.bool_()),
+        ("outcome", pa.string()),
+        ("active_specs", pa.list_(pa.string())),
+        ("vacuous_specs", pa.list_(pa.string())),
+        ("inactive_specs", pa.map_(pa.string(), pa.string())),
+        ("robustness", _NUMBERS),
+        ("depth", _NUMBERS),
+        ("diagnostics", pa.map_(pa.string(), _DIAGNOSTIC)),
+        ("extreme", _NUMBERS),
+        ("safe", pa.bool_()),
+        ("sbu", pa.bool_()),
+        ("vsi", pa.float64()),
+        ("rho_min", pa.float64()),
+        ("worst_spec", pa.string()),
+        ("first_violation_step", pa.int64()),
+        ("first_violation_spec", pa.string()),
+    ]
+)
+
+
+def parquet(table: pa.Table) -> bytes:
+    """A table as the bytes of a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def dump(document: object) -> bytes:
+    """A document as JSON for people: two spaces a level."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -1,0 +1,247 @@
+"""Filling a run folder so that a kill at any instant loses at most the episodes in flight.
+
+An episode's end is one line of the journal. When all have ended, the archive, the tables and run.json are written from
+the journal, each whole or not at all, and only then the working state is removed: run.json with `"complete": true` is
+the instant at which the run is complete. Every step can be done again with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from safevla_bench import archive
+from safevla_bench.archive import jsonl
+from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.files import digest, write_atomically
+from safevla_bench.runs.folder import (
+    ARCHIVE,
+    EPISODES,
+    MANIFEST,
+    RUN,
+    EpisodeRow,
+    archive_parts,
+    described,
+    dump,
+    episode_rows,
+    write_episodes,
+)
+from safevla_bench.runs.journal import PARTIAL, SUFFIX, Entry, Journal, exists, progress
+from safevla_bench.runs.lock import LOCK, lock, unlock
+from safevla_bench.trajectory import SCHEMA_VERSION, Batch
+
+EPISODES_A_PART = 200
+"""Records in one file of the archive; a part is put together in memory."""
+_PART = "part-{:05d}" + SUFFIX
+
+
+class RunWriter:
+    """One run folder, held by this process while it is filled; a context manager.
+
+    `complete` says that there is nothing left to add; else `entries` holds the episodes that are done, by their place
+    in the plan.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
+        """Make the folder with its run.json, or continue the run in it.
+
+        Raises `RunError` where the folder holds something else, a run that is not to be resumed or that was asked for
+        differently, or where another process is writing to it.
+        """
+        self.folder = folder
+        _make(folder)
+        self._held = lock(folder)
+        self._journal: Journal | None = None
+        try:
+            self.fresh = _untouched(folder)
+            if self.fresh:
+                write_atomically(folder / RUN, dump({**description, "complete": False}))
+            else:
+                _may_continue(folder, description, resume=resume)
+            self.description = described(folder)
+            self.complete = self.description.get("complete") is True
+            if self.complete:
+                _tidy(folder)
+            else:
+                self._journal = Journal(folder)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._journal:
+            self._journal.close()
+        unlock(self.folder, self._held)
+
+    @property
+    def entries(self) -> Mapping[int, Entry]:
+        return self._journal.entries if self._journal else {}
+
+    def append(self, index: int, row: EpisodeRow, frame: bytes | None) -> None:
+        """Keep a finished episode, `index` its place in the plan; Ctrl-C waits until it is written."""
+        assert self._journal is not None
+        with _undisturbed(), _writing(self.folder):
+            self._journal.append(index, row, frame)
+
+    def reopen(self) -> None:
+        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
+        records = map(_trusted, archive.read(archive_parts(self.folder)))  # in the order of the plan
+        journal = Journal(self.folder)
+        for index, row in enumerate(episode_rows(self.folder)):
+            if row.outcome != "crashed":
+                journal.append(index, row, jsonl.member(next(records), 0, SUFFIX))
+        # Until this write the archive counts, and from then on the journal.
+        write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
+        self._journal, self.complete = journal, False
+        for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
+            stale.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Complete the run: the archive in plan order, the tables, run.json; then remove the working state."""
+        assert self._journal is not None
+        with _writing(self.folder):
+            self._complete(self._journal)
+
+    def discard(self) -> None:
+        """Remove the folder: nothing was recorded, and nothing may look as if it had been."""
+        shutil.rmtree(self.folder)
+
+    def _complete(self, journal: Journal) -> None:
+        entries = [self.entries[index] for index in sorted(self.entries)]
+        parts = _write_archive(self.folder, journal, [entry for entry in entries if entry.length])
+        write_episodes(self.folder, [entry.row for entry in entries])
+        digests = {f"{ARCHIVE}/{part.name}": digest(part) for part in parts}
+        manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": len(entries)}
+        write_atomically(self.folder / MANIFEST, dump(manifest))
+        write_atomically(self.folder / RUN, dump({**self.description, "complete": True}))
+        self.complete = True
+        self._journal = None
+        journal.close()
+        _tidy(self.folder)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder where it is missing; what is neither new nor a run is refused before it is touched."""
+    place = Place(file=str(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        foreign = not (_untouched(folder) or (folder / RUN).exists())
+    except OSError as error:
+        remedy = "Choose an --out that can be written to."
+        raise RunError(error.strerror or str(error), remedy=remedy, place=place) from None
+    if foreign:
+        remedy = "Choose another --out, or remove it first."
+        raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
+
+
+def _untouched(folder: Path) -> bool:
+    """Whether the folder is empty, but for what a run leaves that was killed before its run.json was there."""
+    names = [path.name for path in folder.iterdir()]
+    return all(name == LOCK or (name.startswith(f".{RUN}.") and name.endswith(".partial")) for name in names)
+
+
+def _may_continue(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
+    place = Place(file=str(folder))
+    held = described(folder)
+    if not resume and held.get("complete") is False:
+        remedy = f"Continue it: safevla eval --resume --out {shlex.quote(str(folder))}; or choose another --out."
+        done, planned = progress(folder)
+        problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
+        raise RunError(problem, remedy=remedy, place=place)
+    if not resume:
+        remedy = "Choose another --out, or remove it first."
+        raise RunError("the folder is not empty: it holds a run", remedy=remedy, place=place)
+    differing = list(differences(_lasting(held), _lasting(json.loads(dump(description)))))
+    if differing:
+        problem = "what is asked differs from the run that is to be resumed:\n  " + "\n  ".join(differing)
+        raise RunError(problem, remedy="Ask for the same, or choose another --out for another run.", place=place)
+
+
+def _lasting(description: Mapping[str, object]) -> dict[str, object]:
+    """What changes results."""
+    return {name: value for name, value in description.items() if name not in ("volatile", "complete")}
+
+
+def differences(held: object, asked: object, name: str = "") -> Iterator[str]:
+    """One line for each value that differs between two JSON documents."""
+    if isinstance(held, dict) and isinstance(asked, dict):
+        for key in [*held, *(key for key in asked if key not in held)]:
+            yield from differences(held.get(key), asked.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(held, list) and isinstance(asked, list) and len(held) == len(asked):
+        for place, (one, other) in enumerate(zip(held, asked, strict=True)):
+            yield from differences(one, other, f"{name}[{place}]")
+    elif held != asked:
+        yield f"{name}: the run has {json.dumps(held)}, asked is {json.dumps(asked)}"
+
+
+def _trusted(read: Batch | RecordError) -> Batch:
+    if isinstance(read, RecordError):
+        raise read
+    return read
+
+
+def _write_archive(folder: Path, journal: Journal, entries: Sequence[Entry]) -> list[Path]:
+    """Write the archive's parts from the journal's frames, as they are, and return their paths."""
+    (folder / ARCHIVE).mkdir(exist_ok=True)
+    parts: list[Path] = []
+    for first in range(0, len(entries), EPISODES_A_PART):
+        path = folder / ARCHIVE / _PART.format(len(parts))
+        write_atomically(path, b"".join(journal.frame(entry) for entry in entries[first : first + EPISODES_A_PART]))
+        parts.append(path)
+    for stale in set(archive_parts(folder)) - set(parts):
+        stale.unlink()
+    return parts
+
+
+def _tidy(folder: Path) -> None:
+    """Remove from a complete run what it needed on the way, and what killed writes have left."""
+    if exists(folder):
+        shutil.rmtree(folder / PARTIAL)
+    for left in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
+        left.unlink()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A disk that is full or gone is the user's to mend; what was kept before stays."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "Mend that, and continue with --resume."
+        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done; a second one comes through at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            raise KeyboardInterrupt
+        held.append(number)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt

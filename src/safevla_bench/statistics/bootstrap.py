@@ -1,0 +1,113 @@
+"""The percentile bootstrap of means over episodes (paper Appendix E), and over tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval
+
+RESAMPLES = 10_000
+_CHUNK = 1 << 17
+"""Indices drawn at a time: few enough to stay in the processor's cache, and memory does not grow with the episodes."""
+
+
+def bootstrap_means(
+    values: NDArray[np.float64],
+    generator: np.random.Generator,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> list[Interval | None]:
+    """Percentile bootstrap intervals of means over episodes, from the same resamples for every row.
+
+    Args:
+        values: [M, n], one row a quantity, one column an episode; NaN = the episode does not count in that mean,
+            which is then recomputed in each resample over the episodes that do.
+        generator: the source of the resamples; its state decides the result.
+        resamples: how many times the n episodes are drawn with replacement.
+        confidence: of the two-sided interval, linear percentiles.
+
+    Returns:
+        One interval a row; None where no episode counts.
+    """
+    rows, n = values.shape
+    if n == 0:
+        return [None] * rows
+    counted = ~np.isnan(values)
+    filled = np.where(counted, values, 0.0)
+    varying = [m for m in range(rows) if np.ptp(filled[m]) > 0 or not (counted[m].all() or not counted[m].any())]
+    means = _resampled(filled[varying], counted[varying], generator, resamples)
+    found = {m: percentiles(means[k], confidence) for k, m in enumerate(varying)}
+    return [found[m] if m in found else _constant(filled[m], counted[m]) for m in range(rows)]
+
+
+def resampled_means(
+    values: NDArray[np.float64], generator: np.random.Generator, resamples: int = RESAMPLES
+) -> NDArray[np.float64]:
+    """The mean of each row in each resample of the n columns: values [M, n], NaN = does not count; [M, resamples]."""
+    counted = ~np.isnan(values)
+    return _resampled(np.where(counted, values, 0.0), counted, generator, resamples)
+
+
+def _resampled(
+    filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator, resamples: int
+) -> NDArray[np.float64]:
+    rows, n = filled.shape
+    totals, many = np.empty((rows, resamples)), np.full((rows, resamples), float(n))
+    per_chunk = max(1, _CHUNK // n)
+    taken, there = np.empty((per_chunk, n)), np.empty((per_chunk, n), dtype=np.bool_)
+    for start in range(0, resamples, per_chunk):
+        part = slice(start, min(start + per_chunk, resamples))
+        size = part.stop - start
+        drawn = generator.integers(0, n, size=(size, n))
+        for m in range(rows):
+            # `wrap` changes no index here, and spares the check that buffers the output
+            totals[m, part] = filled[m].take(drawn, mode="wrap", out=taken[:size]).sum(axis=1)
+            if not counted[m].all():
+                many[m, part] = counted[m].take(drawn, mode="wrap", out=there[:size]).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = totals / many
+    return means
+
+
+def resampled_cluster_means(
+    values: NDArray[np.float64],
+    clusters: NDArray[np.int64],
+    generator: np.random.Generator,
+    resamples: int = RESAMPLES,
+) -> NDArray[np.float64]:
+    """The mean of each row in each resample of whole clusters, such as tasks, whose episodes resemble each other.
+
+    Args:
+        values: [M, n], NaN = does not count.
+        clusters: [n], the cluster of each column, counted from 0.
+        generator: the source of the resamples.
+        resamples: how many times as many clusters as there are get drawn with replacement.
+
+    Returns:
+        [M, resamples]; NaN where the drawn clusters hold nothing that counts.
+    """
+    count = int(clusters.max(initial=-1)) + 1
+    counted = ~np.isnan(values)
+    drawn = generator.integers(0, count, size=(resamples, count))
+    means = np.empty((len(values), resamples))
+    for row, there, mean in zip(values, counted, means, strict=True):
+        totals = np.bincount(clusters[there], row[there], count)
+        many = np.bincount(clusters[there], minlength=count)
+        with np.errstate(invalid="ignore"):
+            mean[:] = totals[drawn].sum(axis=1) / many[drawn].sum(axis=1)
+    return means
+
+
+def percentiles(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
+    """The percentile interval of resampled means, over those that there are; None where there is none."""
+    there = means[~np.isnan(means)]
+    if len(there) == 0:
+        return None
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(there, [tail, 100 - tail])
+    return Interval(float(low), float(high), skipped=len(means) - len(there))
+
+
+def _constant(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
+    return Interval(float(filled[0]), float(filled[0])) if counted.any() else None

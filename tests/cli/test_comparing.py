@@ -1,0 +1,224 @@
+"""`compare`, `sensitivity`, `samplesize`, `gate`: what a user sees, the exit codes, and numbers that agree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from builders import episode
+from safevla_bench import demo, evaluate, runs
+from safevla_bench.archive import append
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    return demo.unpack(tmp_path_factory.mktemp("demo") / "out")
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    """Two runs of one plan, in which the fake host's third task always crashes."""
+    folder = tmp_path_factory.mktemp("fake")
+    request = evaluate.Request(host="fake", suites=("fake",), episodes=2, max_steps=60)
+    for name, policies in (("one", ("random",)), ("two", ("scripted:hasty", "noop"))):
+        evaluate.roll_out(replace(request, policies=policies), folder / name)
+    return folder
+
+
+def archive(path, policy: str, count: int = 6, **changes: object):
+    for k in range(count):
+        append(path, episode(episode_id=f"{policy}/{k}", policy=policy, init_state_index=k, seed=0, **changes))
+    return path
+
+
+def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
+    code, out, err = safevla("compare", shipped)
+    assert (code, err) == (0, "")
+    assert "2 policies on the same 10 episodes" in out
+    assert "A = scripted:careful, B = scripted:hasty" in out
+    assert "A higher" in out
+    assert "McNemar, exact (SR, Safety, SBU); sign flips (VSI)" in out
+
+
+def test_the_json_has_what_the_table_shows(safevla, shipped):
+    found = json.loads(safevla("compare", shipped, "--metric", "safety", "--format", "json")[1])
+    (metric,) = found["scopes"][-1]["metrics"]
+    (difference,) = metric["differences"]
+    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (7, 0, 0.015625)
+    assert [one["value"] for one in metric["standings"]] == [1.0, 0.3]
+
+
+def test_a_run_against_itself_is_identical_on_all_pairs(safevla, shipped):
+    _, out, _ = safevla("compare", shipped, shipped, "--policy", "scripted:hasty")
+    assert "are identical on all 10 pairs: success, safety and severity." in out
+    assert out.count("identical") == 13  # 12 numbers and the sentence
+
+
+def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
+    code, out, _ = safevla("compare", fake / "one", fake / "two")
+    assert code == 0
+    assert "3 policies on the same 4 episodes (2 left out)" in out
+    assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
+    assert "Letters" in out
+    assert "Cochran's Q, fake, SR" in out
+    assert "scripted:hasty saw simulator state" in out
+
+
+def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla, fake, shipped):
+    code, _, err = safevla("compare", fake / "one", shipped)
+    assert code == 2
+    assert "scripted:careful lacks 6 episodes that another ran: fake/task_0 state 0 seed 0" in err
+    assert "--unpaired" in err
+    code, out, _ = safevla("compare", fake / "one", shipped, "--unpaired", "--test", "boschloo", "--metric", "sr")
+    assert code == 0
+    assert "3 policies on independent episodes" in out
+    assert "Boschloo, exact (SR)" in out
+
+
+def test_seeds_that_differ_are_paired_on_request_only(safevla, tmp_path):
+    one = archive(tmp_path / "one.jsonl", "a")
+    other = tmp_path / "other.jsonl"
+    for k in range(6):
+        append(other, episode(episode_id=f"b{k}", policy="b", init_state_index=k, seed=1))
+    assert safevla("compare", one, other)[0] == 2
+    assert safevla("compare", one, other, "--across-seeds")[0] == 0
+
+
+def test_records_without_an_initial_state_cannot_be_paired(safevla, tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    for policy in ("a", "b"):
+        append(path, episode(episode_id=f"{policy}0", policy=policy))
+    code, _, err = safevla("compare", path)
+    assert code == 2
+    assert "do not say from which initial state" in err
+
+
+def test_an_unknown_policy_is_named_with_those_there_are(safevla, shipped):
+    code, _, err = safevla("compare", shipped, "--policy", "nobody")
+    assert code == 2
+    assert "no source has the policy 'nobody'" in err
+    assert "scripted:careful, scripted:hasty" in err
+
+
+def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
+    absent = runs.open_source(fake / "one").absent
+    assert [(one.task_id, one.init_state_index, one.seed) for one in absent] == [("task_2", 0, 0), ("task_2", 1, 0)]
+
+
+# Sensitivity
+
+
+def test_sensitivity_shows_the_nine_variants_of_each_cell_and_their_means(safevla, shipped, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    code, out, _ = safevla("sensitivity", shipped)
+    assert code == 0
+    assert out.count("Displacement 10 mm") == 5
+    assert "Mean of cells" in out
+    found = json.loads(safevla("sensitivity", shipped, "--format", "json")[1])
+    assert [len(curve["points"]) for curve in found["curves"]] == [9] * 4
+
+
+def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    code, out, _ = safevla(
+        "sensitivity", shipped, "--sweep", "non_target_max_disp=0.005,0.01", "--sweep", "force=100:500:3"
+    )
+    assert code == 0
+    assert "[mm]" in out
+    assert "5†" in out
+    assert "[N]" in out
+    assert "The library's threshold, 200 N" in out
+    found = json.loads(safevla("sensitivity", shipped, "--sweep", "force=100:500:3", "--format", "json")[1])
+    assert [one["thresholds"] for one in found] == [[100.0, 300.0, 500.0]]
+
+
+def test_a_library_that_must_be_judged_anew_is(safevla, shipped):
+    code, out, _ = safevla("sensitivity", shipped, "--library", "paper-literal")
+    assert code == 0
+    assert "All relaxed" in out
+
+
+def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
+    code, _, err = safevla("sensitivity", tmp_path / "absent", "--sweep", "forces=1,2")
+    assert code == 2
+    assert "did you mean 'force'?" in err
+
+
+# Planning
+
+
+def test_samplesize_shows_ways_to_see_a_difference(safevla):
+    code, out, _ = safevla("samplesize", "--detect", "5")
+    assert code == 0
+    for part in ("To tell 80 % from 75 %", "independent episodes", "paired, outcomes unrelated", "1094", "Wilson"):
+        assert part in out
+    alone = json.loads(safevla("samplesize", "--detect", "5", "--discordant", "0.1", "--format", "json")[1])
+    assert [one["name"] for one in alone["designs"]] == ["paired, as given"]
+
+
+@pytest.mark.parametrize("arguments", [["--detect", "0"], ["--detect", "60", "--baseline", "0.5"], []])
+def test_samplesize_refuses_what_cannot_be(safevla, arguments):
+    assert safevla("samplesize", *arguments)[0] == 2
+
+
+# Gates
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "verdict"),
+    [
+        (["--min-safety", "0.2"], 0, "passed"),
+        (["--min-safety", "0.2", "--min-sr", "0.9"], 1, "failed"),
+        (["--min-safety", "0.2", "--confidence", "95"], 3, "undecided"),
+        (["--max-vsi", "0.9", "--max-sbu", "0.9", "--confidence", "95"], 0, "passed"),
+    ],
+)
+def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, code, verdict):
+    found = safevla("gate", shipped, *arguments)
+    assert found[0] == code
+    assert f"Gates: {verdict}" in found[1]
+    assert json.loads(safevla("gate", shipped, *arguments, "--format", "json")[1])["verdict"] == verdict
+
+
+def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
+    code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.xml")
+    assert code == 1
+    assert str(tmp_path / "gate.xml") in out
+    root = ElementTree.parse(tmp_path / "gate.xml").getroot()
+    assert (root.get("tests"), root.get("failures")) == ("2", "1")
+
+
+def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.1")
+    assert code == 3
+    assert "2 planned episodes crashed or were stopped" in out
+    assert safevla("gate", fake / "two", "--min-safety", "0.1", "--allow-crashed")[0] == 0
+    assert safevla("gate", fake / "two", "--min-sr", "1", "--allow-crashed")[0] == 1
+
+
+def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
+    writer = runs.GrowingRun(tmp_path / "run", {"host": "fake"})
+    writer.append(episode(init_state_index=0))
+    writer.finish([], {"host": "fake", "complete": False})
+    code, out, _ = safevla("gate", tmp_path / "run", "--min-safety", "0.1")
+    assert code == 3
+    assert "interrupted" in out
+
+
+def test_skipped_episodes_do_not_pass(safevla, tmp_path):
+    path = archive(tmp_path / "episodes.jsonl", "a")
+    path.write_bytes(path.read_bytes() + b'{"episode_id": "bad"}\n')
+    assert safevla("gate", path, "--min-safety", "0.1")[0] == 2
+    code, out, _ = safevla("gate", path, "--min-safety", "0.1", "--skip-invalid")
+    assert code == 3
+    assert "1 invalid episode" in out
+
+
+def test_a_gate_without_a_limit_is_a_mistake(safevla, shipped):
+    code, _, err = safevla("gate", shipped)
+    assert code == 2
+    assert "there is no gate" in err

@@ -1,0 +1,134 @@
+"""A config file can say what the command line can, and what it gets wrong is named with the nearest right thing."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from safevla_bench.cli import config
+from safevla_bench.cli.running import eval_command, rollout_command
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "eval.toml"
+COMMANDS = {"eval": eval_command, "rollout": rollout_command}
+RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]\ntasks = "0"\n'
+
+
+def options():
+    for name, command in COMMANDS.items():
+        running, _ = config.keys(command)
+        yield from ((name, "", option) for option in running.values())
+    yield from (("eval", "[judge]\n", option) for option in config.JUDGE_OPTIONS)
+
+
+def sample(option: click.Option) -> tuple[str, list[str]]:
+    """A value that is not the default: as TOML, and as it is typed."""
+    name = f"--{config.key(option)}"
+    if option.is_flag:
+        return "true", [name]
+    if isinstance(option.type, click.types.IntParamType):
+        return "3", [name, "3"]
+    if isinstance(option.type, click.Choice):
+        return f'"{option.type.choices[-1]}"', [name, str(option.type.choices[-1])]
+    if isinstance(option.type, click.Path) or option.name == "library":
+        return '"/some/x.toml"', [name, "/some/x.toml"]
+    return ('["a", "b"]', [name, "a", name, "b"]) if option.multiple else ('"a"', [name, "a"])
+
+
+@pytest.mark.parametrize(("name", "table", "option"), list(options()), ids=lambda one: getattr(one, "name", one))
+def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, name, table, option):
+    value, typed = sample(option)
+    path = tmp_path / "config.toml"
+    path.write_text(f"{table}{config.key(option)} = {value}\n")
+    command = COMMANDS[name]
+    from_file = command.make_context(name, ["--config", str(path)]).params
+    from_line = command.make_context(name, typed).params
+    default = command.make_context(name, []).params
+    assert from_file == from_line
+    assert from_file[option.name] != default[option.name]
+
+
+def test_no_option_is_left_out_but_the_file_itself():
+    for command in COMMANDS.values():
+        running, judging = config.keys(command)
+        left = {one.name for one in command.params} - {one.name for one in (*running.values(), *judging.values())}
+        assert left == {"config"}
+
+
+def test_a_file_runs_as_the_command_line_does(safevla, tmp_path):
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine" / "eval.toml"
+    path.write_text(f'{RUN}out = "run"\n[judge]\nlibrary = "paper-literal"\n')
+    assert safevla("eval", "--config", path)[0] == 0
+    out = tmp_path / "mine" / "run"  # beside the file
+    held = json.loads((out / "run.json").read_text())
+    assert [one["policy"] for one in held["policies"]] == ["noop", "random"]
+    assert json.loads((out / "scores.json").read_text())["judged_by"]["library"]["name"] == "paper-literal"
+
+
+def test_the_command_line_goes_before_the_file(safevla, tmp_path):
+    path = tmp_path / "eval.toml"
+    path.write_text(RUN)
+    assert safevla("rollout", "--config", path, "--policy", "noop", "--seed", 5, "--out", tmp_path / "run")[0] == 0
+    held = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert ([one["policy"] for one in held["policies"]], held["seed"]) == (["noop"], 5)
+
+
+def test_rollout_takes_the_same_file_and_leaves_the_judge_alone(safevla, tmp_path):
+    path = tmp_path / "eval.toml"
+    path.write_text(f'{RUN}out = "run"\n[judge]\nmissing = "deactivate"\n')
+    assert safevla("rollout", "--config", path)[0] == 0
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("max_steps = 3", "'max-steps'"),
+        ("[judge]\nlibary = 'x'", "'library'"),
+        ("library = 'default'", "field library: there is no such key"),
+        ("nonsense = 1", "Keys here: host, host-arg, suite"),
+        ("episodes = 'two'", "'two' is not a whole number"),
+        ("episodes = true", "True is not a whole number"),
+        ("episodes = 0", "0 is not in the range"),
+        ("resume = 1", "1 is not true or false"),
+        ("policy = ['noop', 1]", "field policy: 1 is not a text"),
+        ("tasks = [0]", "[0] is not a text"),
+        ("judge = 1", "Write [judge]"),
+        ("[judge]\nmissing = 'never'", "field judge.missing"),
+        ("host = ", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_its_place(safevla, tmp_path, text, names):
+    path = tmp_path / "eval.toml"
+    path.write_text(text)
+    code, _, err = safevla("eval", "--config", path, "--out", tmp_path / "run")
+    assert code == 2
+    assert str(path) in err
+    assert names in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_not_there_is_named(safevla, tmp_path):
+    code, _, err = safevla("eval", "--config", tmp_path / "absent.toml")
+    assert code == 2
+    assert "absent.toml" in err
+
+
+def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
+    context = click.Context(eval_command)
+    assert config.read(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
+    assert re.search(r"safevla eval --config examples/eval\.toml", EXAMPLE.read_text())
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):
+    given = ["--tasks", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
+    assert safevla("eval", "--config", EXAMPLE, *given, "--max-steps", 20)[0] == 0
+    cells = json.loads((tmp_path / "run" / "scores.json").read_text())["cells"]
+    assert [(one["policy"], one["n"]) for one in cells] == [("scripted:careful", 1)] * 2

@@ -1,0 +1,58 @@
+"""`safevla figures`: files for a paper, the same each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from report.scenes import run
+from safevla_bench.archive import write
+from safevla_bench.report.figures import FIGURES
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("figures") / "episodes.parquet"
+    write(path, run(["calm", "noop"], [0.05, 1.0], 4, ["libero-10"]))
+    return path
+
+
+def test_every_figure_is_written_in_every_form(safevla, source, tmp_path):
+    code, out, err = safevla("figures", source, "--out", tmp_path / "new" / "folder")
+    assert (code, err) == (0, "")
+    names = {f"{name}.{form}" for name in FIGURES for form in ("svg", "pdf", "png")}
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == names
+    assert all(name in out for name in FIGURES)
+
+
+def test_only_what_is_asked_for_is_written_and_twice_the_same(safevla, source, tmp_path):
+    asked = ("--which", "onset, families", "--format", "svg", "--progress", "--pooled")
+    for folder in ("one", "two"):
+        assert safevla("figures", source, "--out", tmp_path / folder, *asked)[0] == 0
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {"onset.svg", "families.svg"}
+    for name in ("onset.svg", "families.svg"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("option", "value"), [("--which", "pie"), ("--format", "gif"), ("--which", ",")])
+def test_an_unknown_figure_or_form_is_refused_with_the_names_there_are(safevla, source, tmp_path, option, value):
+    code, _, err = safevla("figures", source, "--out", tmp_path / "out", option, value)
+    assert code == 2
+    assert ("tradeoff" if option == "--which" else "svg, pdf, png") in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):
+    code, _, err = safevla("figures", source, "--out", source, "--which", "families", "--format", "svg")
+    assert code == 2
+    assert "Choose an --out" in err
+
+
+def test_the_baseline_warns_here_too(safevla, source, tmp_path):
+    out = safevla("figures", source, "--out", tmp_path, "--which", "families", "--format", "svg")[1]
+    assert "warning: noop, which does nothing, broke limits" in out
+    assert "Limits that doing nothing breaks" in out
+
+
+def test_help_says_what_each_figure_shows(safevla):
+    out = safevla("figures", "--help")[1]
+    assert all(name in out and kind.shows.split(",")[0] in out for name, kind in FIGURES.items())

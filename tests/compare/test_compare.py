@@ -1,0 +1,335 @@
+"""Comparing policies: pairs and what is no pair, counts by hand, tests and intervals by independent routes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
+from statsmodels.stats.proportion import confint_proportions_2indep
+
+from safevla_bench.compare import METRICS, Entrant, How, compare, named_apart, pair
+from safevla_bench.errors import RunError
+from safevla_bench.scores import Absent
+from safevla_bench.trajectory import Header
+
+
+def header(task: int, state: int, policy: str = "a", suite: str = "libero-goal", **changes: object) -> Header:
+    fields = {
+        "episode_id": f"{policy}/{suite}/task_{task}/ep_{state}",
+        "benchmark": suite,
+        "task_id": f"task_{task}",
+        "success": True,
+        "dt": 0.05,
+        "target_object": None,
+        "policy": policy,
+        "seed": 0,
+        "env_seed": 7,
+        "init_state_index": state,
+        "horizon": 300,
+    }
+    return Header(**{**fields, **changes})
+
+
+def entrant(name: str, success: list[int], safe: list[int], vsi: list[float] | None = None, tasks: int = 2) -> Entrant:
+    """Episodes spread over tasks in turn."""
+    n = len(success)
+    severity = [0.0 if ok else 0.5 for ok in safe] if vsi is None else vsi
+    return Entrant(
+        name=name,
+        source="runs/x",
+        headers=tuple(header(k % tasks, k // tasks, name) for k in range(n)),
+        success=np.array(success, dtype=np.bool_),
+        safe=np.array(safe, dtype=np.bool_),
+        vsi=np.array(severity, dtype=np.float64),
+    )
+
+
+def drawn(name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6) -> Entrant:
+    rng = np.random.default_rng(seed)
+    safe = rng.random(n) < safety
+    vsi = np.where(safe, 0.0, rng.random(n))
+    return entrant(name, (rng.random(n) < sr).tolist(), safe.tolist(), vsi.tolist(), tasks=12)
+
+
+def metric(found, name, scope=-1):
+    return next(one for one in found.scopes[scope].metrics if one.metric == name)
+
+
+def lost(task: int, state: int, policy: str, suite: str = "libero-goal") -> Absent:
+    return Absent(
+        episode_id=f"{policy}/x", benchmark=suite, task_id=f"task_{task}", policy=policy, outcome="crashed",
+        init_state_index=state, seed=0,
+    )  # fmt: skip
+
+
+A = entrant("a", success=[1, 1, 1, 1, 0, 0, 1, 1], safe=[1, 1, 1, 0, 1, 0, 1, 1])
+B = entrant("b", success=[1, 1, 0, 0, 0, 1, 1, 0], safe=[0, 0, 1, 0, 1, 0, 0, 1])
+
+
+def test_the_two_by_two_counts_are_those_of_the_pairs():
+    sr, safety, sbu = (metric(compare([A, B]), name).differences[0] for name in ("sr", "safety", "sbu"))
+    assert (sr.both, sr.only_first, sr.only_second, sr.neither) == (3, 3, 1, 1)
+    assert (safety.both, safety.only_first, safety.only_second, safety.neither) == (3, 3, 0, 2)
+    # a: unsafe success in episode 3; b: in 0, 1, 5 and 6
+    assert (sbu.both, sbu.only_first, sbu.only_second, sbu.neither) == (0, 1, 4, 3)
+    assert (sr.difference, safety.difference, sbu.difference) == (2 / 8, 3 / 8, -3 / 8)
+
+
+def test_pairs_are_found_whatever_the_order_of_the_episodes():
+    shuffled = B.select(np.array([5, 1, 7, 0, 2, 6, 3, 4]))
+    assert compare([A, shuffled]) == compare([A, B])
+
+
+@given(st.integers(0, 2**32))
+def test_rates_agree_with_statsmodels_and_scipy(seed):
+    one, other = drawn("a", seed), drawn("b", seed + 1, sr=0.5)
+    sr = metric(compare([one, other], How(metrics=("sr",))), "sr").differences[0]
+    table = np.array([[sr.both, sr.only_first], [sr.only_second, sr.neither]])
+    assert table.sum() == 60
+    expected = statsmodels_mcnemar(table, exact=True).pvalue if sr.only_first + sr.only_second else 1.0
+    assert sr.p_value == pytest.approx(expected)
+    assert sr.ci[0] <= sr.difference <= sr.ci[1]
+    loose = metric(compare([one, other], How(metrics=("sr",)), paired=False), "sr").differences[0]
+    counts = int(one.success.sum()), 60, int(other.success.sum()), 60
+    assert loose.ci == pytest.approx(confint_proportions_2indep(*counts, method="newcomb", compare="diff"))
+    theirs = stats.barnard_exact([[counts[0], counts[2]], [60 - counts[0], 60 - counts[2]]])
+    assert loose.p_value == pytest.approx(1.0 if np.isnan(theirs.statistic) else theirs.pvalue)
+
+
+def test_the_interval_of_severity_agrees_with_scipys_paired_bootstrap():
+    one, other = drawn("a", 1), drawn("b", 2, safety=0.3)
+    found = metric(compare([one, other]), "vsi").differences[0]
+    theirs = stats.bootstrap(
+        (one.vsi, other.vsi), lambda x, y, axis: (x - y).mean(axis=axis), paired=True, vectorized=True,
+        method="percentile", rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    assert found.difference == pytest.approx((one.vsi - other.vsi).mean())
+    assert found.ci == pytest.approx(tuple(theirs), abs=0.01)
+
+
+def test_the_interval_of_severity_on_independent_episodes_agrees_with_scipys():
+    one, other = drawn("a", 1), drawn("b", 2, n=80, safety=0.3)
+    found = metric(compare([one, other], paired=False), "vsi").differences[0]
+    theirs = stats.bootstrap(
+        (one.vsi, other.vsi), lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis), vectorized=True,
+        method="percentile", rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    assert found.ci == pytest.approx(tuple(theirs), abs=0.01)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_turning_the_sides_over_turns_the_differences_over(paired):
+    there, back = compare([A, B], paired=paired), compare([B, A], paired=paired)
+    for name in ("sr", "safety", "sbu"):
+        one, other = metric(there, name).differences[0], metric(back, name).differences[0]
+        assert one.difference == -other.difference
+        assert one.ci == pytest.approx((-other.ci[1], -other.ci[0]))
+        assert one.p_value == pytest.approx(other.p_value)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_same_policy_twice_is_identical_and_never_told_apart(paired):
+    one, other = named_apart([A, A])
+    found = compare([one, other], paired=paired)
+    assert found.identical == (((one.name, other.name),) if paired else ())
+    for each in found.scopes[-1].metrics:
+        assert (each.differences[0].difference, each.differences[0].p_value) == (0.0, pytest.approx(1.0))
+        assert each.differences[0].identical == paired
+
+
+def test_one_difference_in_severity_alone_is_not_identical():
+    other = replace(A, name="b", vsi=A.vsi + 1e-9)
+    assert compare([A, other]).identical == ()
+
+
+def test_the_seed_changes_the_bootstrap_and_nothing_else():
+    runs = [compare([drawn("a", 1), drawn("b", 2)], How(seed=seed)) for seed in (0, 0, 1)]
+    assert runs[0] == runs[1]
+    assert metric(runs[0], "vsi").differences[0].ci != metric(runs[2], "vsi").differences[0].ci
+    sr = [metric(run, "sr").differences[0] for run in runs]
+    assert (sr[0].ci, sr[0].p_value) == (sr[2].ci, sr[2].p_value)
+
+
+def test_a_number_does_not_depend_on_which_others_are_asked_for():
+    whole, part = compare([A, B]), compare([A, B], How(metrics=("vsi",)))
+    assert metric(whole, "vsi") == metric(part, "vsi")
+    assert [one.metric for one in part.scopes[0].metrics] == ["vsi"]
+
+
+def test_a_higher_confidence_widens_every_interval():
+    narrow, wide = (compare([drawn("a", 1), drawn("b", 2)], How(confidence=level)).scopes[0] for level in (0.9, 0.99))
+    for one, other in zip(narrow.metrics, wide.metrics, strict=True):
+        for x, y in ((one.differences[0], other.differences[0]), (one.standings[0], other.standings[0])):
+            for name in ("ci", "ci_by_task"):
+                (low, high), (lower, higher) = getattr(x, name), getattr(y, name)
+                assert lower < low < high < higher
+
+
+def test_episodes_alike_within_a_task_widen_the_interval_by_task():
+    n, tasks = 80, 8
+    by_task = [k % tasks % 2 for k in range(n)]
+    found = metric(
+        compare([entrant("a", [1] * n, by_task, tasks=tasks), entrant("b", [1] * n, [1] * n, tasks=tasks)]), "safety"
+    )
+    plain, clustered = found.differences[0].ci, found.differences[0].ci_by_task
+    assert clustered[1] - clustered[0] > 2 * (plain[1] - plain[0])
+    assert found.standings[0].ci_by_task[1] > found.standings[0].ci[1]
+
+
+def test_what_never_varies_has_no_interval_by_resampling_rather_than_one_of_no_width():
+    found = metric(compare([A, entrant("b", [1] * 8, [1] * 8)]), "vsi")
+    assert found.standings[1].ci is None
+    assert metric(compare([A, A]), "safety").differences[0].ci_by_task is None
+    one_task = compare([replace(x, headers=tuple(header(0, k, x.name) for k in range(8))) for x in (A, B)])
+    assert metric(one_task, "sr").standings[0].ci_by_task is None
+
+
+def test_suites_are_compared_apart_and_pooled():
+    def both(one: Entrant) -> Entrant:
+        here = [header(0, k, one.name, "libero-object") for k in range(3)]
+        there = [header(0, k, one.name, "libero-goal") for k in range(5)]
+        return replace(one, headers=(*here, *there))
+
+    found = compare([both(A), both(B)])
+    assert [(scope.suite, scope.pairs, scope.tasks) for scope in found.scopes] == [
+        ("libero-object", 3, 1), ("libero-goal", 5, 1), (None, 8, 2),
+    ]  # fmt: skip
+    assert metric(found, "sr", 0).differences[0].difference == pytest.approx(1 / 3)
+
+
+# What is no pair
+
+
+def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
+    crashed = replace(B.select(np.arange(7)), lost=(lost(1, 3, "b"),))
+    found = compare([A, crashed])
+    assert (found.scopes[0].pairs, found.scopes[0].left_out) == (7, 1)
+    assert any("1 pair was left out" in one for one in found.warnings)
+    assert any("Crashed or stopped: b 1" in one for one in found.warnings)
+    expected = compare([A.select(np.arange(7)), B.select(np.arange(7))])
+    assert metric(found, "sr") == metric(expected, "sr")
+
+
+def test_missing_pairs_are_refused_and_listed():
+    with pytest.raises(RunError) as caught:
+        compare([A, B.select(np.arange(6))])
+    assert "b lacks 2 episodes that another ran" in str(caught.value)
+    assert "libero-goal/task_1 state 3 seed 0" in str(caught.value)
+    assert "--unpaired" in str(caught.value)
+    assert compare([A, B.select(np.arange(6))], paired=False).scopes[0].pairs is None
+
+
+def altered(one: Entrant, **changes: object) -> Entrant:
+    fields = [{name: getattr(h, name) for name in h.__struct_fields__} for h in one.headers]
+    return replace(one, headers=tuple(Header(**{**each, **changes}) for each in fields))
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (altered(B, seed=1), "a lacks 8 episodes"),
+        (altered(B, env_seed=8), r"differ in env_seed in 8 episodes: .*\(7 and 8\) and 3 more"),
+        (altered(B, horizon=299), r"differ in horizon .*\(300 and 299\)"),
+        (altered(B, init_state_index=None), "8 episodes of b do not say from which initial state"),
+        (altered(B, init_state_index=1), "b has libero-goal/task_0 state 1 seed 0 twice"),
+        (replace(B, headers=tuple(header(k % 2, k // 2, "b", "libero-10") for k in range(8))), "b lacks 8 episodes"),
+    ],
+)
+def test_what_is_no_pair_is_refused_with_the_reason(other, problem):
+    with pytest.raises(RunError, match=problem):
+        pair([A, other])
+
+
+def test_the_same_states_with_other_seeds_are_pairs_on_request():
+    found = compare([A, altered(B, seed=1)], across_seeds=True)
+    assert metric(found, "sr") == metric(compare([A, B]), "sr")
+    crashed = replace(altered(B, seed=1).select(np.arange(7)), lost=(lost(1, 3, "b"),))
+    assert compare([A, crashed], across_seeds=True).scopes[0].left_out == 1
+
+
+def test_another_protocol_is_refused_where_both_are_known():
+    mine, theirs = (
+        replace(A, protocol={"name": "x", "wait_steps": 10}),
+        replace(B, protocol={"name": "x", "wait_steps": 5}),
+    )
+    with pytest.raises(RunError, match="different protocols: wait_steps differ"):
+        compare([mine, theirs])
+    compare([mine, B])
+    compare([mine, theirs], paired=False)
+
+
+def test_other_versions_are_compared_with_a_warning_that_names_them():
+    mine, theirs = replace(A, versions={"mujoco": "3.1"}), replace(B, versions={"mujoco": "3.2"})
+    assert any("mujoco 3.1 and 3.2" in one for one in compare([mine, theirs]).warnings)
+    assert compare([mine, mine]).warnings == ()
+
+
+def test_unrecorded_seeds_are_said():
+    found = compare([altered(A, seed=None), altered(B, seed=None)])
+    assert any("do not record their seed" in one for one in found.warnings)
+
+
+def test_a_policy_that_saw_privileged_state_is_named_beside_one_that_did_not():
+    assert any("a saw simulator state" in one for one in compare([replace(A, privileged=True), B]).warnings)
+
+
+def test_too_few_policies_and_policies_without_episodes_are_refused():
+    with pytest.raises(RunError, match="one policy to compare: a"):
+        compare([A])
+    with pytest.raises(RunError, match="no episode of b was scored"):
+        compare([A, B.select(np.arange(0))])
+    gone = tuple(lost(k % 2, k // 2, "b") for k in range(8))
+    with pytest.raises(RunError, match="no episode of b"):
+        compare([A, replace(B.select(np.arange(0)), lost=gone)])
+
+
+def test_policies_of_one_name_are_told_apart_by_their_source_then_by_number():
+    names = [one.name for one in named_apart([A, replace(A, source="runs/y"), B])]
+    assert names == ["a (runs/x)", "a (runs/y)", "b"]
+    assert [one.name for one in named_apart([A, A])] == ["a (runs/x) #1", "a (runs/x) #2"]
+
+
+# Several policies
+
+
+def test_policies_that_cannot_be_told_apart_share_a_letter_from_the_best_on():
+    good, near, bad = drawn("good", 1, 200, sr=0.95), drawn("near", 2, 200, sr=0.9), drawn("bad", 3, 200, sr=0.3)
+    found = metric(compare([bad, good, near]), "sr")
+    assert {one.policy: one.letters for one in found.standings} == {"good": "a", "near": "a", "bad": "b"}
+    assert len(found.differences) == 3
+    assert all(one.p_holm >= one.p_value for one in found.differences)
+    assert found.q_p_value < 0.001
+
+
+def test_lower_is_better_for_unsafe_success_and_severity():
+    calm, rough = drawn("calm", 1, 200, safety=0.95), drawn("rough", 2, 200, safety=0.2)
+    found = compare([rough, calm, replace(calm, name="again")])
+    for name in ("sbu", "vsi"):
+        assert {one.policy: one.letters for one in metric(found, name).standings} == {
+            "calm": "a",
+            "again": "a",
+            "rough": "b",
+        }
+    assert metric(found, "vsi").q is None
+
+
+def test_two_policies_have_neither_letters_nor_adjusted_p_values():
+    found = metric(compare([A, B]), "sr")
+    assert found.standings[0].letters == ""
+    assert (found.differences[0].p_holm, found.q) == (None, None)
+
+
+def test_false_differences_among_equals_are_rare():
+    """The whole way, 4 equal policies: at 95 % at most about one run in twenty finds any difference."""
+    runs = [compare([drawn(str(k), 100 * s + k, 40) for k in range(4)], How(metrics=("safety",))) for s in range(60)]
+    found = [any(one.p_holm <= 0.05 for one in metric(run, "safety").differences) for run in runs]
+    assert sum(found) <= 6
+
+
+def test_every_metric_is_there_by_default():
+    assert tuple(one.metric for one in compare([A, B]).scopes[0].metrics) == METRICS

@@ -1,0 +1,168 @@
+"""Every figure in every state: readable, honest, the same bytes each time, and no trace left in matplotlib."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from report.figures.crowds import DT_S, LONG, RECORDS, crashed, crowd
+from report.figures.drawn import outside, overlapping, words
+from report.scenes import NAN, run, verdicts
+from safevla_bench.report.figures import FIGURES, Shown, onset, rendered
+from safevla_bench.report.figures.style import styled
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import empty
+
+FOUR = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+HOSTILE = "$\\frac{1}{2}$ </svg> \x1b[31m\u202e 模型 \n& {} %s"
+STATES = {
+    "nothing": crowd([], 0),
+    "all crashed": crashed(["a", "b"]),
+    "one episode": crowd(["openvla"], 1),
+    "all safe": crowd(["openvla", "pi0"], 50, bad=0.0),
+    "all unsafe": crowd(["openvla", "pi0"], 5, bad=60.0),
+    "no verdict": verdicts((True, NAN, NAN)),
+    "no policy name": verdicts((True, -1, 1), policy=None),
+    "400 episodes": crowd(["openvla", "pi0", "pi0.5", "gr00t", "cosmos"], 400, bad=0.3),
+    "ten long names": crowd(LONG, 60),
+    "ten long names, four suites": crowd(LONG, 20, FOUR),
+    "ten long names, all alike": crowd(LONG, 20, bad=0.0, success=np.ones(200, dtype=np.bool_)),
+    "hostile": crowd([HOSTILE, HOSTILE + "2"], 3, [HOSTILE]),
+}
+
+
+@cache
+def shown(state: str) -> Shown:
+    return Shown(STATES[state], empty())
+
+
+def drawn(name, shown, **how):
+    """The figure of verdicts that no records came with."""
+    if name == "onset":
+        count = len(shown.scores)
+        value = onset.onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS), **how)
+        return onset.draw(value)
+    return FIGURES[name].make(shown)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_lies_on_another_or_leaves_the_sheet(name, state):
+    figure = drawn(name, shown(state))
+    assert overlapping(figure) == []
+    assert outside(figure) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("bad", [0.03, 0.6])
+def test_ten_long_names_never_overlap_pooled_or_apart(seed, bad):
+    for suites, pooled in ((FOUR[:1], False), (FOUR[:2], False), (FOUR, True)):
+        figure = drawn("tradeoff", Shown(crowd(LONG, 30, suites, seed=seed, bad=bad), empty(), pooled=pooled))
+        assert overlapping(figure) == []
+        told = "".join(text for text, _ in words(figure))
+        assert all(name in told for name in LONG)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_policy_is_named_in_full(name):
+    told = "".join(text for text, _ in words(drawn(name, shown("ten long names"))))
+    assert [policy for policy in LONG if policy not in told] == []
+
+
+def test_short_names_stand_at_their_markers_and_need_no_key():
+    told = [text for text, _ in words(drawn("tradeoff", Shown(crowd(["openvla", "pi0"], 50), empty())))]
+    assert told.count("openvla") == told.count("pi0") == 1
+    assert "1" not in told
+
+
+@pytest.mark.parametrize("state", ["nothing", "all crashed", "no verdict"])
+def test_an_empty_figure_says_why_it_is_empty(state):
+    said = {"There are no episodes.", "No episode was counted.", "No specification was judged.",
+            "No specification reached a verdict in any episode.", "—", "no violation"}  # fmt: skip
+    for name in FIGURES:
+        if (name, state) == ("tradeoff", "no verdict"):
+            continue  # success and safety are counted all the same
+        told = {" ".join(text.split()) for text, _ in words(drawn(name, shown(state)))}
+        assert told & said, name
+
+
+def test_pictures_come_from_records_too():
+    batch = run(["calm", "rough"], [0.05, 1.0], 5, ["libero-10"])
+    scores = score(batch, library(), registry())
+    for kind in FIGURES.values():
+        assert rendered(kind.make(Shown(scores, batch)), "png")[:4] == b"\x89PNG"
+
+
+# The same bytes, and nothing left behind
+
+_CODE = """
+import hashlib, sys
+sys.path[:0] = sys.argv[1:]
+from report.figures.crowds import LONG, crowd
+from report.figures.test_figures import drawn
+from safevla_bench.report.figures import FIGURES, Shown, rendered
+shown = Shown(crowd([LONG[0], "pi0"], 8, ["libero-10", "libero-goal"]), None)
+for name in FIGURES:
+    for form in ("svg", "pdf", "png"):
+        print(name, form, hashlib.sha256(rendered(drawn(name, shown), form)).hexdigest())
+"""
+
+
+def test_two_processes_with_other_hashes_and_settings_write_the_same_bytes(tmp_path):
+    """The settings of the second are those of a user who likes large serif text and another salt."""
+    (tmp_path / "matplotlibrc").write_text(
+        "font.size: 20\nfont.family: serif\nsvg.hashsalt: mine\nsavefig.bbox: tight\nsvg.fonttype: none\n"
+        "lines.linewidth: 9\n"
+    )
+    found = []
+    for seed, settings in (("1", {}), ("2", {"MATPLOTLIBRC": str(tmp_path / "matplotlibrc")})):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, **settings}
+        command = [sys.executable, "-c", _CODE, str(Path(__file__).parents[2])]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+        found.append(ran.stdout.splitlines())
+    assert len(found[0]) == 3 * len(FIGURES)
+    assert found[0] == found[1]
+
+
+def test_files_name_no_day_and_no_program():
+    for form in ("svg", "pdf", "png"):
+        content = rendered(drawn("tradeoff", shown("one episode")), form)
+        assert all(word not in content for word in (b"CreationDate", b"<dc:date>", b"Matplotlib v", b"tEXtSoftware"))
+
+
+def test_one_figure_can_be_rendered_twice():
+    figure = drawn("margins", shown("one episode"))
+    first = [hashlib.sha256(rendered(figure, form)).digest() for form in ("svg", "pdf", "png")]
+    assert first == [hashlib.sha256(rendered(figure, form)).digest() for form in ("svg", "pdf", "png")]
+
+
+def test_the_users_settings_stay_as_they_were(monkeypatch):
+    monkeypatch.setitem(mpl.rcParams, "font.size", 23.0)
+    before = dict(mpl.rcParams)
+    rendered(drawn("families", shown("one episode")), "png")
+    assert dict(mpl.rcParams) == before
+    with styled():
+        assert mpl.rcParams["font.size"] == 7.0
+
+
+def test_pyplot_is_never_imported():
+    code = "import sys, safevla_bench.report.figures; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_colour_is_never_the_only_difference():
+    from safevla_bench.report.figures.style import colour, dash, marker
+
+    assert len({(colour(k), marker(k)) for k in range(40)}) == 40
+    assert len({marker(k) for k in range(10)}) == 10
+    assert len({dash(k) for k in range(8)}) == 8

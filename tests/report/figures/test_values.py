@@ -1,0 +1,245 @@
+"""What figures show: the values behind them, against cases worked out by hand."""
+
+from __future__ import annotations
+
+import doctest
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from report.figures.crowds import LONG, crashed
+from report.figures.drawn import outside, overlapping, words
+from report.scenes import NAN, joined, verdicts
+from safevla_bench.metrics import Rate, cells
+from safevla_bench.report.figures import families, margins, onset, severity, style, sweeps, tradeoff
+from safevla_bench.specs import library
+
+INF = float("inf")
+
+# Success against safety
+
+
+def test_the_example_runs():
+    ran = doctest.testmod(tradeoff)
+    assert ran.attempted
+    assert ran.failed == 0
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+
+
+@given(POINTS)
+def test_the_frontier_is_what_nobody_dominates(points):
+    def dominated(one):
+        return any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in points)
+
+    assert set(tradeoff.frontier(points)) == {point for point in points if not dominated(point)}
+    assert list(tradeoff.frontier(points)) == sorted(tradeoff.frontier(points))
+
+
+def test_a_point_has_the_rates_and_intervals_of_its_cell():
+    scores = joined(
+        verdicts((True, -1, 1), (True, 1, 1), (False, 1, 1), (True, 1, 1)), verdicts((True, 1, 1), policy="b")
+    )
+    value = tradeoff.tradeoff(cells(scores))
+    assert value.policies == ("a", "b")
+    [panel] = value.panels
+    first = panel.points[0]
+    assert (panel.title, first.n, first.success.value, first.safety.value) == ("libero-goal", 4, 75.0, 75.0)
+    low, high = cells(scores)[0].rates["sr"].ci
+    assert (first.success.low, first.success.high) == (100 * low, 100 * high)
+    assert panel.frontier == ((100.0, 100.0),)
+
+
+def test_pooling_adds_up_the_episodes_of_a_policy():
+    scores = joined(verdicts((True, 1, 1)), verdicts((False, -1, 1), (True, 1, 1), (False, 1, 1), suite="libero-10"))
+    [panel] = tradeoff.tradeoff(cells(scores), pooled=True).panels
+    assert [(point.n, point.success.value, point.safety.value) for point in panel.points] == [(4, 50.0, 75.0)]
+    assert [len(panel.points) for panel in tradeoff.tradeoff(cells(scores)).panels] == [1, 1]
+
+
+def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
+    assert tradeoff.tradeoff(cells(verdicts((True, 1, 1)))).panels[0].frontier == ()
+    [panel] = tradeoff.tradeoff(cells(crashed(["a"]))).panels
+    assert (panel.points, panel.uncounted) == ((), ("a",))
+
+
+# Kinds of violation
+
+
+def test_an_axis_without_an_active_specification_has_no_rate():
+    value = families.families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
+    assert value.axes == ("scene_interaction", "object_handling")
+    [(_, [row])] = value.blocks
+    force, handling = row.rates
+    assert (force.count, force.n, handling) == (1, 2, None)
+    told = [text for text, _ in words(families.draw(value))]
+    assert "50.0" in told
+    assert "—" in told
+    assert "0.0" not in told
+
+
+# Margins
+
+
+def test_margins_are_in_thresholds_and_leave_out_what_reached_none():
+    value = margins.margins(verdicts((True, -100, 3), (True, 50, INF), (True, 100, NAN)))
+    rows = {spec: row for spec, (row,) in value.blocks}
+    assert rows["force"].quantiles == pytest.approx((-0.5, -0.125, 0.25, 0.375, 0.5))
+    assert rows["force"].dots == (-0.5, 0.25, 0.5)
+    assert (rows["force"].n, rows["force"].violated) == (3, 1)
+    assert (rows["tilt"].n, rows["tilt"].vacuous, rows["tilt"].inactive) == (1, 1, 1)
+
+
+def test_a_specification_without_a_margin_is_named_as_such():
+    value = margins.margins(verdicts((True, 1, NAN), (True, 1, INF)))
+    assert value.silent == ("tilt",)
+    assert any("No margin anywhere: tilt." in text for text, _ in words(margins.draw(value)))
+
+
+def test_the_count_of_vacuous_episodes_stands_in_the_label():
+    told = [text for text, _ in words(margins.draw(margins.margins(verdicts((True, -1, 3), (True, 1, INF)))))]
+    assert "1/2" in told
+    assert "0/1 + 1 vac." in told
+
+
+def test_many_episodes_are_not_drawn_one_by_one():
+    [(_, (row,)), *_] = margins.margins(verdicts(*[(True, float(k), 1.0) for k in range(41)])).blocks
+    assert (row.n, row.dots) == (41, ())
+
+
+# Frequency and severity
+
+
+def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
+    value = severity.severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
+    force, tilt = value.points
+    assert (force.n, force.rate, force.depth) == (4, 50.0, pytest.approx(0.4))
+    assert (tilt.n, tilt.rate, tilt.depth) == (3, pytest.approx(100 / 3), pytest.approx(0.1))
+    assert (value.kept, value.inactive) == (0, 0)
+
+
+def test_pairs_without_a_point_are_counted_by_reason():
+    value = severity.severity(joined(verdicts((True, -1, NAN)), verdicts((True, 1, NAN), policy="b")))
+    assert (len(value.points), value.kept, value.inactive) == (1, 1, 2)
+    assert value.specs == ("force",)
+
+
+# When violations begin
+
+
+def began(scores, *, lengths=11, **how):
+    count = len(scores)
+    return onset.onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
+
+
+def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
+    scores = verdicts((True, -1, -1), (True, -1, 1), (True, 1, 1), (True, -1, 1))
+    scores.first[0] = [5, 2, -1, 5]
+    scores.first[1] = [3, -1, -1, -1]
+    value = began(scores)
+    [panel] = value.panels
+    assert (panel.title, panel.n, value.end, value.specs) == ("a", 4, 1.0, ("force", "tilt"))
+    force, tilt, anything = panel.curves
+    assert (force.at, force.share) == (pytest.approx((0.2, 0.5)), (25.0, 75.0))
+    assert (tilt.at, tilt.share) == (pytest.approx((0.3,)), (25.0,))
+    assert (anything.series, anything.share) == (-1, (25.0, 50.0, 75.0))
+
+
+def test_progress_is_counted_in_each_episodes_own_length():
+    scores = verdicts((True, -1, 1))
+    scores.first[0] = [5]
+    value = began(scores, progress=True)
+    assert (value.end, value.panels[0].curves[0].at) == (100.0, (50.0,))
+    assert began(verdicts((True, -1, 1), first=np.zeros((3, 1), dtype=np.int64)), lengths=1).end == 0.0
+
+
+def test_stopped_episodes_are_in_no_figure():
+    scores = joined(verdicts((True, -1, -1), outcome=("stopped",)), verdicts((True, 1, 1)))
+    assert severity.severity(scores).points == ()
+    assert [panel.curves for panel in began(scores).panels] == [()]
+    assert all(row.violated == 0 for _, rows in margins.margins(scores).blocks for row in rows)
+
+
+# Sweeps
+
+
+def swept(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b", "libero-goal", 20)), **changes):
+    """A sweep as the sensitivity half gives it: policy, suite and n of each cell, Safety rising with the threshold."""
+    rank = {value: k for k, value in enumerate(sorted(thresholds))}
+    curves = [
+        SimpleNamespace(
+            policy=policy,
+            suite=suite,
+            n=n,
+            points=[
+                SimpleNamespace(safety=Rate.of(n * (1 + rank[x]) // (1 + len(thresholds)), n), sbu=Rate.of(n // 4, n))
+                for x in thresholds
+            ],
+        )
+        for policy, suite, n in cells
+    ]
+    fields = {"name": "non_target_max_disp", "spec_ids": ("non_target_max_disp_5mm",), "unit": "m",
+              "thresholds": thresholds, "curves": curves}  # fmt: skip
+    return sweeps.sweep(SimpleNamespace(**{**fields, **changes}), library())
+
+
+def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
+    value = swept()
+    assert value.thresholds == pytest.approx((2.0, 5.0, 20.0))
+    assert (value.threshold, value.policies) == ("Threshold (mm)", ("a", "b"))
+    assert value.anchors == pytest.approx((5.0, 20.0, 50.0))
+    safety, sbu = value.panels
+    assert (safety.title, sbu.title) == ("Safety, libero-goal", "SBU, libero-goal")
+    assert safety.curves[0].rate == (25.0, 50.0, 75.0)
+    assert safety.curves[1].series == 1
+    low, high = Rate.of(10, 40).ci
+    assert (sbu.curves[0].low[0], sbu.curves[0].high[0]) == (100 * low, 100 * high)
+
+
+def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
+    figure = sweeps.draw(swept())
+    told = " ".join(text for text, _ in words(figure))
+    assert "Threshold (mm)" in told
+    assert "registered thresholds, 5, 20." in told
+    assert "Safety and SBU against the threshold of" in told
+    assert (overlapping(figure), outside(figure)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cells": ()},
+        {"cells": (("a", "libero-goal", 0),)},
+        {"thresholds": ()},
+        {"thresholds": (0.005,), "cells": (("a", "libero-goal", 1),)},
+        {"cells": tuple((name, suite, 20) for name in LONG for suite in ("libero-goal", "libero-10"))},
+    ],
+)
+def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
+    figure = sweeps.draw(swept(**changes))
+    told = [text for text, _ in words(figure)]
+    empty = not any(n for _, _, n in changes.get("cells", [("", "", 1)])) or changes.get("thresholds") == ()
+    assert any(text.startswith(("No episode", "There is nothing")) for text in told) == empty
+    assert (overlapping(figure), outside(figure)) == ([], [])
+
+
+# Text
+
+
+@pytest.mark.parametrize("name", ["$x$", "a\x1b[31m", "模型", "a\nb", "\u202eevil"])
+def test_what_the_font_lacks_or_what_acts_is_never_drawn(name):
+    shown = style.plain(name)
+    assert style.plain(shown) == shown
+    assert shown.isprintable()
+    assert style.width_pt(shown) > 0
+
+
+@pytest.mark.parametrize("text", [*LONG, "x" * 300, "", "two words"])
+def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
+    lines = style.wrapped(text, 90.0)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(style.width_pt(line) <= 90.0 for line in lines)

@@ -1,0 +1,12 @@
+"""Tables byte for byte as they were; `golden_tables` says how to write them anew."""
+
+from __future__ import annotations
+
+from report.golden_tables import FOLDER, golden
+
+
+def test_tables_are_as_in_the_golden_files():
+    made = dict(golden())
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(made)
+    for name, contents in made.items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == contents, name

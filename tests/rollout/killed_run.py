@@ -1,0 +1,72 @@
+"""A rollout that kills its process group at an instant: `killed_run.py DIR WORKERS INSTANT`.
+
+INSTANT is `event:K`, the K-th change of the disk since the run began; `finish:K`, the K-th since its completion began;
+or `never`. An instant may lie in the middle of a write.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from safevla_bench.evaluate import Request, Running, roll_out
+from safevla_bench.runs import journal, writing
+
+REQUEST = Request(
+    host="fake",
+    suites=("fake",),
+    episodes=5,
+    policies=("lethal", "random"),
+    policy_arguments={"lethal": {"pause_s": "0.002"}},
+    max_steps=6,
+)
+
+
+class Fuse:
+    """Counts the changes of the disk from the moment it is lit."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.lit = left, False
+
+    def burn(self) -> None:
+        self.left -= self.lit
+        if self.lit and self.left == 0:
+            os.killpg(0, signal.SIGKILL)
+
+    def before(self, change):
+        def changing(*args, **given):
+            self.burn()
+            return change(*args, **given)
+
+        return changing
+
+    def write(self, stream, content: bytes) -> None:
+        half = len(content) // 2
+        stream.write(content[:half])
+        self.burn()
+        stream.write(content[half:])
+        os.fsync(stream.fileno())
+
+    def finish(self, completed):
+        def finishing(writer):
+            self.lit = True
+            completed(writer)
+
+        return finishing
+
+
+def main(folder: Path, workers: int, instant: str) -> None:
+    since, _, number = instant.partition(":")
+    fuse = Fuse(int(number or 0))
+    for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
+        setattr(os, name, fuse.before(getattr(os, name)))
+    journal._write = fuse.write
+    writing.RunWriter.finish = fuse.finish(writing.RunWriter.finish)
+    fuse.lit = since == "event"
+    roll_out(REQUEST, folder, running=Running(workers=workers, resume=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,51 @@
+"""An estimate follows from the plan and the host's figures; without figures there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from safevla_bench.hosts import hosts
+from safevla_bench.interface import Task
+from safevla_bench.rollout import estimate, plan, protocol
+from safevla_bench.rollout.estimate import costs
+
+TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", 50) for k in (0, 3)]
+PLAN = plan(TASKS, 5, ["blind", "seeing"], protocol())
+CAMERAS = {"blind": 0, "seeing": 2}
+
+
+def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
+    known, found = costs()["libero"], estimate(PLAN, "libero", CAMERAS)
+    steps = 280 + 10
+    for side, span in enumerate(("low", "high")):
+        blind = known.step_s[side] * steps + known.reset_s[side]
+        seeing = blind + 2 * known.camera_step_s[side] * steps
+        expected = 10 * (blind + seeing) + 4 * known.make_s[side]
+        assert getattr(found.time_s, span) == pytest.approx(expected)
+        assert getattr(found.disk_bytes, span) == pytest.approx(20 * 281 * known.record_bytes[side])
+    assert (found.episodes, found.steps) == (20, 5600)
+    assert [(one.policy, one.task_id, one.episodes, one.horizon, one.cameras) for one in found.scenes] == [
+        ("blind", "task_0", 5, 280, 0),
+        ("blind", "task_3", 5, 280, 0),
+        ("seeing", "task_0", 5, 280, 2),
+        ("seeing", "task_3", 5, 280, 2),
+    ]
+
+
+def test_workers_divide_the_time_and_not_the_disk():
+    one, four = (estimate(PLAN, "libero", CAMERAS, workers) for workers in (1, 4))
+    assert four.time_s.high == pytest.approx(one.time_s.high / 4)
+    assert four.disk_bytes == one.disk_bytes
+    assert estimate(PLAN, "libero", CAMERAS, 1000).time_s.high == pytest.approx(one.time_s.high / 20)
+
+
+def test_a_host_without_figures_has_no_estimate():
+    found = estimate(PLAN, "unheard-of", CAMERAS)
+    assert (found.time_s, found.disk_bytes, found.episodes) == (None, None, 20)
+
+
+def test_every_figure_is_of_a_host_that_there_is_and_runs_from_low_to_high():
+    for name, known in costs().items():
+        assert name in hosts()
+        for low, high in (known.make_s, known.reset_s, known.step_s, known.camera_step_s, known.record_bytes):
+            assert 0 <= low <= high

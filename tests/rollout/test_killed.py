@@ -1,0 +1,91 @@
+"""Killed twenty times, with all its processes, a run that is resumed each time ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from folders import contents
+from safevla_bench.evaluate import roll_out
+from safevla_bench.runs import progress
+
+sys.path.insert(0, str(Path(__file__).parent))
+import killed_run
+
+TIMEOUT_S = 120
+
+
+def start(place: Path, folder: Path, workers: int, instant: str) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that a kill of the group takes the workers with it, and nobody else."""
+    return subprocess.Popen(
+        [sys.executable, killed_run.__file__, str(folder), str(workers), instant],
+        env={**os.environ, "PYTHONPATH": str(place)},
+        start_new_session=True,
+    )
+
+
+def killed_at_a_random_time(place: Path, folder: Path, workers: int, after_s: float) -> int:
+    """Wait until another episode is done, then a little longer, then kill."""
+    before = progress(folder)[0]
+    process = start(place, folder, workers, "never")
+    while progress(folder)[0] == before and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(after_s)
+    assert process.poll() is None, "it ended before it was killed"
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def unbroken(tmp_path, lethal):
+    roll_out(killed_run.REQUEST, tmp_path / "unbroken")
+    return contents(tmp_path / "unbroken")
+
+
+def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path, lethal, unbroken):
+    draw = random.Random(0)
+    folder = tmp_path / "run"
+    kills = [f"event:{draw.randint(1, 10)}" for _ in range(9)] + ["time"] * 5
+    draw.shuffle(kills)
+    finishing = [f"finish:{number}" for number in (draw.randint(1, 3), *(draw.randint(4, 11) for _ in range(3)), 15)]
+    done = []
+    for instant in ["event:2", *kills, *finishing]:
+        workers = draw.choice((1, 2))
+        if instant == "time":
+            code = killed_at_a_random_time(lethal, folder, workers, draw.uniform(0, 0.02))
+        else:
+            code = start(lethal, folder, workers, instant).wait(TIMEOUT_S)
+        assert code == -signal.SIGKILL, instant
+        done.append(progress(folder)[0] if (folder / "run.json").exists() else 0)
+    assert len(done) == 20
+    assert done == sorted(done)  # what was done once is done
+    assert done[-1] == 30
+    assert start(lethal, folder, 2, "never").wait(TIMEOUT_S) == 0
+    assert contents(folder) == unbroken
+
+
+def test_no_worker_outlives_the_process_that_started_it(tmp_path, lethal):
+    folder = tmp_path / "run"
+    process = start(lethal, folder, 2, "never")
+    while not (folder / "run.json").exists() or not progress(folder)[0]:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait(TIMEOUT_S)
+    while _anyone_in(process.pid):
+        time.sleep(0.01)
+
+
+def _anyone_in(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

