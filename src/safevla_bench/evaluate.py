@@ -23,7 +23,7 @@ from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies, select
+from safevla_bench.trajectory import Batch, empty, privileged_policies, select, standin_benchmarks
 from safevla_bench.version import __version__
 
 
@@ -55,12 +55,14 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int = 1
+    episodes: int | None = 1
+    """Of each task; None = as many as its benchmark runs."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they go before those for every policy."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
@@ -83,6 +85,7 @@ class Request:
             ) from None
         return cls(
             host=asked.host,
+            host_arguments=asked.host_arguments,
             suites=asked.suites,
             tasks=asked.indices,
             episodes=asked.episodes,
@@ -109,11 +112,12 @@ class _Asked(msgspec.Struct):
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: int
+    episodes: int | None
     policies: tuple[_AskedPolicy, ...]
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
+    host_arguments: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,11 @@ class Judged:
         return privileged_policies(self.batch) if self.batch else ()
 
     @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return standin_benchmarks(self.batch) if self.batch else ()
+
+    @property
     def ablated(self) -> bool:
         """Whether applicability was off."""
         return self.scores.provenance.get("applicability") == "off"
@@ -189,7 +198,7 @@ def prepare(request: Request) -> Prepared:
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
-    host = hosts.host(request.host)
+    host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     _check_arguments(request)
     made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
@@ -201,6 +210,7 @@ def prepare(request: Request) -> Prepared:
         request.host,
         {name: request.arguments_of(name) for name in request.policies},
         renders=any(policy.wants.cameras for policy in made.values()),
+        host_arguments=request.host_arguments,
     )
     description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
     return Prepared(host, episodes, made, players, description)
@@ -229,6 +239,7 @@ def _described(
     return {
         "schema_version": 1,
         "host": host.name,
+        "host_arguments": dict(request.host_arguments),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
@@ -513,6 +524,7 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
+    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
     return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
 
 
@@ -541,6 +553,7 @@ def board(
         headers=judged.batch.headers if judged.batch else (),
         protocols=boards.protocols(judged.description),
     )
+    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
     own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
     files = boards.site(of, title=title, provenance=judged.description, reports=own)
     return files | {

@@ -30,11 +30,13 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
         library: the specifications, for their formulas and limits.
         title: what the page is called.
         provenance: how the scores came about, shown at the end as it is. `policies` in it, or in the mappings of its
-            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes.
+            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes;
+            `standin_assets` the suites that were simulated with stand-ins for the host's own assets.
     """
     found, total = cells(scores), aggregate(scores)
     marked = frozenset(_privileged(provenance))
     skipped = _texts(provenance.get("skipped"))
+    standin = _texts(provenance.get("standin_assets"))
     floor, sheet = baseline(scores), style()
     return (
         environment()
@@ -47,10 +49,11 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
             total=total,
             ablated=provenance.get("applicability") == "off",
             privileged=sorted(marked & {policy_name(cell) for cell in found}),
+            standin=standin,
             warnings=cautioning.warning(floor),
             floor=cautioning.table(floor),
             outcomes=[views.outcome(cell, cell.policy in marked) for cell in found],
-            main=tables.main(found, total, privileged=marked),
+            main=tables.main(found, total, privileged=marked, standin=standin),
             violations=[views.violations(cell) for cell in found if cell.n],
             folded=len(found) > _OPEN,
             cases=list(views.cases(scores, batch, library)),
