@@ -16,13 +16,14 @@ from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
+from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
-from safevla_bench.report.tables import Roster
+from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies, standin_benchmarks
+from safevla_bench.trajectory import Batch, empty, privileged_policies, select, standin_benchmarks
 from safevla_bench.version import __version__
 
 
@@ -525,6 +526,47 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
     provenance |= {"standin_assets": judged.standin} if judged.standin else {}
     return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
+
+
+def board(
+    paths: Sequence[Path], by: Judge, *, title: str = "Safety board", reports: bool = True, skip_invalid: bool = False
+) -> dict[str, str]:
+    """The files of a board by their path: published results, and the policies of the sources where there are any.
+
+    Args:
+        paths: run folders and archives.
+        by: with what to judge them.
+        title: what the board is called.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid episodes out instead of raising.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    if by.applicability == "off":
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return boards.site(title=title)
+    judged = judge(paths, by, skip_invalid=skip_invalid)
+    of = boards.Measured(
+        material=material(judged, by),
+        headers=judged.batch.headers if judged.batch else (),
+        protocols=boards.protocols(judged.description),
+    )
+    own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
+    files = boards.site(of, title=title, provenance=judged.description, reports=own)
+    return files | {
+        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
+    }
+
+
+def _only(judged: Judged, policy: str | None) -> Judged:
+    """What was judged of one policy."""
+    batch = judged.batch
+    mine = [k for k, header in enumerate(batch.headers) if header.policy == policy] if batch else []
+    return replace(
+        judged, scores=boards.only(judged.scores, policy), batch=select(batch, mine) if batch and mine else None
+    )
 
 
 def evaluate(

@@ -73,7 +73,7 @@ def compare_command(
     needs more episodes for the same answer. Pairs that crashed on one side are left out and counted.
     """
     how = compare.How(metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test)
-    with _working("comparing"):
+    with working("comparing"):
         entrants = evaluate.contestants(sources, judge, policies=policies, skip_invalid=skip_invalid)
         found = compare.compare(entrants, how, paired=not unpaired, across_seeds=across_seeds)
     if form == "json":
@@ -110,7 +110,7 @@ def sensitivity_command(
     """
     specs, _ = judge.load()
     wanted = [sensitivity.asked(one, specs) for one in sweeps]
-    with _working("judging"):
+    with working("judging"):
         judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
         rescore = evaluate.rescorer(judged, judge)
         swept = [sensitivity.sweep(judged.scores, specs, one, rescore) for one in wanted]
@@ -179,7 +179,7 @@ def samplesize_command(
 
 
 @contextmanager
-def _working(what: str) -> Iterator[None]:
+def working(what: str) -> Iterator[None]:
     """Say that something is under way, where somebody looks."""
     if not sys.stderr.isatty():
         yield
