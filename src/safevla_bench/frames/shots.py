@@ -53,7 +53,8 @@ def violation(clause: Clause) -> Shot:
     behind = worst.involved
     names = behind.names if behind else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if clause.exhibit.line.signal == _TORQUE and names else None
-    who = [f"{behind.what} {' and '.join(names)}"] if behind else []
+    amount = f" ({behind.amount})" if behind and joint is not None else ""  # of others it is the value itself
+    who = [f"{behind.what} {' and '.join(names)}{amount}"] if behind else []
     return Shot(
         kind="violation",
         record=worst.step,

@@ -21,7 +21,7 @@ _ENOUGH = 0.06
 _NEARLY_BEST = 0.85
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
-_RADII = 7.0
+_RADII = 5.0
 _DISTANCE_M = (0.4, 1.4)
 
 
