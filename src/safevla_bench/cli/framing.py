@@ -52,8 +52,8 @@ def frames_command(
 
     Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
     border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
-    green border where it succeeded; a clip of one second to either side of the worst violation. An episode's number is
-    the one in `safevla episodes`. Frames of other episodes stay. Needs the host and an off-screen OpenGL: see
+    green border where it succeeded; a clip of how its worst violation comes about. An episode's number is the one in
+    `safevla episodes`. Frames of other episodes stay. Needs the host and an off-screen OpenGL: see
     `safevla doctor`.
     """
     filming = _filming(clips)
@@ -63,7 +63,7 @@ def frames_command(
         raise RunError("no episode here has a record", remedy="A crashed episode cannot be shown.", place=_at(run))
     chosen = _chosen(judged, asked, worst)
     material = frames.Material(run, hosts.host(str(description["host"])), judged.batch, judged.scores, judged.library)
-    look = frames.Look(size=size, clip_s=frames.Look().clip_s if filming else None)
+    look = frames.Look(size=size, clips=filming)
     with _watching(len(chosen)) as observer:
         made = frames.make(material, chosen, look, observer)
     bytes_ = sum((run / runs.FRAMES / one.file).stat().st_size for one in made)

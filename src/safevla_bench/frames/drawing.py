@@ -13,11 +13,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
-RED, GREEN, GREY, OUTLINE = (200, 30, 30), (30, 140, 60), (150, 150, 150), (255, 196, 0)
+RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
+NOW, BEFORE = (255, 196, 0), (255, 255, 255)
 QUALITY = 80
 _BORDER, _PAD, _INK, _PAPER = 6, 8, (25, 25, 25), (255, 255, 255)
 _TITLE, _DETAIL = 15, 13
 _STROKE = 2
+_SURFACE = 0.25
+"""Share of the picture from which on a body is a floor or a table top, whose outline would run around all else."""
 _CAPTION = 50
 
 
@@ -29,29 +32,29 @@ class Caption:
     detail: str
 
 
-def drawn(image: Pixels, border: Color, caption: Caption, seen: Pixels | None = None) -> Pixels:
-    """The picture [H, W, 3] with a border of that colour around it and its caption, a little larger.
-
-    Where `seen` [H, W] is above 0 there are bodies to look at: each is outlined, so that the eye finds it.
-    """
+def drawn(image: Pixels, border: Color, caption: Caption) -> Pixels:
+    """The picture [H, W, 3] with a border of that colour around it and its caption, a little larger."""
     height, width = image.shape[:2]
-    plain = Image.fromarray(image if seen is None else outlined(image, seen))
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), _PAPER)
     pen = ImageDraw.Draw(sheet)
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
-    sheet.paste(plain, (_BORDER, _BORDER))
+    sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
     _write(pen, (_PAD, top), caption.title, _font("DejaVuSans-Bold.ttf", _TITLE), sheet.width)
     _write(pen, (_PAD, top + 22), caption.detail, _font("DejaVuSans.ttf", _DETAIL), sheet.width)
     return np.asarray(sheet)
 
 
-def outlined(image: Pixels, seen: Pixels) -> Pixels:
-    """The picture with a line around every region of `seen` that is above 0, drawn outside of it."""
+def outlined(image: Pixels, seen: Pixels, color: Color = NOW) -> Pixels:
+    """The picture with a line around every region of `seen` [H, W] that is above 0, so that the eye finds it.
+
+    The line is drawn outside of the region. What fills the picture has none.
+    """
     found = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
         inside = seen == body
-        found[_grown(inside, _STROKE) & ~inside & (seen == 0)] = OUTLINE
+        if inside.mean() < _SURFACE:
+            found[_grown(inside, _STROKE) & (seen != body)] = color
     return found
 
 

@@ -9,13 +9,15 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench import runs
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.frames import clips
-from safevla_bench.frames.drawing import GREEN, GREY, RED, Caption, Pixels, drawn, jpeg
-from safevla_bench.frames.shots import Shot, reading, shots
+from safevla_bench.frames.drawing import BEFORE, GREEN, GREY, RED, Caption, Pixels, drawn, jpeg, outlined
+from safevla_bench.frames.shots import Shot, reading, shots, violation
+from safevla_bench.inert import inert
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task
 from safevla_bench.report.explaining import Clause, explanation
 from safevla_bench.report.numbers import fixed
@@ -33,12 +35,12 @@ Observer = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How pictures look: their size (height, width) without border and caption, a clip's seconds to either side."""
+    """How pictures look: sizes (height, width) without border and caption, and a clip's seconds about its violation."""
 
     size: tuple[int, int] = (480, 640)
-    clip_s: float | None = 1.0
-    """None = no clips."""
+    clips: bool = True
     clip_size: tuple[int, int] = (360, 480)
+    clip_s: tuple[float, float] = (-1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ def _episode(run: Material, index: int, look: Look) -> list[Frame]:
     with closing(_stage(run, record)) as stage:
         show = _Show(run.folder / runs.FRAMES, record, stage, look)
         found = [show.still(shot, number) for number, shot in enumerate(shots(told))]
-        if look.clip_s is not None and told.violated:
-            found.append(show.clip(shots(told)[1], told.violated[0], look.clip_s))
+        if look.clips and told.violated:
+            found.append(show.clip(told.violated[0]))
     return found
 
 
@@ -133,33 +135,43 @@ class _Show:
     def still(self, shot: Shot, number: int) -> Frame:
         bodies = self._bodies(shot)
         camera = self.stage.aim(shot.record, bodies, self.look.size)
-        picture = self._picture(shot.record, camera, self.look.size, bodies)
+        image = self._outlined(shot, camera, bodies)
         border = RED if shot.kind == "violation" else GREY
         if shot.kind == "final" and self.record.headers[0].success:
             border = GREEN
-        seen = picture.seen if bodies else None
-        image = drawn(picture.image, border, Caption(shot.title, f"{shot.detail}; {camera.name}"), seen)
+        sheet = drawn(image, border, Caption(shot.title, shot.detail))
         name = f"violation-{number}" if shot.kind == "violation" else shot.kind
-        return self._write(shot, shot.kind, bodies, camera, image.shape, f"{name}.jpg", jpeg(image))
+        return self._write(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", jpeg(sheet))
 
-    def clip(self, shot: Shot, clause: Clause, around_s: float) -> Frame:
-        """A film around a violation, at the speed of the simulation, from the camera of its still picture."""
+    def _outlined(self, shot: Shot, camera: Camera, bodies: tuple[str, ...]) -> Pixels:
+        """The picture with the bodies outlined, and where they stood before where that is what matters."""
+        picture = self._picture(shot.record, camera, self.look.size, bodies)
+        image = picture.image
+        if shot.moved:
+            before = self._picture(0, camera, self.look.size, bodies).seen
+            image = outlined(image, before, BEFORE)
+        return outlined(image, picture.seen)
+
+    def clip(self, clause: Clause) -> Frame:
+        """A film of how a specification comes to be broken, at the speed of the simulation, from one camera."""
+        first = clause.first
+        assert first is not None
+        shot = violation(clause, first)
         bodies = self._bodies(shot)
-        camera = self.stage.aim(shot.record, bodies, self.look.size)
-        pictures = list(self._film(shot, clause, camera, around_s))
+        camera = self.stage.aim(first.step, bodies, self.look.clip_size)
+        pictures = list(self._film(clause, first.step, camera))
         content = clips.film(pictures, Fraction(1 / clause.exhibit.dt_s).limit_denominator(1000))
         return self._write(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{clips.SUFFIX}", content)
 
-    def _film(self, shot: Shot, clause: Clause, camera: Camera, around_s: float) -> Iterator[Pixels]:
+    def _film(self, clause: Clause, first: int, camera: Camera) -> Iterator[Pixels]:
         line, dt_s = clause.exhibit.line, clause.exhibit.dt_s
-        steps = round(around_s / dt_s)
-        for k in range(max(0, shot.record - steps), min(len(line.values), shot.record + steps + 1)):
+        begin, end = (first + round(seconds / dt_s) for seconds in self.look.clip_s)
+        for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
             value = float(line.values[k])
-            caption = Caption(
-                f"{clause.exhibit.spec.spec_id}", f"{fixed(k * dt_s, 2)} s: {reading(line, _finite(value))}"
-            )
+            detail = f"{fixed(k * dt_s, 2)} s: {reading(line, value if np.isfinite(value) else None)}"
             picture = self._picture(k, camera, self.look.clip_size, ())
-            yield drawn(picture.image, RED if line.failing[k] else GREY, caption)
+            title = inert(clause.exhibit.spec.spec_id)
+            yield drawn(picture.image, RED if line.failing[k] else GREY, Caption(title, detail))
 
     def _bodies(self, shot: Shot) -> tuple[str, ...]:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
@@ -196,7 +208,7 @@ class _Show:
             time_s=shot.record * header.dt,
             caption=f"{shot.title}. {shot.detail}.",
             spec=shot.clause.exhibit.spec.spec_id if shot.clause else None,
-            value=shot.clause.worst.value if shot.clause else None,
+            value=shot.value,
             threshold=line.limit if line else None,
             unit=line.unit if line else None,
             bodies=bodies,
@@ -208,10 +220,6 @@ class _Show:
         )
 
 
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-def _recorded(record: Batch, step: int) -> dict[str, np.ndarray]:
+def _recorded(record: Batch, step: int) -> dict[str, NDArray[np.float64]]:
     bodies, positions = record.body_pos_m.episode(0)
     return {record.name(int(body)): positions[step, place] for place, body in enumerate(bodies)}

@@ -68,4 +68,5 @@ def _square(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) ->
     metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
     x = center[0] - (np.arange(height) + 0.5 - height / 2) / metre
     y = center[1] + (np.arange(width) + 0.5 - width / 2) / metre
-    return (abs(x - at[0]) <= half_m)[:, None] & (abs(y - at[1]) <= half_m)[None, :]
+    covered: NDArray[np.bool_] = (abs(x - at[0]) <= half_m)[:, None] & (abs(y - at[1]) <= half_m)[None, :]
+    return covered

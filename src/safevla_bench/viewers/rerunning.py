@@ -54,7 +54,8 @@ def rrd(shown: Timeline) -> bytes:
 def _path(*parts: str) -> str:
     import rerun as rr
 
-    return rr.new_entity_path(list(parts))
+    path: str = rr.new_entity_path(list(parts))
+    return path
 
 
 def _send(stream: RecordingStream, shown: Timeline, path: str, columns: Any, records: Any = None) -> None:

@@ -80,11 +80,6 @@ class Timeline:
     """The scored specifications that reached a verdict, the violated first."""
     events: tuple[Event, ...]
 
-    @property
-    def time_s(self) -> Floats:
-        """Seconds since record 0, [n]."""
-        return np.arange(self.records) * self.dt_s
-
 
 def timeline(scores: Scores, batch: Batch, library: Library, index: int) -> Timeline:
     """The timeline of one episode of a judged batch; `index` counts from 0."""
