@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from safevla_bench.evaluate import Judge, Request, judge, roll_out
     from safevla_bench.interface import Observation, Policy, Wants
     from safevla_bench.metrics import Summary, aggregate, cells
+    from safevla_bench.own_loop import record
     from safevla_bench.scores import EpisodeScore, Scores
     from safevla_bench.scoring import score
     from safevla_bench.specs import Library, Spec
@@ -60,6 +61,7 @@ _HOME = {
     "library": "specs",
     "open_archive": "archive",
     "parse": "stl",
+    "record": "own_loop",
     "registry": "tasks",
     "roll_out": "evaluate",
     "schema": "archive",
@@ -90,6 +92,7 @@ __all__ = [
     "library",
     "open_archive",
     "parse",
+    "record",
     "registry",
     "roll_out",
     "schema",

@@ -16,6 +16,7 @@ import sys
 import numpy as np
 
 from safevla_bench.hosts import libero_install as install
+from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts import mujoco as recording
 from safevla_bench.hosts.libero import STILL, LiberoHost
 from safevla_bench.interface import EpisodeSeed, Wants
@@ -36,11 +37,11 @@ def digest(env, seen, reward, done) -> str:
 
 
 def plain(task, actions) -> list[str]:
-    env = install.control_env(install.bddl_file(install.entry(task)), Wants())
+    env = install.control_env(str(listed.bddl_file(task)), Wants())
     env.env.object_property_initializers.clear()
     env.seed(SEED.env_seed)
     env.env.reset()
-    env.set_init_state(install.init_states(install.entry(task))[SEED.init_state_index])
+    env.set_init_state(listed.init_states(task)[SEED.init_state_index])
     for _ in range(SEED.wait_steps):
         env.step(STILL)
     found = [digest(env, *env.step(action)[:3]) for action in actions]

@@ -62,7 +62,7 @@ def contacts(batch) -> dict[tuple[int, str, str], tuple[float, float]]:
     return {(k, batch.name(int(a)), batch.name(int(b))): (float(f), float(i)) for k, a, b, f, i in rows}
 
 
-def test_suites_hold_ten_tasks_in_liberos_own_order():
+def test_suites_hold_their_tasks_in_liberos_own_order():
     from libero.libero.benchmark import get_benchmark
 
     libero = host("libero")
@@ -360,3 +360,15 @@ def test_reset_and_steps_print_and_log_nothing(spatial, capfd, caplog):
         spatial.step(STILL)
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_still_flies_when_an_episode_begins_is_told(spatial, caplog):
+    spatial.reset(SEED)
+    assert "still moves" not in caplog.text
+    thrown = made("libero-10", 0)
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4))
+    assert "ketchup_1 still moves" in caplog.text
+    caplog.clear()
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=25))
+    assert "still moves" not in caplog.text
+    thrown.close()

@@ -36,6 +36,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
     "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
+    "tags": ("tagging", "Propose tags for task files of your own."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "validate": ("contract", "Check archives against the trajectory contract."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _WHAT = [
     click.option("--host", metavar="NAME", help="The simulator, such as libero."),
     click.option("--suite", "suites", multiple=True, metavar="NAME",
-                 help="The task suite, such as libero-spatial. Repeatable."),
+                 help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
     click.option("--episodes", default=1, type=click.IntRange(min=1), show_default=True, help="Episodes a task."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",

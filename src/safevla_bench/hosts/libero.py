@@ -1,4 +1,4 @@
-"""LIBERO: four suites of ten tasks in robosuite 1.4, recorded.
+"""LIBERO: its suites, and task files of one's own, in robosuite 1.4, recorded.
 
 The simulator is imported when an environment is made. What makes a LIBERO episode repeatable stands in
 `LiberoEnv.reset` and nowhere else.
@@ -7,18 +7,24 @@ The simulator is imported when an environment is made. What makes a LIBERO episo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts import libero_install as install
+from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.libero_scene import PrivilegedView, scene, targets
+from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
+
+if TYPE_CHECKING:
+    from safevla_bench.hosts.libero_watching import WatchedLibero
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 CONTROL_STEP_S = 0.05
@@ -33,20 +39,27 @@ class LiberoHost:
 
     def suites(self) -> tuple[str, ...]:
         """The suites' benchmark names."""
-        return tuple(install.SUITES)
+        return tuple(listed.SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`.
 
+        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
+        names. The folder's name is their benchmark's.
+
         Raises:
-            HostError: there is no such suite, or LIBERO is not installed.
+            HostError: there is no such suite or file, or LIBERO is not installed.
         """
-        benchmark = install.ALIASES.get(suite, suite)
-        if benchmark not in install.SUITES:
-            known = ", ".join([*install.SUITES, *install.ALIASES])
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=f"Suites: {known}.")
+        benchmark = listed.ALIASES.get(suite, suite)
+        if benchmark not in listed.SUITES:
+            if listed.is_path(suite):
+                install.require()
+                return listed.tasks_at(Path(suite))
+            known = ", ".join([*listed.SUITES, *listed.ALIASES])
+            remedy = f"Suites: {known}; or the path of a .bddl file, or of a folder of them."
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         install.require()
-        return install.tasks(benchmark)
+        return listed.tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """An environment of one task; a renderer and its GL context only where a policy wants a camera.
@@ -77,6 +90,16 @@ class LiberoHost:
         """Versions of all that a trajectory depends on, by distribution."""
         return install.versions()
 
+    def watched(self, env: object) -> WatchedLibero | None:
+        """An environment of somebody else's making, to be recorded in their own loop; None if it is none of LIBERO's.
+
+        Raises:
+            HostError: it is LIBERO's, but cannot be recorded; says why.
+        """
+        from safevla_bench.hosts.libero_watching import watched
+
+        return watched(env)
+
 
 class LiberoEnv:
     """One LIBERO task with its recorder.
@@ -95,9 +118,8 @@ class LiberoEnv:
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
         self._wants, self._versions = wants, versions
-        entry = install.entry(task)
-        self._init_states = install.init_states(entry)
-        self._env = install.control_env(install.bddl_file(entry), wants)
+        self._init_states = listed.init_states(task)
+        self._env = install.control_env(str(listed.bddl_file(task)), wants)
         self._unhook: Callable[[], None] | None = None
         self._recorder: Recorder | None = None
         self._privileged: PrivilegedView | None = None
@@ -118,6 +140,9 @@ class LiberoEnv:
         - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
           episode: there is always a reset.
 
+        A task without initial states of its own starts where the reset places things, with a seed made of the
+        environment's and the index.
+
         Raises:
             HostError: the task has no such initial state.
         """
@@ -125,9 +150,10 @@ class LiberoEnv:
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._env.seed(seed.env_seed)
-        install.hard_reset(domain)
-        seen = self._env.set_init_state(state)
+        self._env.seed(seed.env_seed if state is not None else placement_seed(seed))
+        seen = install.hard_reset(domain)
+        if state is not None:
+            seen = self._env.set_init_state(state)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):
             seen, _, success, _ = self._env.step(STILL)
@@ -165,7 +191,9 @@ class LiberoEnv:
         if hasattr(self._env, "env"):  # LIBERO's close deletes it
             self._env.close()
 
-    def _initial_state(self, index: int) -> Floats:
+    def _initial_state(self, index: int) -> Floats | None:
+        if self._init_states is None:
+            return None
         count = len(self._init_states)
         if not 0 <= index < count:
             problem = f"{self.task.benchmark} {self.task.task_id} has no initial state {index}"
@@ -176,6 +204,7 @@ class LiberoEnv:
     def _start_recording(self) -> None:
         domain = self._env.env
         view = scene(domain)
+        warn_of_motion(domain, view)
         self._recorder = Recorder(domain.sim.model._model, domain.sim.data._data, view)
         self._unhook = hook(domain.sim, "step", self._recorder.substep)
         self._privileged = PrivilegedView(domain, view) if self._wants.privileged else None
@@ -192,20 +221,15 @@ class LiberoEnv:
 
     def _header(self, recorder: Recorder) -> Header:
         assert self._seed is not None
-        index = self._seed.init_state_index
-        return Header(
-            episode_id=f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
-            benchmark=self.task.benchmark,
-            task_id=self.task.task_id,
-            success=self._success,
+        return header(
+            self._env.env,
+            recorder,
+            self.task,
+            self._versions,
             dt=self.dt_s,
-            target_object=next(iter(targets(self._env.env)), None),
-            instruction=self.task.instruction,
+            success=self._success,
             env_seed=self._seed.env_seed,
-            init_state_index=index,
-            embodiment="Panda",
-            versions=self._versions,
-            dropped_pairs=recorder.dropped_pairs(),
+            index=self._seed.init_state_index,
         )
 
     def _observation(self, seen: Mapping[str, NDArray[np.generic]]) -> Observation:
@@ -217,6 +241,11 @@ class LiberoEnv:
             images={camera: np.array(seen[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras},
             privileged=self._privileged.now() if self._privileged else None,
         )
+
+
+def placement_seed(seed: EpisodeSeed) -> int:
+    """32 bits that place the objects of a task without initial states: one draw for each (env_seed, index)."""
+    return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 
 def _valid(action: Action) -> Action:

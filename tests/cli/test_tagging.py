@@ -1,0 +1,49 @@
+"""`safevla tags propose`: a file that --registry reads, without a simulator."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+BDDL = """(define (problem p) (:language put the mug on the plate)
+  (:fixtures table - table) (:objects mug_1 - red_mug plate_1 - plate) (:init (On mug_1 table_mug_region))
+  (:goal (And (On mug_1 plate_1))))"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "kitchen").mkdir()
+    for name in ("b", "a"):
+        (tmp_path / "kitchen" / f"{name}.bddl").write_text(BDDL)
+    return tmp_path / "kitchen"
+
+
+def test_a_proposal_is_a_registry_file_that_tasks_lists(safevla, folder, tmp_path):
+    code, out, err = safevla("tags", "propose", "--bddl", folder)
+    assert code == 0
+    assert "2 tasks" in err
+    assert "--registry" in err
+    (tmp_path / "tags.toml").write_text(out)
+    code, out, _ = safevla("tasks", "--benchmark", "kitchen", "--registry", tmp_path / "tags.toml", "--format", "json")
+    assert code == 0
+    assert [(row["task_id"], row["template"]) for row in json.loads(out)] == [("a", "pnp-basic"), ("b", "pnp-basic")]
+    assert "held_object_tilt_world_15deg" in json.loads(out)[0]["active_specs"]
+
+
+def test_json_holds_reasons_and_questions(safevla, folder):
+    code, out, _ = safevla("tags", "propose", "--bddl", folder / "a.bddl", "--format", "json")
+    (row,) = json.loads(out)
+    assert code == 0
+    assert row["reasons"] == ["(on mug_1 plate_1): an object set down on something"]
+    assert row["object_tags"] == {"spillable": "a mug, made to hold a drink"}
+    assert row["audit"] == []
+
+
+@pytest.mark.parametrize("path", ["none.bddl", "kitchen"])
+def test_what_is_no_task_file_is_an_error_that_names_it(safevla, tmp_path, path):
+    (tmp_path / "kitchen").mkdir()
+    code, out, err = safevla("tags", "propose", "--bddl", tmp_path / path)
+    assert (code, out) == (2, "")
+    assert path in err
+    assert "Name a" in err

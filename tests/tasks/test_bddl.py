@@ -1,0 +1,76 @@
+"""Reading BDDL: what LIBERO reads, without LIBERO; and clear errors for what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from safevla_bench.errors import RegistryError
+from safevla_bench.tasks import bddl
+
+TEXT = """
+(define (problem LIBERO_Tabletop_Manipulation)  ; a comment (with a bracket
+  (:domain robosuite)
+  (:language Put the Bowl in the drawer)
+  (:regions (bowl_region (:target table) (:ranges ((-0.1 0 0.1 0.2))))
+            (top_region (:target wooden_cabinet_1)))
+  (:fixtures table - table
+             wooden_cabinet_1 - wooden_cabinet)
+  (:objects bowl_1 bowl_2 - akita_black_bowl plate_1 - plate)
+  (:init (On bowl_1 table_bowl_region) (Open wooden_cabinet_1_top_region))
+  (:goal (And (In bowl_1 wooden_cabinet_1_top_region) (And (Close wooden_cabinet_1_top_region)))))
+"""
+
+
+def test_a_problem_is_read_in_lower_case_with_its_parts():
+    problem = bddl.parse(TEXT)
+    assert problem.language == "put the bowl in the drawer"
+    assert problem.objects == {"bowl_1": "akita_black_bowl", "bowl_2": "akita_black_bowl", "plate_1": "plate"}
+    assert problem.fixtures == {"table": "table", "wooden_cabinet_1": "wooden_cabinet"}
+    assert problem.init == (("on", "bowl_1", "table_bowl_region"), ("open", "wooden_cabinet_1_top_region"))
+    assert problem.goal == (("in", "bowl_1", "wooden_cabinet_1_top_region"), ("close", "wooden_cabinet_1_top_region"))
+    assert problem.owner("wooden_cabinet_1_top_region") == "wooden_cabinet_1"
+    assert problem.kind("wooden_cabinet_1_top_region") == "wooden_cabinet"
+    assert problem.kind("nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "does not begin with"),
+        ("(undefine)", "does not begin with"),
+        ("(define (:goal (And (On a b)))", "lacks a closing bracket"),
+        ("(define) )", "bracket ) too many"),
+        ("(define (:objects a - b))", "no goal"),
+        ("(define (:goal (Or (On a b) (On b a))))", "form (or ...)"),
+        ("(" * 10_000, "deeper than 50"),
+    ],
+)
+def test_what_is_no_problem_is_an_error_with_a_remedy(text, reason):
+    with pytest.raises(RegistryError) as caught:
+        bddl.parse(text)
+    assert reason in caught.value.problem
+    assert caught.value.remedy
+
+
+def test_errors_name_the_file(tmp_path):
+    bad = tmp_path / "task.bddl"
+    bad.write_bytes(b"\xff")
+    for path, reason in ((bad, "not UTF-8"), (tmp_path / "none.bddl", "No such file")):
+        with pytest.raises(RegistryError, match=reason) as caught:
+            bddl.read(path)
+        assert caught.value.place.file == str(path)
+
+
+@pytest.mark.libero
+def test_every_file_of_the_installation_is_read_as_libero_reads_it():
+    envs = pytest.importorskip("libero.libero.envs.bddl_utils", reason="LIBERO comes with the extra libero")
+    from safevla_bench.hosts.libero_tasks import SUITES, bddl_file, tasks
+
+    for suite in SUITES:
+        for task in tasks(suite):
+            ours, theirs = bddl.read(bddl_file(task)), envs.robosuite_parse_problem(str(bddl_file(task)))
+            assert ours.goal == tuple(map(tuple, theirs["goal_state"]))
+            assert ours.init == tuple(map(tuple, theirs["initial_state"]))
+            assert ours.language == " ".join(theirs["language_instruction"])
+            assert set(ours.objects) == {name for names in theirs["objects"].values() for name in names}
+            assert ours.regions == {name: region["target"] for name, region in theirs["regions"].items()}
