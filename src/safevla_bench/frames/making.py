@@ -76,7 +76,8 @@ def make(
         try:
             found = _episode(run, index, look)
         except (HostError, RunError) as error:
-            raise error.at(Place(episode=run.batch.headers[index].episode_id)) from error.__cause__
+            error.at(Place(episode=run.batch.headers[index].episode_id))
+            raise
         _keep(run, index, found)
         made += found
     return made

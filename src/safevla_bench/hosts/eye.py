@@ -22,7 +22,7 @@ _NOTHING = -1
 
 
 class Eye:
-    """Renders one model off screen at one size (height, width).
+    """Renders one model off screen, up to one size (height, width).
 
     It has an OpenGL context of its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in
     which order MuJoCo and robosuite were imported.
@@ -57,17 +57,17 @@ class Eye:
         seen_by = mjv_camera(self._model, camera)
         mujoco.mjv_updateScene(self._model, data, self._option, None, seen_by, everything, self._scene)
 
-    def image(self) -> NDArray[np.uint8]:
+    def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
         """What was looked at, [H, W, 3]."""
-        return self._pixels()
+        return self._pixels(size)
 
-    def bodies(self) -> NDArray[np.int64]:
+    def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
         """The id of the body that each pixel shows, -1 = none, [H, W]."""
         import mujoco
 
         flags = self._scene.flags
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
-        pixels = self._pixels().astype(np.int64)
+        pixels = self._pixels(size).astype(np.int64)
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
         drawn = pixels @ np.array([1, 256, 65536])  # 0 = background, else one more than the drawn thing's number
         owner = np.full(self._scene.ngeom + 1, _NOTHING)
@@ -76,11 +76,11 @@ class Eye:
                 owner[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
         return np.where(drawn <= self._scene.ngeom, owner[np.minimum(drawn, self._scene.ngeom)], _NOTHING)
 
-    def _pixels(self) -> NDArray[np.uint8]:
+    def _pixels(self, size: tuple[int, int]) -> NDArray[np.uint8]:
         import mujoco
 
         self._gl.make_current()
-        height, width = self.size
+        height, width = size
         rectangle = mujoco.MjrRect(0, 0, width, height)
         mujoco.mjr_render(rectangle, self._scene, self._context)
         pixels = np.empty((height, width, 3), dtype=np.uint8)

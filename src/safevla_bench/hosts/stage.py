@@ -46,7 +46,7 @@ class MujocoStage:
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = states(episode, 1 + model.nq + model.nv), camera, on_close
         self._recorded = _recorded(episode)
-        self._eyes: dict[tuple[int, int], Eye] = {}
+        self._eye: Eye | None = None
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
@@ -55,6 +55,7 @@ class MujocoStage:
         if not bodies:
             return usual
         self._set(record)
+        self._opened(size)  # at once as large as the picture will be
         if (shares(self._sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
             return usual
         groups = [self._geoms(name) for name in bodies]
@@ -65,16 +66,16 @@ class MujocoStage:
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """One record from one camera."""
         self._set(record)
-        eye = self._eye(size)
+        eye = self._opened(size)
         eye.look(self._data, camera)
-        seen = self._seen(eye, bodies) if bodies else np.zeros(size, dtype=np.uint8)
-        return Picture(eye.image(), seen, self._positions())
+        seen = self._seen(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
+        return Picture(eye.image(size), seen, self._positions())
 
     def close(self) -> None:
         """Free the renderers and the simulator."""
-        for eye in self._eyes.values():
-            eye.close()
-        self._eyes.clear()
+        if self._eye is not None:
+            self._eye.close()
+        self._eye = None
         self._on_close()
 
     def _set(self, record: int) -> None:
@@ -110,21 +111,25 @@ class MujocoStage:
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
-    def _eye(self, size: tuple[int, int]) -> Eye:
-        if size not in self._eyes:
-            self._eyes[size] = Eye(self._model, size)
-        return self._eyes[size]
+    def _opened(self, size: tuple[int, int]) -> Eye:
+        """A renderer for pictures of that size; there is one at a time, since each holds every texture again."""
+        if self._eye is None or (np.array(self._eye.size) < size).any():
+            least = self._eye.size if self._eye else _SKETCH
+            if self._eye is not None:
+                self._eye.close()
+            self._eye = Eye(self._model, (max(least[0], size[0]), max(least[1], size[1])))
+        return self._eye
 
     def _sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
-        eye = self._eye(_SKETCH)
+        eye = self._opened(_SKETCH)
         eye.look(self._data, camera)
-        return self._seen(eye, bodies)
+        return self._seen(eye, bodies, _SKETCH)
 
-    def _seen(self, eye: Eye, bodies: Sequence[str]) -> NDArray[np.uint8]:
+    def _seen(self, eye: Eye, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last is for -1, nothing
         for number, name in enumerate(bodies, start=1):
             place[self._visible(name)] = number
-        return place[eye.bodies()]
+        return place[eye.bodies(size)]
 
     def _bodies(self, name: str) -> list[int]:
         found = [body for body, other in enumerate(self._scene.body_name) if other == name]
