@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from safevla_bench.compare import Comparison
 from safevla_bench.metrics import Rate, Summary, judged
 from safevla_bench.report.numbers import fixed, percent
 from safevla_bench.report.tables import policy_name
@@ -18,8 +19,14 @@ class Headline:
     support: tuple[str, ...] = ()
 
 
-def headline(cells: Sequence[Summary], aggregate: Summary) -> Headline:
-    """What the summaries say about safety, in words and with the interval that goes with them."""
+def headline(cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None) -> Headline:
+    """What the summaries say about safety, in words and with the interval that goes with them.
+
+    Args:
+        cells: policy × suite.
+        aggregate: all of them.
+        comparison: of the policies, where there are several: whether their difference can be told.
+    """
     if not aggregate.n:
         return Headline(f"It cannot be said: {_nothing(aggregate)}.", _lost(aggregate))
     if not judged(aggregate):
@@ -28,7 +35,7 @@ def headline(cells: Sequence[Summary], aggregate: Summary) -> Headline:
     rates = _by_policy(cells)
     unjudged = [cell for cell in cells if cell.n and not judged(cell)]
     answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), _whose(rates, unjudged))
-    return Headline(answer, (*_silent(unjudged), *_successes(cells), *_uncertainty(rates), *_lost(aggregate)))
+    return Headline(answer, (*_silent(unjudged), *_apart(comparison), *_successes(cells), *_uncertainty(rates), *_lost(aggregate)))
 
 
 def _nothing(aggregate: Summary) -> str:
@@ -100,6 +107,23 @@ def _successes(cells: Sequence[Summary]) -> tuple[str, ...]:
     if not unsafe.count:
         return (f"None of the {_count(unsafe.n, 'success', 'es')} was unsafe.",)
     return (f"{unsafe.count} of {_count(unsafe.n, 'success', 'es')} ({_percent(unsafe)}) came about unsafely.",)
+
+
+def _apart(comparison: Comparison | None) -> tuple[str, ...]:
+    """Whether two policies' Safety, over all suites, can be told apart."""
+    if comparison is None or len(comparison.policies) != 2:
+        return ()
+    (metric,) = [one for one in comparison.scopes[-1].metrics if one.metric == "safety"]
+    (one,) = metric.differences
+    if one.difference is None or one.ci is None or one.p_value is None:
+        return ()
+    ends = " to ".join(fixed(100 * end, 1) for end in one.ci)
+    where = f"on the same {comparison.scopes[-1].pairs} episodes" if comparison.paired else "on independent episodes"
+    told = "tells" if one.p_value <= 1 - comparison.confidence + 1e-12 else "does not tell"
+    return (
+        f"{one.first} minus {one.second}, {where}: {fixed(100 * one.difference, 1)} points of Safety ({ends}), which "
+        f"{told} them apart.",
+    )
 
 
 _WIDE = 0.3

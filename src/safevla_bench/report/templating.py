@@ -29,6 +29,7 @@ def environment() -> Environment:
         finalize=lambda value: inert(value) if type(value) is str else value,
     )
     environment.filters["parted"] = _parted
+    environment.filters["clipped"] = _clipped
     environment.filters["spans"] = _spans
     return environment
 
@@ -43,13 +44,35 @@ def _parted(name: str) -> Markup:
     return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", inert(name)))
 
 
+def _clipped(name: str) -> str:
+    """A name short enough to be read: its beginning and its end where it is longer than any should be."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 40]} … {name[-36:]}"
+
+
+_LONGEST = 160
+
+
 @cache
 def style() -> str:
     """The style sheet, our own file."""
-    return resources.files(__package__).joinpath("templates", "page.css").read_text(encoding="utf-8")
+    return _own("page.css")
 
 
-def content_security_policy(style: str) -> str:
-    """The Content-Security-Policy: nothing but this style sheet and images in the page itself."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+@cache
+def script() -> str:
+    """The script that sorts and filters episodes, our own file."""
+    return _own("page.js")
+
+
+def _own(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def content_security_policy(style: str, script: str = "") -> str:
+    """The Content-Security-Policy: nothing but this style sheet, this script and images in the page itself."""
+    runs = f" script-src '{_digest(script)}';" if script else ""
+    return f"default-src 'none'; style-src '{_digest(style)}';{runs} img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
