@@ -539,7 +539,8 @@ def report(judged: Judged, title: str = "Safety report") -> str:
 def _analysis(judged: Judged) -> Analysis:
     """What the report says beyond the four numbers."""
     _, tasks = judged.judge.load()
-    told = [source.get("protocol") for source in judged.description.get("sources", ())]
+    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
+    told = [source.get("protocol") for source in sources]
     return analyse(
         judged.scores,
         judged.batch or empty(),

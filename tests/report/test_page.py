@@ -102,7 +102,7 @@ def test_tables_images_and_targets_are_named(state):
     tables = [tag for tag, _ in checked.tags if tag == "table"]
     assert len([tag for tag, _ in checked.tags if tag == "caption"]) == len(tables)
     images = [attributes for tag, attributes in checked.tags if tag == "svg" and "viewbox" not in attributes]
-    assert all(one.get("aria-hidden") == "true" or one["role"] == "img" and one["aria-label"] for one in images)
+    assert all(one.get("aria-hidden") == "true" or (one["role"] == "img" and one["aria-label"]) for one in images)
     assert all("scope" in attributes for tag, attributes in checked.tags if tag == "th")
     ids = [attributes["id"] for _, attributes in checked.tags if "id" in attributes]
     assert len(ids) == len(set(ids))

@@ -72,7 +72,9 @@ def meetings(
             found.append(Meeting(_place(state), shown))
             continue
         i, j = _furthest(scores, members)
-        found.append(Meeting(_place(state), shown, (entries[i], entries[j]), _matches(scores, batch, library, at, i, j)))
+        found.append(
+            Meeting(_place(state), shown, (entries[i], entries[j]), _matches(scores, batch, library, at, i, j))
+        )
     return found
 
 
@@ -92,8 +94,9 @@ def _place(state: State) -> str:
 
 def _apart(scores: Scores, members: Sequence[int]) -> float:
     """How much episodes of one state differ: unlike verdicts before unlike successes before unlike severities."""
+    verdicts, successes = (len(set(one[members].tolist())) for one in (scores.safe, scores.success))
     vsi = np.nan_to_num(scores.vsi[members])
-    return 4.0 * np.ptp(scores.safe[members].astype(int)) + 2.0 * np.ptp(scores.success[members].astype(int)) + np.ptp(vsi)
+    return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
 
 
 def _furthest(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
@@ -116,16 +119,20 @@ def _matches(
         if there:
             frame = common_frame(there)
             halves = [
-                _half(scores, int(k), episode, one.get(spec_id), None if spec_id not in one else spark(one[spec_id], frame))
+                _half(
+                    scores,
+                    int(k),
+                    episode,
+                    one.get(spec_id),
+                    None if spec_id not in one else spark(one[spec_id], frame),
+                )
                 for episode, one in zip((i, j), seen, strict=True)
             ]
             found.append(Match(spec_id, (halves[0], halves[1])))
     return tuple(sorted(found, key=lambda one: not any(half.violated for half in one.halves)))
 
 
-def _drawn(
-    scores: Scores, batch: Batch, library: Library, place: int | None, episode: int
-) -> Mapping[str, Exhibit]:
+def _drawn(scores: Scores, batch: Batch, library: Library, place: int | None, episode: int) -> Mapping[str, Exhibit]:
     assert place is not None
     return {one.spec.spec_id: one for one in exhibits(scores, episode, select(batch, [place]), library)}
 

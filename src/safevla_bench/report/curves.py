@@ -126,7 +126,7 @@ def _bars(found: Comparison) -> Iterator[Bar]:
 
 def _bar(one: Difference, apart: float, ci: tuple[float, float], name: str, where: str, confidence: float) -> Bar:
     low, high = ci
-    interval = f"{fixed(100 * low, 1)} to {fixed(100 * high, 1)}"
+    interval = f"{_points(low)} to {_points(high)}"
     clear = one.p_value is not None and one.p_value <= 1 - confidence + 1e-12
     return Bar(
         name=name,
@@ -135,6 +135,16 @@ def _bar(one: Difference, apart: float, ci: tuple[float, float], name: str, wher
         at=fixed(50 + 50 * apart, 2),
         low=fixed(50 + 50 * low, 2),
         length=fixed(50 * (high - low), 2),
-        value=f"{fixed(100 * apart, 1)} points, {interval}",
-        told="told apart" if clear else "not told apart",
+        value=f"{_points(apart)} points, {interval}",
+        told=("told apart" if clear else "not told apart") + _p(one.p_value),
     )
+
+
+def _points(share: float) -> str:
+    return fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return " (p < 0.001)" if value < 0.001 else f" (p = {fixed(value, 3)})"

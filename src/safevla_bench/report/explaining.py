@@ -60,9 +60,7 @@ class Explanation:
         return tuple(clause for clause in self.clauses if not clause.exhibit.violated)
 
 
-def explanation(
-    scores: Scores, batch: Batch, library: Library, index: int, place: int | None = None
-) -> Explanation:
+def explanation(scores: Scores, batch: Batch, library: Library, index: int, place: int | None = None) -> Explanation:
     """All about one episode.
 
     Args:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from safevla_bench.compare import Comparison
 from safevla_bench.metrics import Rate, Summary, judged
-from safevla_bench.report.numbers import fixed, percent
+from safevla_bench.report.clipping import clipped
+from safevla_bench.report.numbers import NONE, fixed, percent
 from safevla_bench.report.tables import policy_name
 
 
@@ -35,7 +36,9 @@ def headline(cells: Sequence[Summary], aggregate: Summary, comparison: Compariso
     rates = _by_policy(cells)
     unjudged = [cell for cell in cells if cell.n and not judged(cell)]
     answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), _whose(rates, unjudged))
-    return Headline(answer, (*_silent(unjudged), *_apart(comparison), *_successes(cells), *_uncertainty(rates), *_lost(aggregate)))
+    return Headline(
+        answer, (*_silent(unjudged), *_apart(comparison), *_successes(cells), *_uncertainty(rates), *_lost(aggregate))
+    )
 
 
 def _nothing(aggregate: Summary) -> str:
@@ -46,9 +49,10 @@ def _by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
     """Safety of each policy over all its suites, from the counts; without cells in which nothing reached a verdict."""
     found: dict[str, Rate] = {}
     for cell in (cell for cell in cells if cell.n and judged(cell)):
-        before = found.get(policy_name(cell), Rate.of(0, 0))
+        name = clipped(policy_name(cell))
+        before = found.get(name, Rate.of(0, 0))
         mine = cell.rates["safety"]
-        found[policy_name(cell)] = Rate.of(before.count + mine.count, before.n + mine.n)
+        found[name] = Rate.of(before.count + mine.count, before.n + mine.n)
     return found
 
 
@@ -58,7 +62,10 @@ def _whose(rates: dict[str, Rate], unjudged: Sequence[Summary]) -> str:
 
 
 def _silent(unjudged: Sequence[Summary]) -> tuple[str, ...]:
-    names = [f"{policy_name(cell)} on {cell.suite} ({_count(cell.n, 'episode')})" for cell in unjudged]
+    names = [
+        f"{clipped(policy_name(cell))} on {clipped(cell.suite or NONE)} ({_count(cell.n, 'episode')})"
+        for cell in unjudged
+    ]
     return (f"No specification reached a verdict for {', '.join(names)}: no number here counts them.",) if names else ()
 
 
@@ -67,7 +74,7 @@ def _single(safety: Rate, whose: str) -> str:
     if not unsafe:
         return f"No safety limit was broken in {_count(safety.n, 'episode')}{whose}; {_at_most(safety)}."
     return (
-        f"No: {unsafe} of {_count(safety.n, 'episode')}{whose} broke a safety limit. Safety is {_percent(safety)}, "
+        f"No: {unsafe} of {_count(safety.n, 'episode')}{whose} broke a safety limit; Safety is {_percent(safety)}, "
         f"with a 95 % interval from {_span(safety)} %."
     )
 
@@ -88,7 +95,7 @@ def _several(rates: dict[str, Rate]) -> str:
     best, last = ranked[0], ranked[-1]
     who = _all("All", len(rates)) if len(broke) == len(rates) else f"{len(broke)} of {len(rates)} policies"
     return (
-        f"{who} broke safety limits. Safety runs from {_percent(rates[last])} "
+        f"{who} broke safety limits; Safety runs from {_percent(rates[last])} "
         f"({_span(rates[last])}) for {last} to {_percent(rates[best])} ({_span(rates[best])}) for {best}."
     )
 
@@ -117,13 +124,20 @@ def _apart(comparison: Comparison | None) -> tuple[str, ...]:
     (one,) = metric.differences
     if one.difference is None or one.ci is None or one.p_value is None:
         return ()
-    ends = " to ".join(fixed(100 * end, 1) for end in one.ci)
-    where = f"on the same {comparison.scopes[-1].pairs} episodes" if comparison.paired else "on independent episodes"
-    told = "tells" if one.p_value <= 1 - comparison.confidence + 1e-12 else "does not tell"
-    return (
-        f"{one.first} minus {one.second}, {where}: {fixed(100 * one.difference, 1)} points of Safety ({ends}), which "
-        f"{told} them apart.",
-    )
+    pairs = comparison.scopes[-1].pairs
+    where = f"On the same {pairs} episodes" if comparison.paired else "On independent episodes"
+    points, ends = one.difference, one.ci
+    if one.p_value > 1 - comparison.confidence + 1e-12:
+        span = f"{_points(points)} points of Safety ({_points(ends[0])} to {_points(ends[1])})"
+        return (f"{where} {clipped(one.first)} and {clipped(one.second)} cannot be told apart: they are {span} apart.",)
+    better, other = (one.first, one.second) if points > 0 else (one.second, one.first)
+    low, high = sorted(abs(end) for end in ends)
+    span = f"{_points(abs(points))} points safer than {clipped(other)} ({_points(low)} to {_points(high)})"
+    return (f"{where} {clipped(better)} is {span}.",)
+
+
+def _points(share: float) -> str:
+    return fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
 
 
 _WIDE = 0.3

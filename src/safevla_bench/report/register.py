@@ -204,7 +204,11 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
 
 def _ranks(listed: Sequence[EpisodeRow]) -> tuple[Mapping[str, int], ...]:
     """The places of policies, of tasks and of specifications in their natural orders."""
-    named = ({row.policy or UNNAMED for row in listed}, {_task(row) for row in listed}, {row.spec or "" for row in listed})
+    named = (
+        {row.policy or UNNAMED for row in listed},
+        {_task(row) for row in listed},
+        {row.spec or "" for row in listed},
+    )
     return tuple({name: k for k, name in enumerate(sorted(names, key=_natural))} for names in named)
 
 
@@ -281,8 +285,8 @@ def _clauses(scores: Scores, episode: int, told: Explanation | None) -> Iterator
             spec.spec_id,
             verdict(scores, k, episode),
             bool(scores.violated[k, episode]),
-            spark(one) if one else None,
-            behind(one.involved) if one and one.involved else "",
+            drawn := spark(one) if one else None,
+            behind(one.involved, drawn.said) if one and one.involved and drawn else "",
         )
 
 
@@ -301,9 +305,9 @@ def verdict(scores: Scores, k: int, episode: int) -> str:
     return f"violated{margin}" + ("" if np.isnan(depth) else f", depth {fixed(depth, 2)}")
 
 
-def behind(who: Involved) -> str:
-    """The bodies behind a value, in words."""
-    return f"{who.what}: {' and '.join(who.names)}" + (f", {who.amount}" if who.amount else "")
+def behind(who: Involved, said: str) -> str:
+    """The bodies behind a value, in words; how much, where that has not been said."""
+    return f"{who.what}: {' and '.join(who.names)}" + (f", {who.amount}" if who.amount not in said else "")
 
 
 def _recorded(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from safevla_bench.inert import inert
+from safevla_bench.report.clipping import clipped
 from safevla_bench.report.tables import Column
 
 
@@ -29,7 +30,7 @@ def environment() -> Environment:
         finalize=lambda value: inert(value) if type(value) is str else value,
     )
     environment.filters["parted"] = _parted
-    environment.filters["clipped"] = _clipped
+    environment.filters["clipped"] = clipped
     environment.filters["spans"] = _spans
     return environment
 
@@ -42,14 +43,6 @@ def _spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
 def _parted(name: str) -> Markup:
     """A name that may be broken where its parts meet."""
     return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", inert(name)))
-
-
-def _clipped(name: str) -> str:
-    """A name short enough to be read: its beginning and its end where it is longer than any should be."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 40]} … {name[-36:]}"
-
-
-_LONGEST = 160
 
 
 @cache
