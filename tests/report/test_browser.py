@@ -70,8 +70,8 @@ def judged(batch: Batch, *absent: Absent) -> Scores:
 
 CALM = stated(run(["careful"], [0.05], 3, ["libero-10"]))
 ROUGH = stated(select(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
-MANY = stated(run([f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)],
-                  list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))  # fmt: skip
+NAMES = [f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)]
+MANY = stated(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
 STRANGE = stated(concatenate([
     rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10", task_id="task_0"),
     rollout(6, 1.0, policy=LONG, episode_id=LONG, instruction=LONG, benchmark="libero-10", task_id="task_0"),
@@ -134,7 +134,8 @@ def test_a_page_loads_alone_and_in_silence(browser: Browser, pages: dict[str, Pa
 
 
 WIDE = """
-[...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest(".scroll, svg, .unseen, .label")
+[...document.querySelectorAll("body *")].filter((e) => e.checkVisibility()
+  && !e.closest(".scroll, svg, .unseen, .label")
   && getComputedStyle(e).position !== "absolute" && e.getBoundingClientRect().right > innerWidth + 0.5
 ).map((e) => e.outerHTML.slice(0, 150))
 """
@@ -211,7 +212,8 @@ def test_every_link_leads_somewhere(browser: Browser, pages: dict[str, Path], st
 # Filters and sorting
 
 SHOWN = """
-[...document.querySelectorAll("#register > li")].filter((e) => e.checkVisibility()).map((e) => e.dataset.keys.split(" "))
+[...document.querySelectorAll("#register > li")].filter((e) => e.checkVisibility())
+  .map((e) => e.dataset.keys.split(" "))
 """
 
 

@@ -147,4 +147,8 @@ def _points(share: float) -> str:
 def _p(value: float | None) -> str:
     if value is None:
         return ""
-    return " (p < 0.001)" if value < 0.001 else f" (p = {fixed(value, 3)})"
+    return (
+        " (p\N{NO-BREAK SPACE}<\N{NO-BREAK SPACE}0.001)"
+        if value < 0.001
+        else f" (p\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{fixed(value, 3)})"
+    )

@@ -125,7 +125,7 @@ def _apart(comparison: Comparison | None) -> tuple[str, ...]:
     if one.difference is None or one.ci is None or one.p_value is None:
         return ()
     pairs = comparison.scopes[-1].pairs
-    where = f"On the same {pairs} episodes" if comparison.paired else "On independent episodes"
+    where = f"On the same {_count(pairs or 0, 'episode')}" if comparison.paired else "On independent episodes"
     points, ends = one.difference, one.ci
     if one.p_value > 1 - comparison.confidence + 1e-12:
         span = f"{_points(points)} points of Safety ({_points(ends[0])} to {_points(ends[1])})"

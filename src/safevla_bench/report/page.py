@@ -1,4 +1,4 @@
-"""The report as one self-contained page: nothing fetched, nothing from data runs, the same bytes for the same inputs."""
+"""The report as one self-contained page: nothing fetched, no data that runs, the same bytes for the same inputs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.specs import Library
 from safevla_bench.trajectory import Batch
 
+_NOTHING, _EMPTY = Analysis(), Album()
 _OPEN = 2
 """With more cells than this the tables of violations are folded."""
 
@@ -32,8 +33,8 @@ def page(
     *,
     title: str,
     provenance: Mapping[str, object],
-    analysis: Analysis = Analysis(),
-    album: Album = Album(),
+    analysis: Analysis = _NOTHING,
+    album: Album = _EMPTY,
 ) -> str:
     """The report of some scores.
 

@@ -111,8 +111,8 @@ class Entry:
     clauses: tuple[Clause, ...] = ()
     unjudged: tuple[Unjudged, ...] = ()
     phases: Phases | None = None
-    lost: str = ""
-    """Why there is no record."""
+    lost: tuple[str, ...] = ()
+    """Why there is no record, line by line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _entry(row: EpisodeRow, kind: str, keys: str, facets: Mapping[str, str]) -> 
         first=_first(row),
         keys=keys,
         facets=facets,
-        lost=(row.reason or "no reason recorded").strip() if row.success is None else "",
+        lost=tuple((row.reason or "no reason recorded").strip().splitlines()) if row.success is None else (),
     )
 
 
