@@ -87,5 +87,5 @@ def test_policies_are_told_apart_without_those_that_have_no_verdict():
 
 def test_a_suite_without_verdicts_does_not_dilute_the_others():
     found = told(joined(verdicts((True, -5, 1)), verdicts((True, NAN, NAN), suite="libero-10")))
-    assert found.answer.startswith("No: 1 of 1 episode of a broke a safety limit.")
+    assert found.answer.startswith("No: 1 of 1 episode of a broke a safety limit;")
     assert "a on libero-10" in found.support[0]

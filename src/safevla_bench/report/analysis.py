@@ -85,9 +85,9 @@ def _compared(
     """The comparison, why there is none, and why its episodes are not paired."""
     found = [one for one in entrants(scores, batch.headers, privileged=privileged) if len(one)]
     if len(found) < 2:
-        return None, "There is one policy here.", ""
+        return None, "", ""
     if len(found) > MOST_COMPARED:
-        return None, f"These are {len(found)} policies: `safevla compare` tells each pair apart.", ""
+        return None, f"There are {len(found)} policies here: safevla compare tells each pair apart.", ""
     try:
         if any(one != protocols[0] for one in protocols):
             raise RunError("the sources were run under different protocols")

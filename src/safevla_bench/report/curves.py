@@ -16,15 +16,17 @@ from safevla_bench.sensitivity import Curve, Sweep
 
 HEIGHT, TOP, BOTTOM = 132, 8, 112
 SERIES = 8
-"""Colours and dashes there are; after that they begin again."""
+"""Colours there are; after that they begin again, with other dashes."""
+MOST_BANDS = 3
+"""With more policies than this their bands would hide one another, and are left out."""
 _NAMES = {"sr": "SR", "safety": "Safety", "sbu": "SBU"}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One policy's Safety over the thresholds, and its 95 % band."""
+    """One policy's Safety over the thresholds, and its 95 % band; `style` is its colour and dash."""
 
-    series: int
+    style: str
     path: str
     band: str
 
@@ -59,7 +61,10 @@ def _panel(sweep: Sweep, suite: str, policies: Sequence[str]) -> Panel:
     return Panel(
         spec_id=sweep.name,
         suite=suite,
-        lines=tuple(_line(curve, sweep.thresholds, policies.index(curve.policy or UNNAMED)) for curve in curves),
+        lines=tuple(
+            _line(curve, sweep.thresholds, policies.index(curve.policy or UNNAMED), len(policies) <= MOST_BANDS)
+            for curve in curves
+        ),
         low=short(float(significant(low * scale))),
         default=with_unit(short(sweep.default * scale), unit),
         high=short(float(significant(high * scale))),
@@ -67,17 +72,22 @@ def _panel(sweep: Sweep, suite: str, policies: Sequence[str]) -> Panel:
     )
 
 
-def _line(curve: Curve, thresholds: Sequence[float], series: int) -> Line:
+def _line(curve: Curve, thresholds: Sequence[float], series: int, banded: bool) -> Line:
     across = [f"{1000 * _share(value, thresholds):.0f}" for value in thresholds]
     rates = [100 * (point.safety.value or 0.0) for point in curve.points]
     spans = [point.safety.ci or (0.0, 1.0) for point in curve.points]
     upper = [f"{x},{_down(100 * high)}" for x, (_, high) in zip(across, spans, strict=True)]
     lower = [f"{x},{_down(100 * low)}" for x, (low, _) in zip(across, spans, strict=True)]
     return Line(
-        series=series % SERIES,
+        style=style(series),
         path="M" + " ".join(f"{x},{_down(rate)}" for x, rate in zip(across, rates, strict=True)),
-        band="M" + " ".join([*upper, *reversed(lower)]) + "Z",
+        band="M" + " ".join([*upper, *reversed(lower)]) + "Z" if banded else "",
     )
+
+
+def style(series: int) -> str:
+    """The classes of a series."""
+    return f"s{series % SERIES}" + (f" d{min(series // SERIES, 2)}" if series >= SERIES else "")
 
 
 def _share(value: float, thresholds: Sequence[float]) -> float:
@@ -109,34 +119,39 @@ class Bar:
 
 
 def bars(found: Comparison) -> list[Bar]:
-    """The differences of two policies: SR, Safety and SBU, of each suite and pooled; none of several."""
-    if len(found.policies) != 2:
-        return []
-    return list(_bars(found))
+    """Of two policies the differences in SR, Safety and SBU, in each suite and pooled; of several Safety, pooled."""
+    return list(_of_two(found) if len(found.policies) == 2 else _of_several(found))
 
 
-def _bars(found: Comparison) -> Iterator[Bar]:
+def _of_two(found: Comparison) -> Iterator[Bar]:
     for scope in found.scopes:
-        for metric in scope.metrics:
-            for one in metric.differences:
-                if metric.metric in _NAMES and one.difference is not None and one.ci is not None:
-                    where = "all, pooled" if scope.suite is None else scope.suite
-                    yield _bar(one, one.difference, one.ci, _NAMES[metric.metric], where, found.confidence)
+        where = "all, pooled" if scope.suite is None else scope.suite
+        for metric in (one for one in scope.metrics if one.metric in _NAMES):
+            yield from _bar(metric.differences[0], _NAMES[metric.metric], where, metric.metric, found.confidence)
 
 
-def _bar(one: Difference, apart: float, ci: tuple[float, float], name: str, where: str, confidence: float) -> Bar:
-    low, high = ci
-    interval = f"{_points(low)} to {_points(high)}"
-    clear = one.p_value is not None and one.p_value <= 1 - confidence + 1e-12
-    return Bar(
+def _of_several(found: Comparison) -> Iterator[Bar]:
+    for metric in (one for one in found.scopes[-1].metrics if one.metric == "safety"):
+        for one in metric.differences:
+            yield from _bar(one, one.first, f"minus {one.second}", "safety", found.confidence)
+
+
+def _bar(one: Difference, name: str, where: str, kind: str, confidence: float) -> Iterator[Bar]:
+    """The bar; none where nothing is known. With several policies the p value is the one adjusted for that."""
+    if one.difference is None or one.ci is None:
+        return
+    low, high = one.ci
+    p_value = one.p_value if one.p_holm is None else one.p_holm
+    clear = p_value is not None and p_value <= 1 - confidence + 1e-12
+    yield Bar(
         name=name,
         where=where,
-        kind={"SR": "sr", "Safety": "safety", "SBU": "sbu"}[name],
-        at=fixed(50 + 50 * apart, 2),
+        kind=kind,
+        at=fixed(50 + 50 * one.difference, 2),
         low=fixed(50 + 50 * low, 2),
         length=fixed(50 * (high - low), 2),
-        value=f"{_points(apart)} points, {interval}",
-        told=("told apart" if clear else "not told apart") + _p(one.p_value),
+        value=f"{_points(one.difference)} points, {_points(low)} to {_points(high)}",
+        told=("told apart" if clear else "not told apart") + _p(p_value),
     )
 
 

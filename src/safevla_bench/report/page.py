@@ -109,7 +109,8 @@ def _further(analysis: Analysis, found: Sequence[Summary]) -> dict[str, object]:
         "bars": curves.bars(compared) if compared else [],
         "ablation": varying.ablation(ablated) if ablated else None,
         "panels": curves.panels(analysis.sweeps, policies),
-        "series": [(k % curves.SERIES, name) for k, name in enumerate(policies)],
+        "series": [(curves.style(k), name) for k, name in enumerate(policies)],
+        "banded": len(policies) <= curves.MOST_BANDS,
     }
 
 
