@@ -29,6 +29,10 @@ demo: check $(VENV)/.libero-stamp ## roll out two built-in policies on real LIBE
 test: check $(VENV)/.dev-stamp ## run the whole test suite
 	$(BIN)/python -m pytest
 
+.PHONY: measure
+measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
+	nice -n 5 $(BIN)/python -W ignore docs/measure.py $(KEEP)
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp ## check style and formatting
 	$(BIN)/ruff check .
