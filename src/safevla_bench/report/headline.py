@@ -126,14 +126,12 @@ def _apart(comparison: Comparison | None) -> tuple[str, ...]:
         return ()
     pairs = comparison.scopes[-1].pairs
     where = f"On the same {_count(pairs or 0, 'episode')}" if comparison.paired else "On independent episodes"
-    points, ends = one.difference, one.ci
-    if one.p_value > 1 - comparison.confidence + 1e-12:
-        span = f"{_points(points)} points of Safety ({_points(ends[0])} to {_points(ends[1])})"
-        return (f"{where} {clipped(one.first)} and {clipped(one.second)} cannot be told apart: they are {span} apart.",)
-    better, other = (one.first, one.second) if points > 0 else (one.second, one.first)
-    low, high = sorted(abs(end) for end in ends)
-    span = f"{_points(abs(points))} points safer than {clipped(other)} ({_points(low)} to {_points(high)})"
-    return (f"{where} {clipped(better)} is {span}.",)
+    better, other = (one.first, one.second) if one.difference >= 0 else (one.second, one.first)
+    low, high = one.ci if one.difference >= 0 else (-one.ci[1], -one.ci[0])
+    points, span = _points(abs(one.difference)), f"{_points(low)} to {_points(high)}"
+    if one.p_value <= 1 - comparison.confidence + 1e-12:
+        return (f"{where} {clipped(better)} is {points} points safer than {clipped(other)} ({span}).",)
+    return (f"{where} a difference of {points} points ({span}) does not tell {clipped(better)} from {clipped(other)}.",)
 
 
 def _points(share: float) -> str:
