@@ -97,6 +97,15 @@ def test_natural_order_puts_task_10_behind_task_9():
     assert [label for label, _ in facet.choices] == ["p2", "p9", "p10"]
 
 
+def test_names_that_are_hard_to_order_have_one_order_all_the_same():
+    names = ["p1", "p01", "p" + "9" * 10_000, "p\u0661", "", "p"]
+    orders = []
+    for turned in (names, names[::-1]):
+        scores = joined(*(verdicts((True, 1, 1), policy=name) for name in turned))
+        orders.append([label for label, _ in register(scores, None, LIBRARY).facets[0].choices])
+    assert orders[0] == orders[1]
+
+
 def test_phases_fill_the_episode_and_their_times_add_up():
     batch = rollout(3, 0.5, n=100)
     scores = score(batch, LIBRARY, REGISTRY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.beyond import PHASES
 from safevla_bench.report.charts import Spark, spark
+from safevla_bench.report.choosing import natural
 from safevla_bench.report.episodes import EpisodeRow, rows
 from safevla_bench.report.evidence import ranked
 from safevla_bench.report.explaining import Explanation, explanation
@@ -197,11 +197,6 @@ def _first(row: EpisodeRow) -> str:
 # What lines are sorted and filtered by
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """An order in which task_2 comes before task_10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)
-
-
 def _ranks(listed: Sequence[EpisodeRow]) -> tuple[Mapping[str, int], ...]:
     """The places of policies, of tasks and of specifications in their natural orders."""
     named = (
@@ -209,7 +204,7 @@ def _ranks(listed: Sequence[EpisodeRow]) -> tuple[Mapping[str, int], ...]:
         {_task(row) for row in listed},
         {row.spec or "" for row in listed},
     )
-    return tuple({name: k for k, name in enumerate(sorted(names, key=_natural))} for names in named)
+    return tuple({name: k for k, name in enumerate(sorted(names, key=natural))} for names in named)
 
 
 def _task(row: EpisodeRow) -> str:
@@ -245,7 +240,7 @@ def _facets(scores: Scores, listed: Sequence[EpisodeRow]) -> tuple[Facet, ...]:
 
 
 def _facet(name: str, label: str, counts: Counter[str]) -> Facet:
-    return Facet(name, label, tuple((one, counts[one]) for one in sorted(counts, key=_natural)))
+    return Facet(name, label, tuple((one, counts[one]) for one in sorted(counts, key=natural)))
 
 
 def _choices(scores: Scores, row: EpisodeRow, facets: Sequence[Facet]) -> dict[str, str]:
