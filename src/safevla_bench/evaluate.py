@@ -18,6 +18,8 @@ from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
+from safevla_bench.report.album import album
+from safevla_bench.report.analysis import Analysis, analyse
 from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score
@@ -159,6 +161,9 @@ class Judged:
     batch: Batch | None
     library: Library
     description: Mapping[str, object]
+    judge: Judge = Judge()
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
@@ -372,7 +377,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         absent=absent,
         provenance=provenance,
     )
-    return Judged(scores, batch, specs, _joined(sources, provenance))
+    return Judged(scores, batch, specs, _joined(sources, provenance), by, tuple(paths))
 
 
 def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
@@ -381,7 +386,15 @@ def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
     batch = judged.batch or empty()
 
     def rescored(other: Library) -> Scores:
-        return score(batch, other, tasks, capabilities=by.capabilities, missing=by.missing, absent=judged.scores.absent)
+        return score(
+            batch,
+            other,
+            tasks,
+            capabilities=by.capabilities,
+            missing=by.missing,
+            applicability=by.applicability,
+            absent=judged.scores.absent,
+        )
 
     return rescored
 
@@ -525,7 +538,31 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
     provenance |= {"standin_assets": judged.standin} if judged.standin else {}
-    return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
+    return page(
+        judged.scores,
+        judged.batch,
+        judged.library,
+        title=title,
+        provenance=provenance,
+        analysis=_analysis(judged),
+        album=album(judged.paths),
+    )
+
+
+def _analysis(judged: Judged) -> Analysis:
+    """What the report says beyond the four numbers."""
+    _, tasks = judged.judge.load()
+    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
+    told = [source.get("protocol") for source in sources]
+    return analyse(
+        judged.scores,
+        judged.batch or empty(),
+        judged.library,
+        tasks,
+        rescorer(judged, judged.judge),
+        privileged=judged.privileged,
+        protocols=[one for one in told if isinstance(one, dict)],
+    )
 
 
 def board(

@@ -8,8 +8,8 @@ import click
 
 from safevla_bench import evaluate
 from safevla_bench.cli import printable
-from safevla_bench.cli.comparing import working
 from safevla_bench.cli.options import judge_options, skip_option
+from safevla_bench.cli.progress import working
 from safevla_bench.report import board
 
 

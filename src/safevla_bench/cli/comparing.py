@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 
 from safevla_bench import compare, evaluate, planning, sensitivity
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.progress import working
 from safevla_bench.report import comparing, varying
 from safevla_bench.report.render import text
 
@@ -176,16 +173,6 @@ def samplesize_command(
         _json(found)
         return
     click.echo("\n".join(text(one) for one in comparing.plan(found)), nl=False)
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say that something is under way, where somebody looks."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    with Console(stderr=True).status(what):
-        yield
 
 
 def _json(document: object) -> None:

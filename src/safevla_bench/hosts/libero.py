@@ -20,6 +20,7 @@ from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
 from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
 
@@ -71,6 +72,20 @@ class LiberoHost:
         if unknown:
             raise HostError(f"LIBERO has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
         return LiberoEnv(task, wants, self.versions())
+
+    def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
+
+        Raises:
+            HostError: nothing can be rendered here, or the record lacks what it takes.
+        """
+        env = self.make(task, Wants())
+        try:
+            env.reset(start(episode))
+            return env.staged(episode)
+        except BaseException:
+            env.close()
+            raise
 
     def versions(self) -> dict[str, str]:
         """Versions of all that a trajectory depends on, by distribution."""
@@ -165,6 +180,11 @@ class LiberoEnv:
         """The episode so far as a validated batch of one."""
         recorder = self._recording()
         return from_recording(recorder.recording(self._header(recorder)))
+
+    def staged(self, episode: Batch) -> MujocoStage:
+        """The scene of the last reset as a stage for an episode that began with the same seed; it owns this one."""
+        domain = self._env.env
+        return MujocoStage(domain.sim.model._model, scene(domain), episode, CAMERAS[0], self.close)
 
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
