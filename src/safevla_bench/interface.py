@@ -29,6 +29,12 @@ class Task:
     instruction: str
     init_states: int | None = None
     """How many fixed initial states the host ships for it; None = drawn from the seed."""
+    horizon: int | None = None
+    """The host's own limit in policy steps; a protocol's goes first."""
+    episodes: int = 1
+    """How many episodes its benchmark runs of it."""
+    still: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,8 @@ class Observation:
     """What a policy sees before each action.
 
     eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
-    images: camera -> uint8 [H, W, 3], upright, RGB.
+    images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
+    robots that drive.
     """
 
     instruction: str
@@ -91,6 +98,8 @@ class Observation:
     gripper_qpos: NDArray[np.float64]
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     privileged: Privileged | None = None
+    base_pos_m: NDArray[np.float64] | None = None
+    base_quat_wxyz: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

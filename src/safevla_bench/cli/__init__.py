@@ -33,6 +33,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "gate": ("gating", "Pass or fail a run by its numbers, for continuous integration."),
     "frames": ("framing", "Render episodes as pictures: how they began, broke a limit, ended."),
     "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
+    "board": ("boarding", "Write a static site that ranks policies by Safety."),
     "specs": ("listing", "List the safety specifications, or explain one."),
     "tasks": ("listing", "List tasks with the specifications that apply to them."),
     "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
+from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
 from safevla_bench.hosts.mujoco import Recorder, hook
@@ -169,7 +170,7 @@ class LiberoEnv:
             HostError: the simulation diverged, or there was no reset.
         """
         recorder = self._recording()
-        taken = _valid(action)
+        taken = checked(action, len(STILL), "position [3], rotation [3], gripper")
         seen, _, success, _ = self._env.step(taken.copy())
         recorder.step(taken)
         self._success = bool(success)
@@ -246,13 +247,3 @@ class LiberoEnv:
 def placement_seed(seed: EpisodeSeed) -> int:
     """32 bits that place the objects of a task without initial states: one draw for each (env_seed, index)."""
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
-
-
-def _valid(action: Action) -> Action:
-    taken = np.asarray(action, dtype=np.float64)
-    if taken.shape != STILL.shape:
-        remedy = f"LIBERO takes {len(STILL)} numbers: position [3], rotation [3], gripper."
-        raise InvalidActionError(f"an action of shape {taken.shape}", remedy=remedy)
-    if not np.isfinite(taken).all():
-        raise InvalidActionError(f"the action {taken.tolist()} is not finite", remedy="Mend the policy's output.")
-    return taken
