@@ -6,7 +6,7 @@ suite. Where its servers are is no part of what it is: `server` is left out of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 
@@ -110,10 +110,16 @@ class Served:
     def __init__(self, found: Entry, where: Mapping[str, str], opened: Callable[[str], Policy]) -> None:
         self.entry = found
         self.dialect = dialects.dialect(found.dialect)
-        self.wants = self.dialect.wants
+        self.wants, self.clip = self.dialect.wants, self.dialect.clip
         self._where, self._opened = dict(where), opened
         self._clients: dict[str, Policy] = {}
         self._now: Policy | None = None
+
+    @property
+    def calls_s(self) -> Sequence[float]:
+        """What the inferences of this episode took, by the client's account."""
+        spent: Sequence[float] = getattr(self._now, "calls_s", ())
+        return spent
 
     def server(self, suite: str) -> str:
         """Where the suite is served; raises `PolicyError` where it is not."""
