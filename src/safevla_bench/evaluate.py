@@ -357,7 +357,7 @@ def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer
     try:
         with closing(_engine(prepared, pending, running, observer)) as ended:
             for finished in ended:
-                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
+                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame, finished.latency)
     except SafevlaError:
         if writer.fresh and not writer.entries:
             writer.discard()

@@ -39,6 +39,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
     "tags": ("tagging", "Propose tags for task files of your own."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
+    "serve": ("serving", "Serve a policy over openpi's protocol."),
     "validate": ("contract", "Check archives against the trajectory contract."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),
     "schema": ("contract", "Print the JSON Schema of a trajectory record."),

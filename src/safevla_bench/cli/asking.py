@@ -28,7 +28,8 @@ _WHAT = [
     click.option("--episodes", type=click.IntRange(min=1),
                  help="Episodes a task; else the protocol's where one is asked for, else 1."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="What acts: noop, random, scripted:careful, scripted:hasty or a plug-in's. Repeatable."),
+                 help="What acts: noop, random, scripted:careful, scripted:hasty, python:module:factory, a server's "
+                      "openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a plug-in's. Repeatable."),
     click.option("--entry", metavar="NAME",
                  help="One of the paper's entries, such as pi0.5@libero, in place of --host and --policy: all its "
                       "suites, tasks and episodes, or those that are given. `safevla entries` lists them."),
@@ -181,6 +182,12 @@ def _arguments(texts: tuple[str, ...], policies: tuple[str, ...]) -> tuple[dict[
             raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")
         (single.setdefault(policy, {}) if colon else everyone)[name] = value
     return everyone, single
+
+
+def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
+    """The arguments of one policy; raises `RunError` for what is no argument, or is another policy's."""
+    everyone, single = _arguments(texts, (policy,))
+    return {**everyone, **single.get(policy, {})}
 
 
 def _again(context: click.Context, out: Path) -> str:

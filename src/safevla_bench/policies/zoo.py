@@ -128,6 +128,12 @@ class Served:
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
         return self._where[suite]
 
+    @property
+    def calls_s(self) -> Sequence[float] | None:
+        """What its client says of its inferences."""
+        spent: Sequence[float] | None = getattr(self._now, "calls_s", None)
+        return spent
+
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode with the suite's server; raises `PolicyError` where the suite has none."""
         url = self.server(task.benchmark)
