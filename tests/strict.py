@@ -1,17 +1,20 @@
 """A policy server on loopback that refuses every request but the one its policy's project sends.
 
-What is expected stands here by hand, from the projects' own clients, and not from the package's data. The wire is a
-plain one: real transports have their own tests.
+What is expected stands here by hand, from the projects' own clients, and not from the package's data. The wire is the
+package's own, which has tests against the projects' in `tests/policies`.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
+import contextlib
 import threading
 
-import msgspec
 import numpy as np
+import zmq
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import serve
+
+from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
 
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 _OPENPI = {
@@ -69,6 +72,15 @@ EXPECTED = {
 """Entry -> path in the request -> type; an array's is dtype and shape."""
 
 
+WIRES = {
+    "openvla-7b@libero": "vla-eval",
+    "gr00t-n1.7@libero": "gr00t",
+    "gr00t-n1.5@robocasa-365": "gr00t",
+    "rldx-1@robocasa-365": "gr00t",
+}
+"""How its server is spoken to, where not over openpi's websocket."""
+
+
 def leaves(request, path=()):
     """The request's entries by path."""
     for key, value in request.items():
@@ -102,7 +114,7 @@ def refusal(entry, request):
     return None
 
 
-def reply(entry, steps=4):
+def reply(entry, steps=16):
     """What the entry's server answers: the open gripper of its convention, and small motions."""
     rows = np.tile(np.arange(1, 13) / 100, (steps, 1))
     if entry.startswith("gr00t-n1.7"):
@@ -112,116 +124,94 @@ def reply(entry, steps=4):
         names = ("end_effector_position", "end_effector_rotation", "gripper_close", "base_motion", "control_mode")
         cut = np.split(rows, [3, 6, 7, 11], axis=1)
         return {f"action.{name}": part[np.newaxis] for name, part in zip(names, cut, strict=True)}
-    width = 12 if "robocasa" in entry else 7
-    return {"actions": rows[:, :width]}
+    if entry == "openvla-7b@libero":
+        return {"actions": rows[0, :7].astype(np.float32)}  # the harness's server plays its chunks itself
+    return {"actions": rows[:, : 12 if "robocasa" in entry else 7]}
 
 
-def pack(message):
-    return msgspec.msgpack.encode(message, enc_hook=_plain)
+class _Websocket:
+    """Frames over a websocket; `answer` gives what is sent back for one, None for nothing."""
+
+    def __init__(self, greeting, answer):
+        self._greeting, self._answer = greeting, answer
+        self._server = serve(self._talk, "127.0.0.1", 0, compression=None, max_size=None)
+        self.url = f"ws://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join(10)
+
+    def _talk(self, connection):
+        with contextlib.suppress(ConnectionClosed):
+            if self._greeting is not None:
+                connection.send(self._greeting)
+            for frame in connection:
+                said = self._answer(frame)
+                if said is not None:
+                    connection.send(said)
 
 
-def unpack(content):
-    return _arrays(msgspec.msgpack.decode(content))
+class _Requests:
+    """Requests and replies over ZeroMQ."""
 
+    def __init__(self, answer):
+        self._answer, self._over = answer, threading.Event()
+        self._socket = zmq.Context.instance().socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
 
-def _plain(array):
-    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": np.ascontiguousarray(array).tobytes()}
+    def close(self):
+        self._over.set()
+        self._thread.join(10)
+        self._socket.close()
 
-
-def _arrays(value):
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"dtype", "shape", "data"}:
-        return np.frombuffer(value["data"], value["dtype"]).reshape(value["shape"]).copy()
-    return {key: _arrays(inner) for key, inner in value.items()}
-
-
-def send(connection, message):
-    content = pack(message)
-    connection.sendall(struct.pack("!I", len(content)) + content)
-
-
-def receive(connection):
-    """The next message; None where the other side is gone."""
-    head = _exactly(connection, 4)
-    return None if head is None else unpack(_exactly(connection, struct.unpack("!I", head)[0]))
-
-
-def _exactly(connection, count):
-    content = b""
-    while len(content) < count:
-        part = connection.recv(min(1 << 20, count - len(content)))
-        if not part:
-            return None
-        content += part
-    return content
+    def _talk(self):
+        while not self._over.is_set():
+            if self._socket.poll(50):
+                self._socket.send(self._answer(self._socket.recv()))
 
 
 class StrictServer:
     """Serves one entry until it is closed; `seen` holds the requests that were answered."""
 
-    def __init__(self, entry, steps=4):
+    def __init__(self, entry, steps=16):
         self.entry, self.steps, self.seen = entry, steps, []
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self._wire = {
+            "openpi": lambda: _Websocket(OPENPI.pack({}), self._openpi),
+            "vla-eval": lambda: _Websocket(None, self._vla_eval),
+            "gr00t": lambda: _Requests(self._gr00t),
+        }[WIRES.get(entry, "openpi")]()
+        self.url, self.close = self._wire.url, self._wire.close
 
-    def close(self):
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self._thread.join(10)
+    def _judged(self, request):
+        """The reply and None, or None and the reason why there is none."""
+        reason = refusal(self.entry, request)
+        if reason is not None:
+            return None, reason
+        self.seen.append(request)
+        return reply(self.entry, self.steps), None
 
-    def _serve(self):
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+    def _openpi(self, frame):
+        answer, reason = self._judged(OPENPI.unpack(frame))
+        return OPENPI.pack(answer) if reason is None else f"Traceback:\n  ...\nValueError: {reason}"
 
-    def _answer(self, connection):
-        with connection:
-            while (request := receive(connection)) is not None:
-                reason = refusal(self.entry, request)
-                if reason is None:
-                    self.seen.append(request)
-                send(connection, {"error": reason} if reason else reply(self.entry, self.steps))
+    def _vla_eval(self, frame):
+        said = VLA_EVAL.unpack(frame)
+        if said["type"] not in ("hello", "observation"):
+            return None
+        kind, payload = "hello", {}
+        if said["type"] == "observation":
+            answer, reason = self._judged(said["payload"])
+            kind, payload = ("action", answer) if reason is None else ("error", {"error": reason})
+        return VLA_EVAL.pack({"type": kind, "payload": payload, "seq": said["seq"], "timestamp": 0.0})
 
-
-class Client:
-    """Asks a `StrictServer` in a dialect."""
-
-    def __init__(self, url, dialect):
-        self.wants, self._dialect = dialect.wants, dialect
-        host, port = url.removeprefix("tcp://").split(":")
-        self._connection = socket.create_connection((host, int(port)), timeout=5)
-        self._left = []
-
-    def reset(self, task, seed):
-        self._left = []
-
-    def act(self, observation):
-        if not self._left:
-            self._left = list(self.infer(observation)[: self._dialect.replan])
-        return self._left.pop(0)
-
-    def infer(self, observation):
-        return self._dialect.actions(self.ask(self._dialect.request(observation)))
-
-    def ask(self, request):
-        send(self._connection, request)
-        answer = receive(self._connection)
-        if "error" in answer:
-            raise ConnectionRefusedError(answer["error"])
-        return answer
-
-    def close(self):
-        self._connection.close()
-
-
-def make(arg, dialect):
-    """The factory of every transport, for entry points."""
-    from safevla_bench.policies import dialects
-
-    return Client(arg, dialects.dialect(dialect))
+    def _gr00t(self, frame):
+        said = GR00T.unpack(frame)
+        if said["endpoint"] != "get_action":
+            return GR00T.pack({"status": "ok"})
+        answer, reason = self._judged(said["data"]["observation"])
+        return GR00T.pack([answer, {}] if reason is None else {"error": reason})

@@ -115,12 +115,6 @@ class Served:
         self._clients: dict[str, Policy] = {}
         self._now: Policy | None = None
 
-    @property
-    def calls_s(self) -> Sequence[float]:
-        """What the inferences of this episode took, by the client's account."""
-        spent: Sequence[float] = getattr(self._now, "calls_s", ())
-        return spent
-
     def server(self, suite: str) -> str:
         """Where the suite is served; raises `PolicyError` where it is not."""
         if suite not in self._where:
