@@ -310,7 +310,8 @@ def _spoken(policy: Policy) -> dict[str, object]:
     spoken = getattr(policy, "dialect", None)
     said: dict[str, object] = {"dialect": dialects.values(spoken)} if isinstance(spoken, Dialect) else {}
     if isinstance(policy, zoo.Served):
-        said["entry"] = msgspec.to_builtins(policy.entry)
+        one = policy.entry
+        said["entry"] = {"name": one.name, "checkpoints": one.checkpoints, "unknown": one.unknown}
     return said
 
 
