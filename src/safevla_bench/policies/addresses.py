@@ -43,7 +43,10 @@ def addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -
 
 
 def _address(text: str, policy: str, schemes: Sequence[str], port: int) -> str:
-    split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
+    try:
+        split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
+    except ValueError:
+        split = SplitResult("", "", "", "", "")
     if split.username is not None or split.query or split.fragment:
         # The text is not repeated: what stands there may be a secret.
         problem = f"an address of policy {policy!r} holds more than a server: a user, a query or a fragment"
