@@ -178,8 +178,7 @@ def test_a_server_that_goes_away_is_lost_and_found_again_at_the_next_episode():
         made.act(seen())
         port = peer.port
     with pytest.raises(ServerLostError):
-        for _ in range(6):
-            made.act(seen())
+        [made.act(seen()) for _ in range(6)]
     with websockets(openpi(lambda request, number: chunk(5)), port):
         made.reset(TASK, 0)
         assert made.act(seen()).shape == (7,)
