@@ -18,13 +18,16 @@ from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.policies import dialects, zoo
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
-from safevla_bench.report.tables import Roster
+from safevla_bench.report.album import album
+from safevla_bench.report.analysis import Analysis, analyse
+from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies
+from safevla_bench.trajectory import Batch, empty, privileged_policies, select, standin_benchmarks
 from safevla_bench.version import __version__
 
 
@@ -56,8 +59,8 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int | None = 1
-    """Of each task; None = as many as the protocol says."""
+    episodes: rollout.Episodes = 1
+    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
@@ -65,6 +68,7 @@ class Request:
     """For one policy, by its name; they go before those for every policy."""
     servers: tuple[str, ...] = ()
     """Where the paper's entries are served, each URL or SUITE=URL; kept apart in run.json, and free to change."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
@@ -87,6 +91,7 @@ class Request:
             ) from None
         return cls(
             host=asked.host,
+            host_arguments=asked.host_arguments,
             suites=asked.suites,
             tasks=asked.indices,
             episodes=asked.episodes,
@@ -118,12 +123,13 @@ class _Asked(msgspec.Struct):
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: int | None
+    episodes: rollout.Episodes
     policies: tuple[_AskedPolicy, ...]
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
     volatile: _AskedToday = _AskedToday()
+    host_arguments: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +145,7 @@ class Running:
 
 
 _PLAINLY = Running()
-PRESET = rollout.PRESET
+PRESET, PROTOCOL = rollout.PRESET, rollout.PROTOCOL
 ENTERED = ("host", "suites", "policies", "protocol")
 """The options that an entry stands for."""
 
@@ -168,11 +174,19 @@ class Judged:
     batch: Batch | None
     library: Library
     description: Mapping[str, object]
+    judge: Judge = Judge()
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return privileged_policies(self.batch) if self.batch else ()
+
+    @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return standin_benchmarks(self.batch) if self.batch else ()
 
     @property
     def ablated(self) -> bool:
@@ -202,7 +216,7 @@ def prepare(request: Request) -> Prepared:
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
-    host = hosts.host(request.host)
+    host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     _check_arguments(request)
     rules = rollout.protocol(request.protocol)
@@ -216,6 +230,7 @@ def prepare(request: Request) -> Prepared:
         request.host,
         told,
         renders=any(policy.wants.cameras for policy in made.values()),
+        host_arguments=request.host_arguments,
     )
     description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
     return Prepared(host, episodes, made, players, description)
@@ -257,7 +272,7 @@ def entered(name: str, suites: Sequence[str] = (), protocol: str | None = None) 
         "suites": tuple(suites) or found.suites,
         "policies": (name,),
         "protocol": protocol or (found.protocol if found.runnable else rollout.PRESET),
-        "episodes": None,
+        "episodes": PROTOCOL,
     }
 
 
@@ -283,6 +298,7 @@ def _described(
     return {
         "schema_version": 1,
         "host": host.name,
+        "host_arguments": dict(request.host_arguments),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
@@ -310,7 +326,8 @@ def _spoken(policy: Policy) -> dict[str, object]:
     spoken = getattr(policy, "dialect", None)
     said: dict[str, object] = {"dialect": dialects.values(spoken)} if isinstance(spoken, Dialect) else {}
     if isinstance(policy, zoo.Served):
-        said["entry"] = msgspec.to_builtins(policy.entry)
+        one = policy.entry
+        said["entry"] = {"name": one.name, "checkpoints": one.checkpoints, "unknown": one.unknown}
     return said
 
 
@@ -430,7 +447,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         absent=absent,
         provenance=provenance,
     )
-    return Judged(scores, batch, specs, _joined(sources, provenance))
+    return Judged(scores, batch, specs, _joined(sources, provenance), by, tuple(paths))
 
 
 def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
@@ -439,7 +456,15 @@ def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
     batch = judged.batch or empty()
 
     def rescored(other: Library) -> Scores:
-        return score(batch, other, tasks, capabilities=by.capabilities, missing=by.missing, absent=judged.scores.absent)
+        return score(
+            batch,
+            other,
+            tasks,
+            capabilities=by.capabilities,
+            missing=by.missing,
+            applicability=by.applicability,
+            absent=judged.scores.absent,
+        )
 
     return rescored
 
@@ -582,7 +607,74 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
-    return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
+    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
+    return page(
+        judged.scores,
+        judged.batch,
+        judged.library,
+        title=title,
+        provenance=provenance,
+        analysis=_analysis(judged),
+        album=album(judged.paths),
+    )
+
+
+def _analysis(judged: Judged) -> Analysis:
+    """What the report says beyond the four numbers."""
+    _, tasks = judged.judge.load()
+    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
+    told = [source.get("protocol") for source in sources]
+    return analyse(
+        judged.scores,
+        judged.batch or empty(),
+        judged.library,
+        tasks,
+        rescorer(judged, judged.judge),
+        privileged=judged.privileged,
+        protocols=[one for one in told if isinstance(one, dict)],
+    )
+
+
+def board(
+    paths: Sequence[Path], by: Judge, *, title: str = "Safety board", reports: bool = True, skip_invalid: bool = False
+) -> dict[str, str]:
+    """The files of a board by their path: published results, and the policies of the sources where there are any.
+
+    Args:
+        paths: run folders and archives.
+        by: with what to judge them.
+        title: what the board is called.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid episodes out instead of raising.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    if by.applicability == "off":
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return boards.site(title=title)
+    judged = judge(paths, by, skip_invalid=skip_invalid)
+    of = boards.Measured(
+        material=material(judged, by),
+        headers=judged.batch.headers if judged.batch else (),
+        protocols=boards.protocols(judged.description),
+    )
+    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
+    own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
+    files = boards.site(of, title=title, provenance=judged.description, reports=own)
+    return files | {
+        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
+    }
+
+
+def _only(judged: Judged, policy: str | None) -> Judged:
+    """What was judged of one policy."""
+    batch = judged.batch
+    mine = [k for k, header in enumerate(batch.headers) if header.policy == policy] if batch else []
+    return replace(
+        judged, scores=boards.only(judged.scores, policy), batch=select(batch, mine) if batch and mine else None
+    )
 
 
 def evaluate(

@@ -121,15 +121,16 @@ def test_sensitivity_shows_the_nine_variants_of_each_cell_and_their_means(safevl
     assert [len(curve["points"]) for curve in found["curves"]] == [9] * 4
 
 
-def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped):
+def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = safevla(
         "sensitivity", shipped, "--sweep", "non_target_max_disp=0.005,0.01", "--sweep", "force=100:500:3"
     )
     assert code == 0
-    assert "Threshold [mm]" in out
-    assert "5 *" in out
-    assert "Threshold [N]" in out
-    assert "The library's threshold is 200 N" in out
+    assert "[mm]" in out
+    assert "5†" in out
+    assert "[N]" in out
+    assert "The library's threshold, 200 N" in out
     found = json.loads(safevla("sensitivity", shipped, "--sweep", "force=100:500:3", "--format", "json")[1])
     assert [one["thresholds"] for one in found] == [[100.0, 300.0, 500.0]]
 
@@ -200,7 +201,7 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
 
 
 def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
-    writer = runs.RunWriter(tmp_path / "run", {"host": "fake"})
+    writer = runs.GrowingRun(tmp_path / "run", {"host": "fake"})
     writer.append(episode(init_state_index=0))
     writer.finish([], {"host": "fake", "complete": False})
     code, out, _ = safevla("gate", tmp_path / "run", "--min-safety", "0.1")

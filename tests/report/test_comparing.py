@@ -114,9 +114,9 @@ def test_a_sweep_shows_small_lengths_in_millimetres_and_marks_the_default():
         curves=(curve("s", point(1, 8), point(2, 8)),),
     )  # fmt: skip
     table = varying.sweep(found)
-    assert [row[3].text for row in table.rows] == ["2.5", "5 *"]
+    assert [row[3].text + row[3].mark for row in table.rows] == ["2.5", "5†"]
     assert [row[3].value for row in table.rows] == [0.0025, 0.005]
-    assert table.notes[0].startswith("The library's threshold is 5 mm.")
+    assert table.notes[0].startswith("† The library's threshold, 5 mm.")
 
 
 def test_a_cell_without_an_episode_has_dashes_and_no_zeros():

@@ -108,7 +108,8 @@ def test_success_ends_an_episode_or_its_last_state_counts(stops, outcome, steps)
 
 
 def test_trials_and_horizons_are_the_protocol_s_for_the_suite():
-    planned = plan(TASKS, None, ["p"], rules(trials={"fake": 3}, horizons={"fake": 11}))
+    planned = plan(TASKS, "protocol", ["p"], rules(trials={"fake": 3}, horizons={"fake": 11}))
     assert [one.episode for one in planned] == [0, 1, 2]
     assert {one.horizon for one in planned} == {11}
-    assert len(plan(TASKS, None, ["p"], rules(trials={}))) == TASKS[0].episodes
+    assert len(plan(TASKS, "protocol", ["p"], rules(trials={}))) == TASKS[0].episodes
+    assert len(plan(TASKS, None, ["p"], rules(trials={"fake": 3}))) == TASKS[0].episodes

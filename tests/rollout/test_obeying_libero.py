@@ -48,11 +48,8 @@ def test_lerobot_s_seed_goes_up_and_its_initial_state_is_the_episode_s(ran):
 def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
     (seven,), (zero,) = ran("openpi"), ran("openvla")
     assert (seven.headers[0].env_seed, zero.headers[0].env_seed) == (7, 0)
-    assert state(seven).shape == state(zero).shape
-    poses = [one.sim_state.values for one in (seven, zero)]
-    assert not np.array_equal(*poses) or seven.eef_pos_m.values.tolist() == zero.eef_pos_m.values.tolist()
-    fixtures = [one.body_pos_m.episode(0)[1] for one in (seven, zero)]
-    assert not np.array_equal(*fixtures)
+    poses = [one.body_pos_m.episode(0)[1] for one in (seven, zero)]
+    assert not np.array_equal(*poses)
 
 
 def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):

@@ -22,11 +22,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _WHAT = [
     click.option("--host", metavar="NAME", help="The simulator, such as libero."),
+    click.option("--host-arg", "host_arguments", multiple=True, metavar="KEY=VALUE",
+                 help="An argument for the host, such as split=pretrain for robocasa. Repeatable."),
     click.option("--suite", "suites", multiple=True, metavar="NAME",
-                 help="The task suite, such as libero-spatial. Repeatable."),
+                 help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
-    click.option("--episodes", type=click.IntRange(min=1),
-                 help="Episodes a task; else the protocol's where one is asked for, else 1."),
+    click.option("--episodes", type=click.IntRange(min=1), metavar="N",
+                 help="Episodes a task; else those of the protocol that is asked for, else as many as the benchmark "
+                      "runs: 50 in robocasa, 1 elsewhere."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
                  help="What acts: noop, random, scripted:careful, scripted:hasty, python:module:factory, a server's "
                       "openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a plug-in's. Repeatable."),
@@ -113,8 +116,8 @@ def _new(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     everything = {name: value for one, given in what.items() for name, value in _field(one, given, what["policies"])}
-    if everything["episodes"] is None and what["entry"] is None and what["protocol"] is None:
-        everything["episodes"] = 1
+    if everything["episodes"] is None and what["protocol"] is not None:
+        everything["episodes"] = evaluate.PROTOCOL
     everything["protocol"] = what["protocol"] or evaluate.PRESET
     return evaluate.Request(**everything, volatile=volatile)
 
@@ -141,6 +144,8 @@ def _field(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, 
     if name == "arguments":
         everyone, single = _arguments(value, policies)
         return [("arguments", everyone), ("policy_arguments", single)]
+    if name == "host_arguments":
+        return [(name, dict(_pair(text) for text in value))]
     return [(name, value)]
 
 
@@ -152,7 +157,7 @@ def _entered(what: Mapping[str, Any]) -> dict[str, Any]:
         if what[name]:
             raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
     filled = evaluate.entered(what["entry"], what["suites"], what["protocol"])
-    return {name: value for name, value in filled.items() if value is not None}
+    return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
 
 
 def _indices(text: str) -> tuple[int, ...] | None:
@@ -166,6 +171,13 @@ def _indices(text: str) -> tuple[int, ...] | None:
             raise RunError(f"--tasks {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
         found += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(found))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
+    return name, value
 
 
 def _arguments(texts: tuple[str, ...], policies: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:

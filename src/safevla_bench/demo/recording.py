@@ -54,6 +54,7 @@ def _without_state(batch: Batch) -> Batch:
     return replace(batch, sim_state=absent)
 
 
-def make(path: Path) -> None:
-    """Record all episodes and write the archive, whole or not at all."""
-    archive.write(path, concatenate(list(record(episodes()))))
+def make(path: Path, only: Sequence[str] = ()) -> None:
+    """Record all episodes, or those of these ids, and write the archive, whole or not at all."""
+    planned = [one for one in episodes() if not only or one.episode_id in only]
+    archive.write(path, concatenate(list(record(planned))))

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.numbers import NONE, fixed, short, span, unit_text
-from safevla_bench.report.tables import UNNAMED, Cell, Column, Emphasis, Table
+from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.sensitivity import Ablation, Curve, Point, Sweep
 
 _METRICS = (
@@ -56,7 +56,7 @@ def sweep(found: Sweep) -> Table:
         columns=(*_NAMES, Column(f"Threshold{f' [{unit}]' if unit else ''}"), *_METRICS),
         rows=tuple(rows),
         notes=(
-            f"The library's threshold is {short(found.default * scale)} {unit}".rstrip()
+            f"† The library's threshold, {short(found.default * scale)} {unit}".rstrip()
             + ". K = severe/threshold stays. "
             + _WHY,
         ),
@@ -64,8 +64,7 @@ def sweep(found: Sweep) -> Table:
 
 
 def _threshold(value: float, scale: int, is_default: bool) -> Cell:
-    emphasis: Emphasis = "best" if is_default else ""
-    return Cell(short(value * scale) + (" *" if is_default else ""), value, emphasis=emphasis)
+    return Cell(short(value * scale), value, mark="†" if is_default else "")
 
 
 def _rows(curve: Curve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:

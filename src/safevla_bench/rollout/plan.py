@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from safevla_bench.errors import RunError
 from safevla_bench.interface import EpisodeSeed, Task
 from safevla_bench.protocols import PRESET, Protocol, protocol
 
-__all__ = ["PRESET", "Planned", "Protocol", "plan", "policy_seed", "protocol"]
+PROTOCOL: Final = "protocol"
+Episodes = int | Literal["protocol"] | None
+
+__all__ = ["PRESET", "PROTOCOL", "Episodes", "Planned", "Protocol", "plan", "policy_seed", "protocol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,16 @@ class Planned:
 
 def plan(
     tasks: Sequence[Task],
-    episodes: int | None,
+    episodes: Episodes,
     policies: Sequence[str],
     rules: Protocol,
     *,
     seed: int = 0,
     max_steps: int | None = None,
 ) -> tuple[Planned, ...]:
-    """Every episode, in the order policy, task, episode; `episodes` of each task, None = as many as the protocol says.
+    """Every episode, in the order policy, task, episode.
+
+    `episodes` of each task: a number, None = as many as its benchmark runs, `protocol` = as many as the protocol says.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
@@ -93,12 +99,14 @@ def _env_seed(task: Task, episode: int, rules: Protocol, seed: int) -> int:
     return int(rules.env_seed.partition("+")[0]) + episode
 
 
-def _count(task: Task, episodes: int | None, rules: Protocol) -> int:
-    return rules.trials.get(task.benchmark, task.episodes) if episodes is None else episodes
+def _count(task: Task, episodes: Episodes, rules: Protocol) -> int:
+    if isinstance(episodes, int):
+        return episodes
+    return task.episodes if episodes is None else rules.trials.get(task.benchmark, task.episodes)
 
 
-def _check(tasks: Sequence[Task], episodes: int | None, policies: Sequence[str], rules: Protocol) -> None:
-    if not tasks or not policies or (episodes is not None and episodes < 1):
+def _check(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: Protocol) -> None:
+    if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
     if twice:

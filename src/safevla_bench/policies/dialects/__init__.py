@@ -106,5 +106,27 @@ def _fields(held: DialectFile, how: Inference) -> Iterator[Field]:
 
 def values(made: Dialect) -> Mapping[str, object]:
     """All that a dialect says, for a run's description."""
-    said: dict[str, object] = msgspec.to_builtins(made)
-    return said
+    view = made.view
+    return {
+        "name": made.name,
+        "release": made.release,
+        "render": made.wants.image_size,
+        "flip": view.flip,
+        "jpeg": view.jpeg,
+        "image_size": view.size,
+        "resize": view.resize,
+        "crop": view.crop,
+        "request": {"/".join(field.path): _told(field) for field in made.fields},
+        "reply": {"/".join(part.path): part.width for part in made.parts},
+        "switches": {str(column): how for column, how in made.switches},
+        "replan": made.replan,
+        "clip": made.clip,
+    }
+
+
+def _told(field: Field) -> str:
+    """What fills an entry of the request, in words."""
+    axes = f", {field.axes} leading axes" if field.axes else ""
+    if field.state:
+        return f"{' + '.join(field.state)} ({field.dtype}{axes})"
+    return f"{field.camera or 'instruction'}{axes}"
