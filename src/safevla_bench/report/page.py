@@ -44,7 +44,8 @@ def page(
         library: the specifications, for their formulas and limits.
         title: what the page is called.
         provenance: how the scores came about, shown at the end as it is. `policies` in it, or in the mappings of its
-            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes.
+            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes;
+            `standin_assets` the suites that were simulated with stand-ins for the host's own assets.
         analysis: what was computed beyond the summaries; what it lacks is left out.
         album: frames of episodes.
     """
@@ -87,10 +88,12 @@ def _numbers(
 ) -> dict[str, object]:
     """Outcomes, violations, and what was not scored."""
     marked = frozenset(_privileged(provenance))
+    standin = _texts(provenance.get("standin_assets"))
     return {
+        "standin": standin,
         "privileged": sorted(marked & {policy_name(cell) for cell in found}),
         "outcomes": [views.outcome(cell, cell.policy in marked) for cell in found],
-        "main": tables.main(found, total, privileged=marked),
+        "main": tables.main(found, total, privileged=marked, standin=standin),
         "violations": [views.violations(cell) for cell in found if cell.n],
         "folded": len(found) > _OPEN,
         "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped"))),

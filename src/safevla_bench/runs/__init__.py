@@ -24,7 +24,7 @@ from safevla_bench.runs.folder import (
     parquet,
     write_scores,
 )
-from safevla_bench.runs.frames import FRAMES, Frame, frame_stem, read_frames, write_frames
+from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.source import Source, open_source, open_sources
@@ -43,6 +43,7 @@ __all__ = [
     "EpisodeRow",
     "Frame",
     "GrowingRun",
+    "Kind",
     "RunWriter",
     "Source",
     "archive_parts",

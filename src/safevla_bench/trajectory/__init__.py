@@ -8,8 +8,10 @@ from safevla_bench.trajectory.batch import (
     concatenate,
     gather,
     marked_privileged,
+    marked_standin,
     privileged_policies,
     select,
+    standin_benchmarks,
 )
 from safevla_bench.trajectory.record import (
     BYSTANDER,
@@ -42,7 +44,9 @@ __all__ = [
     "from_recording",
     "gather",
     "marked_privileged",
+    "marked_standin",
     "privileged_policies",
     "select",
+    "standin_benchmarks",
     "validate",
 ]
