@@ -74,7 +74,7 @@ def _summary(found: verify.Verification, run: Path) -> str:
     told = ", ".join(f"{counts[verdict]} {said}" for verdict, said in _SAID.items() if counts[verdict])
     if found.agrees:
         return f"{run}: {told}. All that was checked agrees."
-    return f"{run}: {told}. The run is not what it says, or was judged with something else."
+    return f"{run}: {told}. Each line above that differs says what and where."
 
 
 _SAID: dict[verify.Verdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}

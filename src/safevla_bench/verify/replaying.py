@@ -117,11 +117,10 @@ def _replayed(host: Host, tasks: Mapping[tuple[str, str], Task], start: _Start, 
         return differs(_named(header), said)
     apart = np.flatnonzero((recorded.view(np.int64) != replayed.view(np.int64)).any(axis=1))
     if len(apart):
-        gap = np.abs(recorded - replayed)[apart[0]].max()
-        said = (
-            f"the states differ from step {apart[0]} of {len(recorded) - 1} on, there by {gap:.3g} at most. {PROCESSOR}"
-        )
-        return differs(_named(header), said)
+        gaps = np.abs(recorded - replayed).max(axis=1)
+        where = f"step {apart[0]} of {len(recorded) - 1}"
+        said = f"the states differ from {where} on, there by {gaps[apart[0]]:.3g}, later by up to {gaps.max():.3g}"
+        return differs(_named(header), f"{said}. {PROCESSOR}")
     where = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
     return agrees(_named(header), f"{_size(recorded)}, bit for bit{where}")
 
