@@ -27,8 +27,8 @@ from safevla_bench.specs import Library
 from safevla_bench.trajectory import Batch, select
 
 TOLERANCE_M = 1e-5
-"""How far a body may lie from its recorded position. It does not at all, but where a host moves a joint by hand after the
-physics, as RoboCasa the door of a toaster oven (1.4e-6 m); a pixel is about a millimetre."""
+"""How far a body may lie from its recorded position. It does not at all, but where a host moves a joint by hand after
+the physics, as RoboCasa the door of a toaster oven (1.4e-6 m); a pixel is about a millimetre."""
 Observer = Callable[[int, str], None]
 """Told before each episode how many are done, and which is next."""
 
