@@ -660,6 +660,7 @@ def board(
         headers=judged.batch.headers if judged.batch else (),
         protocols=boards.protocols(judged.description),
     )
+    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
     own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
     files = boards.site(of, title=title, provenance=judged.description, reports=own)
     return files | {

@@ -78,6 +78,7 @@ class Requests:
             self.close()
             raise ServerLostError(f"the policy server {self.address}: {error}", remedy="Start it again.") from None
         if isinstance(answer, dict) and "error" in answer:
+            self.close()
             raise failed(self.address, addresses.without(str(answer["error"]), self._token))
         return answer
 
@@ -128,6 +129,7 @@ def make(
     replan: str | None = None,
     dialect: str = "gr00t-libero",
     cameras: str | None = None,
+    image_size: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
@@ -136,7 +138,7 @@ def make(
     """The client; the arguments are those of `openpi`, the key is GR00T's `api_token`."""
     websocket.client_of("zmq", "gr00t")
     servers = addresses.addresses(arg, "gr00t", ("tcp",), PORT)
-    speech = spoken(dialect, "gr00t", cameras)
+    speech = spoken(dialect, "gr00t", cameras, image_size)
     patience = addresses.patience(connect_timeout_s, timeout_s)
     requests = Requests(servers, patience, addresses.key(key_env, key_file))
     return Chunked(Gr00t(requests, speech), replanning(replan, speech.replan), clip=speech.clip)

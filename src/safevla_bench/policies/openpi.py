@@ -80,6 +80,7 @@ def make(
     replan: str | None = None,
     dialect: str = "openpi-libero",
     cameras: str | None = None,
+    image_size: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
@@ -90,5 +91,5 @@ def make(
     servers = addresses.addresses(arg, "openpi", ("ws", "wss"), PORT)
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
-    speech = spoken(dialect, "openpi", cameras)
+    speech = spoken(dialect, "openpi", cameras, image_size)
     return Chunked(Openpi(socket, speech, secret), replanning(replan, speech.replan), clip=speech.clip)

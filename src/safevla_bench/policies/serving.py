@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, PolicyError
-from safevla_bench.interface import Observation, Policy, Task
+from safevla_bench.interface import Observation, Policy, Task, Wants
 from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.version import __version__
 
@@ -104,11 +104,11 @@ def serve(served: Served, bind: str, port: int, key: str | None = None) -> Serve
         raise PolicyError(str(error), remedy=remedy, place=Place(file=f"{bind}:{port}")) from None
 
 
-def observed(request: Mapping[object, object], cameras: tuple[str, ...]) -> Observation:
+def observed(request: Mapping[object, object], wants: Wants) -> Observation:
     """A request as the observation that its client was given: images upright again, the state taken apart.
 
     Raises:
-        PolicyError: a field is missing or of another kind.
+        PolicyError: a field is missing, of another kind or of another size than the policy wants.
     """
     state = _array(request, _STATE, "f", 1)
     if len(state) < 7:
@@ -116,7 +116,7 @@ def observed(request: Mapping[object, object], cameras: tuple[str, ...]) -> Obse
     prompt = request.get(_PROMPT)
     if not isinstance(prompt, str):
         raise PolicyError(f"{_PROMPT!r} is missing, or no text", remedy="It is the instruction.")
-    images = {camera: _image(request, key) for key, camera in zip(IMAGES, cameras, strict=False)}
+    images = {camera: _image(request, key, wants) for key, camera in zip(IMAGES, wants.cameras, strict=False)}
     return Observation(prompt, state[:3], quaternion(state[3:6]), state[6:], images)
 
 
@@ -128,10 +128,11 @@ def quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([[np.cos(angle / 2)], axis_angle * (np.sin(angle / 2) / angle)])
 
 
-def _image(request: Mapping[object, object], key: str) -> NDArray[np.uint8]:
+def _image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
     image = _array(request, key, "u", 3)
-    if image.dtype != np.uint8 or image.shape[2] != 3:
-        raise PolicyError(f"{key!r} is {image.dtype} {list(image.shape)}", remedy="It is uint8, [H, W, 3], RGB.")
+    if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
+        remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
+        raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
     return cast("NDArray[np.uint8]", image[:, ::-1])
 
 
@@ -174,7 +175,7 @@ def _episode(connection: ServerConnection, served: Served, policy: Policy) -> No
         request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None
         if not isinstance(request, dict):
             raise PolicyError("a request that is no map", remedy="Send what openpi's clients send.")
-        observation = observed(request, served.wants.cameras)
+        observation = observed(request, served.wants)
         if not begun:
             policy.reset(Task("served", "task_0", 0, "served", observation.instruction), served.seed)
             begun = True

@@ -94,6 +94,7 @@ def make(
     arg: str | None,
     dialect: str = "vla-eval-libero",
     cameras: str | None = None,
+    image_size: str | None = None,
     connect_timeout_s: str | None = None,
     timeout_s: str | None = None,
     key_env: str | None = None,
@@ -104,5 +105,5 @@ def make(
     servers = addresses.addresses(arg, "vla-eval", ("ws", "wss"), PORT)
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
-    speech = spoken(dialect, "vla-eval", cameras)
+    speech = spoken(dialect, "vla-eval", cameras, image_size)
     return Chunked(VlaEval(socket, speech, secret), None, clip=speech.clip)

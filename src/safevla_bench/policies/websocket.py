@@ -107,7 +107,10 @@ class Socket:
                 )
             )
         except InvalidStatus as error:
-            raise _refused(address, error.response.status_code, keyed=bool(self._headers)) from None
+            status = error.response.status_code
+            if status >= 500:  # something in front of a server that is not up
+                return f"{address}: HTTP {status}"
+            raise _refused(address, status, keyed=bool(self._headers)) from None
         except (OSError, EOFError, TimeoutError, InvalidHandshake) as error:
             return f"{address}: {_cause(error)}"
         self.address = address
