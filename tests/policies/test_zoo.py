@@ -229,3 +229,16 @@ def test_every_dialect_and_release_is_there():
         assert dialects.values(made)["name"] == name
     with pytest.raises(PolicyError, match=r"(?s)no dialect 'openpy'.*openpi-libero"):
         dialects.dialect("openpy")
+
+
+def test_a_run_says_how_a_policy_is_asked_that_is_no_entry():
+    made = policy("openpi:127.0.0.1:9", {"replan": "3"})
+    said = dialects.values(made.dialect)
+    assert (said["name"], said["release"], said["replan"], said["clip"]) == ("openpi-libero", "openpi", 3, True)
+    made.close()
+
+
+def test_an_entry_says_how_it_is_asked_with_its_arguments():
+    made = policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"})
+    assert made.dialect.replan == 2
+    made.close()
