@@ -37,7 +37,8 @@ def serve_command(
     server = serving.serve(served, bind, port, addresses.key(key_env, key_file))
     host, chosen = server.socket.getsockname()[:2]
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
-    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1 ...")
+    size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
+    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")
     try:
         server.serve_forever()
     finally:
