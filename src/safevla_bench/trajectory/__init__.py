@@ -21,6 +21,7 @@ from safevla_bench.trajectory.record import (
     Header,
 )
 from safevla_bench.trajectory.recording import ContactList, Recording, empty, from_recording
+from safevla_bench.trajectory.records import record, records, successive
 from safevla_bench.trajectory.validation import validate
 
 __all__ = [
@@ -43,6 +44,9 @@ __all__ = [
     "gather",
     "marked_privileged",
     "privileged_policies",
+    "record",
+    "records",
     "select",
+    "successive",
     "validate",
 ]
