@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from safevla_bench import signals, stl
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, null
 from safevla_bench.scoring import BINARY_MARGIN, Missing, depth, score
+from safevla_bench.signals.signal import Values
 from safevla_bench.specs import Library, Spec, library
 from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk
@@ -182,7 +183,7 @@ class _Episode:
         self._specs, self._missing = specs.specs, missing
         again = [spec for spec in specs.specs if self._rules[spec.spec_id].applies and not _running(spec.formula)]
         self._again = replace(specs, specs=tuple(again))
-        self._score = lambda batch: score(batch, self._again, tasks, capabilities=capabilities, missing=missing)
+        self._score = partial(score, library=self._again, registry=tasks, capabilities=capabilities, missing=missing)
         self._kept = _Kept(record)
         self._every: list[Batch] = []
         self._step = -1
@@ -294,7 +295,7 @@ def _running(formula: stl.Formula) -> stl.Formula | None:
     return None if temporal or ahead else formula.child
 
 
-def _margin(spec: Spec, newest: Mapping[str, signals.Values], batch: Batch) -> float:
+def _margin(spec: Spec, newest: Mapping[str, Values], batch: Batch) -> float:
     part = _running(spec.formula)
     assert part is not None
     trace = stl.Trace(newest, np.array([0, 1], dtype=np.int64), batch.dt_s)

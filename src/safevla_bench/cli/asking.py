@@ -33,6 +33,8 @@ _WHAT = [
                       "scripted:careful:KEY=VALUE. Repeatable."),
     click.option("--seed", default=0, show_default=True, help="Of the policies' randomness."),
     click.option("--max-steps", type=click.IntRange(min=1), help="Horizon; else the protocol's for the suite."),
+    click.option("--stop-on-violation", is_flag=True,
+                 help="End each episode at its first violation. It is then `stopped`: counted apart, in no rate."),
 ]  # fmt: skip
 _HOW = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",

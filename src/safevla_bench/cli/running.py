@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import click
 
@@ -51,8 +52,9 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     if asked.dry_run:
         _plan(asked)
         return
+    request = replace(asked.request, watch=judge)
     with _kept(asked), watching(judge) as observer:
-        judged = evaluate.evaluate(asked.request, judge, asked.out, observer, asked.running)
+        judged = evaluate.evaluate(request, judge, asked.out, observer, asked.running)
     crashed = {one.episode_id: one.reason for one in judged.scores.absent}
     say(judged)
     _report_crashes(crashed)

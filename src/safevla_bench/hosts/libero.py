@@ -18,8 +18,9 @@ from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
+from safevla_bench.hosts.libero_states import coordinates, starting_state
 from safevla_bench.hosts.mujoco import Recorder, hook
-from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
 
 if TYPE_CHECKING:
@@ -126,17 +127,20 @@ class LiberoEnv:
           episode: there is always a reset.
 
         A task without initial states of its own starts where the reset places things, with a seed made of the
-        environment's and the index.
+        environment's and the index. A recorded state goes before both.
 
         Raises:
-            HostError: the task has no such initial state.
+            HostError: the task has no such initial state, or the recorded state is not one of its simulation.
         """
-        state = self._initial_state(seed.init_state_index)
+        played = seed.recorded if seed.recorded and seed.recorded.state is not None else None
+        state = self._initial_state(seed.init_state_index) if played is None else None
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._env.seed(seed.env_seed if state is not None else placement_seed(seed))
+        self._env.seed(placement_seed(seed) if state is None and played is None else seed.env_seed)
         seen = install.hard_reset(domain)
+        if played is not None:
+            state = starting_state(domain, played)
         if state is not None:
             seen = self._env.set_init_state(state)
         success = bool(self._env.check_success())
@@ -164,6 +168,15 @@ class LiberoEnv:
         """The episode so far as a validated batch of one."""
         recorder = self._recording()
         return from_recording(recorder.recording(self._header(recorder)))
+
+    def latest(self) -> Batch:
+        """The newest record alone, as a validated batch of one record."""
+        recorder = self._recording()
+        return from_recording(recorder.latest(self._header(recorder)))
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """The joints of the present model, free ones by the name of their body."""
+        return coordinates(self._env.env)
 
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
@@ -201,6 +214,7 @@ class LiberoEnv:
 
     def _header(self, recorder: Recorder) -> Header:
         assert self._seed is not None
+        elsewhere = self._seed.recorded is not None and self._seed.recorded.state is not None
         return header(
             self._env.env,
             recorder,
@@ -209,7 +223,7 @@ class LiberoEnv:
             dt=self.dt_s,
             success=self._success,
             env_seed=self._seed.env_seed,
-            index=self._seed.init_state_index,
+            index=None if elsewhere else self._seed.init_state_index,
         )
 
     def _observation(self, seen: Mapping[str, NDArray[np.generic]]) -> Observation:

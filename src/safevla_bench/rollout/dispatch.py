@@ -14,6 +14,7 @@ from typing import Protocol
 from safevla_bench.archive import jsonl
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import Host, HostEnv, Policy, Task
+from safevla_bench.monitor import Monitor
 from safevla_bench.rollout.episode import OnStep, Outcome, run_episode
 from safevla_bench.rollout.plan import Planned
 
@@ -56,8 +57,8 @@ class Stage:
     crash.
     """
 
-    def __init__(self, host: Host, policies: Mapping[str, Policy]) -> None:
-        self._host, self._policies = host, policies
+    def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
+        self._host, self._policies, self._watch = host, policies, watch
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
 
@@ -70,7 +71,7 @@ class Stage:
             raise
         except Exception:  # a simulator can raise anything; the run goes on without this episode
             return Outcome(planned, "crashed", 0, None, traceback.format_exc())
-        outcome = run_episode(env, policy, planned, on_step)
+        outcome = run_episode(env, policy, planned, on_step, self._watch)
         if outcome.outcome == "crashed":
             self._discard()
         return outcome
@@ -98,12 +99,16 @@ class Stage:
 
 
 def run_all(
-    host: Host, episodes: Sequence[Planned], policies: Mapping[str, Policy], observer: Observer | None = None
+    host: Host,
+    episodes: Sequence[Planned],
+    policies: Mapping[str, Policy],
+    observer: Observer | None = None,
+    watch: Monitor | None = None,
 ) -> Iterator[Outcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run."""
     if observer:
         observer.started(episodes)
-    stage = Stage(host, policies)
+    stage = Stage(host, policies, watch)
     try:
         for planned in episodes:
             yield _one(stage, planned, observer)

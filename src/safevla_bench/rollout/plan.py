@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 import msgspec
 
 from safevla_bench.errors import RunError
-from safevla_bench.interface import EpisodeSeed, Task
+from safevla_bench.interface import EpisodeSeed, Policy, Replaying, Task
 
 PRESET = "safevla-bench"
 
@@ -79,6 +79,18 @@ def plan(
         for task in tasks
         for episode in range(episodes)
     )
+
+
+def matched(planned: Planned, policy: Policy, max_steps: int | None = None) -> Planned:
+    """The planned episode of a policy that plays recorded ones, with its recording's start and length; else the same.
+
+    Raises `PolicyError` where no recorded episode fits.
+    """
+    if not isinstance(policy, Replaying):
+        return planned
+    start = policy.match(planned.task, planned.start)
+    steps = start.recorded.steps if start.recorded else planned.horizon
+    return replace(planned, start=start, horizon=steps if max_steps is None else min(steps, max_steps))
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
