@@ -38,6 +38,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "tags": ("tagging", "Propose tags for task files of your own."),
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "validate": ("contract", "Check archives against the trajectory contract."),
+    "import": ("importing", "Read success rates that other tools wrote, and say what they lack."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),
     "schema": ("contract", "Print the JSON Schema of a trajectory record."),
 }

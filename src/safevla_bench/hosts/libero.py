@@ -18,7 +18,7 @@ from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
-from safevla_bench.hosts.libero_states import coordinates, starting_state
+from safevla_bench.hosts.libero_states import coordinates, starting_state, tell_controllers
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
@@ -143,6 +143,8 @@ class LiberoEnv:
             state = starting_state(domain, played)
         if state is not None:
             seen = self._env.set_init_state(state)
+        if played is not None:
+            tell_controllers(domain, played)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):
             seen, _, success, _ = self._env.step(STILL)

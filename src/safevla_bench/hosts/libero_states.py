@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import body_names
 from safevla_bench.hosts.starting import flat_state
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
 _TIME = 1
+_HALF_OPEN_M = 0.02
+_LONG = 200
+"""Substeps in which the gripper's target crosses its whole range."""
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: Recorded) -> Floats:
@@ -38,6 +43,33 @@ def starting_state(domain: BDDLBaseDomain, recorded: Recorded) -> Floats:
             body = int(model.body(fixture.root_body).id)
             model.body_pos[body], model.body_quat[body] = pose[:3], pose[3:]
     return state
+
+
+def tell_controllers(domain: BDDLBaseDomain, recorded: Recorded) -> None:
+    """Put what robosuite's controllers remember in accord with the state that has been set.
+
+    The arm's would count its first motion from the pose after the reset, and turn the hand back to it.
+    """
+    arm = domain.robots[0].controller
+    arm.update(force=True)
+    arm.reset_goal()
+    _tell_gripper(domain, recorded)
+
+
+def _tell_gripper(domain: BDDLBaseDomain, recorded: Recorded) -> None:
+    """Give the gripper the target that it would have if it had been told the first action for long.
+
+    robosuite moves that target by a hundredth of its range a substep and keeps it beside the simulator's state; a reset
+    puts it half way, so that an open hand would first close by 2 cm. Where the first action tells the gripper nothing,
+    the fingers do: more than half open is told to open.
+    """
+    robot = domain.robots[0]
+    told = recorded.first_action[-1] if recorded.first_action else 0.0
+    if not told:
+        fingers = domain.sim.data.qpos[robot._ref_gripper_joint_pos_indexes]
+        told = -1.0 if np.abs(fingers).max() > _HALF_OPEN_M else 1.0
+    for _ in range(_LONG):
+        robot.gripper.format_action(np.array([told]))
 
 
 def coordinates(domain: BDDLBaseDomain) -> tuple[Coordinate, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from safevla_bench import foreign, runs
-from safevla_bench.errors import CollectedError, PolicyError, RecordError
+from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
 from safevla_bench.files import digest
 from safevla_bench.foreign import Take
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Recorded, Task, Wants
@@ -53,7 +53,8 @@ class Replay:
             return dataclasses.replace(start, env_seed=seed, recorded=played)
         if take.states is not None:
             state = tuple(take.states[0].tolist())
-            played = dataclasses.replace(played, state=state, fixtures=take.fixtures)
+            first = tuple(take.actions[0].tolist()) if len(take.actions) else ()
+            played = dataclasses.replace(played, state=state, first_action=first, fixtures=take.fixtures)
             return dataclasses.replace(start, wait_steps=0, recorded=played)
         if self._from_host:
             return dataclasses.replace(start, recorded=played)
@@ -156,7 +157,7 @@ def make(
     try:
         takes = foreign.takes(path)
         found = _own(path) if takes is None else takes
-    except (RecordError, CollectedError) as error:
+    except (RecordError, RunError, CollectedError) as error:
         raise PolicyError(f"replay:{arg} cannot be read: {error}") from error
     return Replay(path, _of(found, policy), limit, start == "host")
 
@@ -207,4 +208,4 @@ def _start(start: EpisodeSeed, take: Take) -> str:
     if start.recorded.state is not None:
         return "the first recorded state"
     known = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
-    return f"the host's initial state {start.init_state_index} ({known})"
+    return f"the host's initial state, {known}"
