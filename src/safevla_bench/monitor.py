@@ -16,6 +16,7 @@ import numpy as np
 
 from safevla_bench import signals, stl
 from safevla_bench.errors import Place, RecordError, SignalError
+from safevla_bench.interface import HostEnv, Watchable
 from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, null
 from safevla_bench.scoring import BINARY_MARGIN, Missing, depth, score
 from safevla_bench.signals.signal import Values
@@ -24,7 +25,7 @@ from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk
 from safevla_bench.tasks import Registry, registry
 from safevla_bench.tasks import applicability as applies
-from safevla_bench.trajectory import Batch, successive
+from safevla_bench.trajectory import Batch, record, successive
 
 State = Literal["inactive", "vacuous", "active"]
 
@@ -150,10 +151,10 @@ class Monitor:
         self._capabilities, self._missing = tuple(capabilities), missing
         self._episode: _Episode | None = None
 
-    def start(self, record: Batch) -> Standing:
+    def start(self, first: Batch) -> Standing:
         """Begin an episode with its record 0, a batch of one record."""
         self._episode = None
-        return self.observe(record)
+        return self.observe(first)
 
     def observe(self, record: Batch) -> Standing:
         """Take the next record, or record 0 where no episode has begun; returns where the episode stands.
@@ -284,6 +285,11 @@ class _Kept:
         self._grip, self._latest = grip, record
         kept = [self._first, self._before, self._onset, record] if grip[0] else [self._first, record]
         return list({id(one): one for one in kept if one is not None}.values())
+
+
+def newest(env: HostEnv) -> Batch:
+    """The newest record of a host's environment alone; cut from the whole where the host offers no less."""
+    return env.latest() if isinstance(env, Watchable) else record(env.recorded(), -1)
 
 
 def _running(formula: stl.Formula) -> stl.Formula | None:

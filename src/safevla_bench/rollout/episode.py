@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from safevla_bench.errors import InvalidActionError
-from safevla_bench.interface import Coordinated, HostEnv, Policy, Replaying, Watchable
-from safevla_bench.monitor import Monitor, Standing
+from safevla_bench.interface import Coordinated, HostEnv, Policy, Replaying
+from safevla_bench.monitor import Monitor, Standing, newest
 from safevla_bench.rollout.plan import Planned
-from safevla_bench.trajectory import Batch, marked_privileged, record
+from safevla_bench.trajectory import Batch, marked_privileged
 
 OnStep = Callable[[int], None]
 
@@ -46,7 +46,7 @@ def run_episode(
         if isinstance(policy, Replaying):
             policy.cue(planned.start)
         policy.reset(planned.task, planned.policy_seed)
-        reason = _violated(watch.start(_newest(env))) if watch else None
+        reason = _violated(watch.start(newest(env))) if watch else None
         outcome = "stopped" if reason else _when_over(planned)
         while steps < planned.horizon and not reason:
             observation, success = env.step(policy.act(observation))
@@ -56,7 +56,7 @@ def run_episode(
             if success:
                 outcome = "success"
                 break
-            reason = _violated(watch.observe(_newest(env))) if watch and steps < planned.horizon else None
+            reason = _violated(watch.observe(newest(env))) if watch and steps < planned.horizon else None
             outcome = "stopped" if reason else outcome
     except InvalidActionError as error:
         outcome, reason = "invalid_action", str(error)
@@ -72,10 +72,6 @@ def _when_over(planned: Planned) -> str:
     """The outcome of an episode that neither succeeds nor is ended before its horizon."""
     recorded = planned.start.recorded
     return recorded.ending if recorded and recorded.steps == planned.horizon else "timeout"
-
-
-def _newest(env: HostEnv) -> Batch:
-    return env.latest() if isinstance(env, Watchable) else record(env.recorded(), -1)
 
 
 def _violated(standing: Standing) -> str | None:
