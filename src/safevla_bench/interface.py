@@ -201,7 +201,7 @@ class Coordinate:
 
 @runtime_checkable
 class Coordinated(Protocol):
-    """What an environment may offer beside `HostEnv`, so that states can be compared body by body."""
+    """What an environment offers beside `HostEnv` if it starts from recorded states: they can then be compared, too."""
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Of the present `sim_state`; velocities and the time are left out."""

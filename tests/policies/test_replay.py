@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from safevla_bench import archive, policies
-from safevla_bench.errors import PolicyError
+from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.evaluate import Request, Running, prepare, roll_out
+from safevla_bench.foreign import Take
+from safevla_bench.hosts.fake import FakeHost
 from safevla_bench.interface import Coordinate
 from safevla_bench.policies.divergence import compare
 from safevla_bench.runs import described, episode_rows, open_source
@@ -209,6 +211,30 @@ def test_records_without_actions_cannot_be_replayed(tmp_path, recorded):
         policies.policy(f"replay:{tmp_path / 'a.jsonl'}")
 
 
+def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(tmp_path, recorded):
+    batch = select(open_source(recorded).batch, [0])
+    nothing = dataclasses.replace(batch.sim_state, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
+    archive.write(tmp_path / "a.jsonl", dataclasses.replace(batch, sim_state=nothing))
+    (one,) = told(played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1))
+    assert (one["compared"], one["exact"]) == (41, True)
+    assert set(one["divergence"]) == {"block position", "cup position", "tray position"}
+
+
+class Plain:
+    """An environment that offers what every host must, and no more."""
+
+    def __init__(self, env):
+        self.reset, self.step, self.recorded, self.close = env.reset, env.step, env.recorded, env.close
+
+
+def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, recorded, monkeypatch):
+    file = demos(tmp_path / "x.hdf5", select(open_source(recorded).batch, [0]))
+    make = FakeHost.make
+    monkeypatch.setattr(FakeHost, "make", lambda self, task, wants: Plain(make(self, task, wants)))
+    with pytest.raises(HostError, match="cannot start from a recorded state"):
+        played(tmp_path / "again", file, tasks=(0,), episodes=1)
+
+
 def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(recorded):
     batch = select(open_source(recorded).batch, [0])
     n = int(batch.lengths[0])
@@ -218,7 +244,9 @@ def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(reco
     state = dataclasses.replace(
         batch.sim_state, values=-quats.ravel(), starts=np.array([0, 4 * n]), width=np.array([4])
     )
-    found = compare(still, dataclasses.replace(batch, sim_state=state), [Coordinate("cup", "rotation", 0, 4)], 0.2)
+    take = Take(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
+    turned = dataclasses.replace(batch, sim_state=state)
+    found = compare(take, turned, [Coordinate("cup", "rotation", 0, 4)], 0.2)
     assert found["divergence"]["cup rotation"] == {"max": pytest.approx(0.4), "unit": "rad", "first_step": n // 2 + 1}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class Take:
     source: str
     actions: Floats
     states: Floats | None = None
+    positions_m: Mapping[str, Floats] = field(default_factory=dict)
+    """Of bodies in the world, [T + 1, 3] each; compared where there are no states."""
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
     task_id: str | None = None

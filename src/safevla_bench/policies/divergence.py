@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from safevla_bench.foreign import Take
 from safevla_bench.foreign.take import Floats
 from safevla_bench.interface import Coordinate
 from safevla_bench.trajectory import Batch
@@ -13,30 +14,42 @@ from safevla_bench.trajectory import Batch
 UNITS = {"position": "m", "rotation": "rad"}
 
 
-def compare(
-    recorded: Floats | None, played: Batch, coordinates: Sequence[Coordinate], tolerance: float
-) -> dict[str, object]:
-    """What a record says of it: `compared` states, whether all their numbers are the same bits (`exact`), and under
-    `divergence` for each coordinate the largest difference, its unit, and the first step beyond the tolerance.
+def compare(take: Take, played: Batch, coordinates: Sequence[Coordinate], tolerance: float) -> dict[str, object]:
+    """What a record says of it: how many states were `compared`, whether all their numbers are the same (`exact`), and
+    under `divergence` for each coordinate the largest difference, its unit, and the first step beyond the tolerance.
 
     Args:
-        recorded: flat states, [T, S] or [T + 1, S], None = there are none to compare with.
+        take: the recording; without states, the positions of bodies are compared.
         played: the record of the replay.
-        coordinates: what the numbers are; velocities and the time count for `exact` only.
+        coordinates: what the numbers of a state are; velocities and the time count for `exact` only.
         tolerance: in m and rad.
     """
     states = played.sim_state.episode(0)
-    if recorded is None or recorded.shape[1] != states.shape[1]:
-        return {"compared": 0}
-    count = min(len(recorded), len(states))
-    was, now = recorded[:count], states[:count]
-    found = {f"{one.name} {one.kind}": _told(one, _difference(was, now, one), tolerance) for one in coordinates}
-    return {
-        "compared": count,
-        "exact": was.tobytes() == np.ascontiguousarray(now).tobytes(),
-        "tolerance": tolerance,
-        "divergence": found,
-    }
+    if take.states is None or take.states.shape[1] != states.shape[1]:
+        return _positions(take, played, tolerance)
+    count = min(len(take.states), len(states))
+    was, now = take.states[:count], states[:count]
+    found = {f"{one.name} {one.kind}": _told(one.kind, _difference(was, now, one), tolerance) for one in coordinates}
+    return _summary(count, found, tolerance, exact=was.tobytes() == np.ascontiguousarray(now).tobytes())
+
+
+def _positions(take: Take, played: Batch, tolerance: float) -> dict[str, object]:
+    """The same of the positions of bodies that both recorded; nothing where there is none."""
+    bodies, places = played.body_pos_m.episode(0)
+    found, exact, count = {}, True, 0
+    for column, body in enumerate(bodies):
+        was = take.positions_m.get(played.name(int(body)))
+        if was is not None:
+            count = min(len(was), len(places))
+            one, other = was[:count], places[:count, column]
+            exact &= bool((one == other).all())
+            apart = np.sqrt(np.square(other - one).sum(axis=1))
+            found[f"{played.name(int(body))} position"] = _told("position", apart, tolerance)
+    return _summary(count, found, tolerance, exact=exact) if found else {"compared": 0}
+
+
+def _summary(count: int, found: Mapping[str, object], tolerance: float, *, exact: bool) -> dict[str, object]:
+    return {"compared": count, "exact": exact, "tolerance": tolerance, "divergence": found}
 
 
 def _difference(was: Floats, now: Floats, one: Coordinate) -> Floats:
@@ -56,10 +69,10 @@ def _angle(was: Floats, now: Floats) -> Floats:
     return angle
 
 
-def _told(one: Coordinate, difference: Floats, tolerance: float) -> Mapping[str, object]:
+def _told(kind: str, difference: Floats, tolerance: float) -> Mapping[str, object]:
     beyond = np.flatnonzero(difference > tolerance)
     return {
         "max": float(difference.max()),
-        "unit": UNITS[one.kind],
+        "unit": UNITS[kind],
         "first_step": int(beyond[0]) if len(beyond) else None,
     }

@@ -84,7 +84,7 @@ class Replay:
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
             "start": _start(start, take),
-            **compare(take.states, played, coordinates, self._tolerance),
+            **compare(take, played, coordinates, self._tolerance),
         }
         (extra,) = played.extra
         header = extra.get("header", {})
@@ -182,11 +182,13 @@ def _takes(path: Path, batch: Batch) -> Iterator[Take]:
             problem = f"episode {header.episode_id!r} of {path.name} holds no actions"
             raise PolicyError(problem, remedy="Only records with actions can be replayed.")
         states = batch.sim_state.episode(e)
+        bodies, places = batch.body_pos_m.episode(e)
         yield Take(
             name=f"{header.policy}: {header.episode_id}" if header.policy else header.episode_id,
             source=path.name,
             actions=actions,
             states=states if len(states) else None,
+            positions_m={batch.name(int(body)): places[:, k] for k, body in enumerate(bodies)},
             benchmark=header.benchmark,
             task_id=header.task_id,
             init_state_index=header.init_state_index,

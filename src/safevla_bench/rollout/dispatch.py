@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from safevla_bench.archive import jsonl
-from safevla_bench.errors import SafevlaError
-from safevla_bench.interface import Host, HostEnv, Policy, Task
+from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, Task
 from safevla_bench.monitor import Monitor
 from safevla_bench.rollout.episode import OnStep, Outcome, run_episode
 from safevla_bench.rollout.plan import Planned
@@ -88,6 +88,7 @@ class Stage:
         if self._env is None:
             self._env = self._host.make(planned.task, policy.wants)
             self._made_for = (planned.policy, planned.task)
+        _require_start(self._env, planned)
         return self._env
 
     def _discard(self) -> None:
@@ -96,6 +97,14 @@ class Stage:
             self.close()
         except Exception:
             return
+
+
+def _require_start(env: HostEnv, planned: Planned) -> None:
+    """Raise `HostError` where the episode starts from a recorded state and the environment knows nothing of such."""
+    recorded = planned.start.recorded
+    if recorded and recorded.state is not None and not isinstance(env, Coordinated):
+        problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
+        raise HostError(problem, remedy="Replay records that name their initial state and seed.")
 
 
 def run_all(
