@@ -17,13 +17,16 @@ from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Replaying, Task
 from safevla_bench.monitor import Monitor
+from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
-from safevla_bench.report.tables import Roster
+from safevla_bench.report.album import album
+from safevla_bench.report.analysis import Analysis, analyse
+from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies
+from safevla_bench.trajectory import Batch, empty, privileged_policies, select, standin_benchmarks
 from safevla_bench.version import __version__
 
 
@@ -62,12 +65,14 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int = 1
+    episodes: int | None = 1
+    """Of each task; None = as many as its benchmark runs."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they go before those for every policy."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
@@ -93,6 +98,7 @@ class Request:
             ) from None
         return cls(
             host=asked.host,
+            host_arguments=asked.host_arguments,
             suites=asked.suites,
             tasks=asked.indices,
             episodes=asked.episodes,
@@ -120,12 +126,13 @@ class _Asked(msgspec.Struct):
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: int
+    episodes: int | None
     policies: tuple[_AskedPolicy, ...]
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
     stop_on_violation: dict[str, object] | None = None
+    host_arguments: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +174,19 @@ class Judged:
     batch: Batch | None
     library: Library
     description: Mapping[str, object]
+    judge: Judge = Judge()
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return privileged_policies(self.batch) if self.batch else ()
+
+    @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return standin_benchmarks(self.batch) if self.batch else ()
 
     @property
     def ablated(self) -> bool:
@@ -201,7 +216,7 @@ def prepare(request: Request) -> Prepared:
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
-    host = hosts.host(request.host)
+    host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     _check_arguments(request)
     made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
@@ -215,6 +230,7 @@ def prepare(request: Request) -> Prepared:
         {name: request.arguments_of(name) for name in request.policies},
         renders=any(policy.wants.cameras for policy in made.values()),
         stopping=request.watch if request.stop_on_violation else None,
+        host_arguments=request.host_arguments,
     )
     description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
     return Prepared(host, episodes, made, players, description)
@@ -243,6 +259,7 @@ def _described(
     return {
         "schema_version": 1,
         "host": host.name,
+        "host_arguments": dict(request.host_arguments),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
@@ -392,7 +409,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         absent=absent,
         provenance=provenance,
     )
-    return Judged(scores, batch, specs, _joined(sources, provenance))
+    return Judged(scores, batch, specs, _joined(sources, provenance), by, tuple(paths))
 
 
 def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
@@ -401,7 +418,15 @@ def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
     batch = judged.batch or empty()
 
     def rescored(other: Library) -> Scores:
-        return score(batch, other, tasks, capabilities=by.capabilities, missing=by.missing, absent=judged.scores.absent)
+        return score(
+            batch,
+            other,
+            tasks,
+            capabilities=by.capabilities,
+            missing=by.missing,
+            applicability=by.applicability,
+            absent=judged.scores.absent,
+        )
 
     return rescored
 
@@ -544,7 +569,73 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
-    return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
+    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
+    return page(
+        judged.scores,
+        judged.batch,
+        judged.library,
+        title=title,
+        provenance=provenance,
+        analysis=_analysis(judged),
+        album=album(judged.paths),
+    )
+
+
+def _analysis(judged: Judged) -> Analysis:
+    """What the report says beyond the four numbers."""
+    _, tasks = judged.judge.load()
+    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
+    told = [source.get("protocol") for source in sources]
+    return analyse(
+        judged.scores,
+        judged.batch or empty(),
+        judged.library,
+        tasks,
+        rescorer(judged, judged.judge),
+        privileged=judged.privileged,
+        protocols=[one for one in told if isinstance(one, dict)],
+    )
+
+
+def board(
+    paths: Sequence[Path], by: Judge, *, title: str = "Safety board", reports: bool = True, skip_invalid: bool = False
+) -> dict[str, str]:
+    """The files of a board by their path: published results, and the policies of the sources where there are any.
+
+    Args:
+        paths: run folders and archives.
+        by: with what to judge them.
+        title: what the board is called.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid episodes out instead of raising.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    if by.applicability == "off":
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return boards.site(title=title)
+    judged = judge(paths, by, skip_invalid=skip_invalid)
+    of = boards.Measured(
+        material=material(judged, by),
+        headers=judged.batch.headers if judged.batch else (),
+        protocols=boards.protocols(judged.description),
+    )
+    own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
+    files = boards.site(of, title=title, provenance=judged.description, reports=own)
+    return files | {
+        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
+    }
+
+
+def _only(judged: Judged, policy: str | None) -> Judged:
+    """What was judged of one policy."""
+    batch = judged.batch
+    mine = [k for k, header in enumerate(batch.headers) if header.policy == policy] if batch else []
+    return replace(
+        judged, scores=boards.only(judged.scores, policy), batch=select(batch, mine) if batch and mine else None
+    )
 
 
 def evaluate(

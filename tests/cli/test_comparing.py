@@ -130,7 +130,7 @@ def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, 
     assert "[mm]" in out
     assert "5†" in out
     assert "[N]" in out
-    assert "The library's threshold is 200 N" in out
+    assert "The library's threshold, 200 N" in out
     found = json.loads(safevla("sensitivity", shipped, "--sweep", "force=100:500:3", "--format", "json")[1])
     assert [one["thresholds"] for one in found] == [[100.0, 300.0, 500.0]]
 

@@ -134,7 +134,7 @@ def _verdict(one: Difference, found: Comparison) -> Cell:
         return Cell(NONE)
     if p > 1 - found.confidence + 1e-12:
         return Cell("no")
-    emphasis: Emphasis = "best"
+    emphasis: Emphasis = "total"
     return Cell("A higher" if one.difference > 0 else "B higher", emphasis=emphasis)
 
 

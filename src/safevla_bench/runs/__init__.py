@@ -24,6 +24,7 @@ from safevla_bench.runs.folder import (
     parquet,
     write_scores,
 )
+from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.source import Source, open_source, open_sources
@@ -32,6 +33,7 @@ from safevla_bench.runs.writing import EPISODES_A_PART, RunWriter
 __all__ = [
     "EPISODES",
     "EPISODES_A_PART",
+    "FRAMES",
     "MANIFEST",
     "REPORT",
     "RUN",
@@ -39,7 +41,9 @@ __all__ = [
     "SCORES_TABLE",
     "Entry",
     "EpisodeRow",
+    "Frame",
     "GrowingRun",
+    "Kind",
     "RunWriter",
     "Source",
     "archive_parts",
@@ -47,9 +51,12 @@ __all__ = [
     "dump",
     "episode_rows",
     "finished",
+    "frame_stem",
     "open_source",
     "open_sources",
     "parquet",
     "progress",
+    "read_frames",
+    "write_frames",
     "write_scores",
 ]

@@ -8,8 +8,10 @@ from safevla_bench.trajectory.batch import (
     concatenate,
     gather,
     marked_privileged,
+    marked_standin,
     privileged_policies,
     select,
+    standin_benchmarks,
 )
 from safevla_bench.trajectory.record import (
     BYSTANDER,
@@ -43,10 +45,12 @@ __all__ = [
     "from_recording",
     "gather",
     "marked_privileged",
+    "marked_standin",
     "privileged_policies",
     "record",
     "records",
     "select",
+    "standin_benchmarks",
     "successive",
     "validate",
 ]

@@ -144,23 +144,43 @@ class Batch:
 
 PRIVILEGED = "privileged"
 """Host-specific header field: true where the policy saw state that no real robot has."""
+STANDIN = "standin_assets"
+"""Host-specific header field: true where the host ran on placeholders in the place of its own assets."""
 
 
 def marked_privileged(extra: Mapping[str, object]) -> dict[str, object]:
     """An episode's host-specific fields with the mark of a policy that saw privileged state."""
-    header = extra.get("header", {})
-    assert isinstance(header, Mapping)
-    return {**extra, "header": {**header, PRIVILEGED: True}}
+    return _marked(extra, PRIVILEGED)
 
 
 def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
     """The policies whose records bear the mark, in order of first appearance."""
-    marked = [
-        header.policy
+    return tuple(dict.fromkeys(header.policy for header in _bearing(batch, PRIVILEGED)))
+
+
+def marked_standin(extra: Mapping[str, object]) -> dict[str, object]:
+    """An episode's host-specific fields with the mark of a host that ran on stand-ins for its assets."""
+    return _marked(extra, STANDIN)
+
+
+def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
+    """The benchmarks of which records bear that mark, in order of first appearance."""
+    return tuple(dict.fromkeys(header.benchmark for header in _bearing(batch, STANDIN)))
+
+
+def _marked(extra: Mapping[str, object], mark: str) -> dict[str, object]:
+    header = extra.get("header", {})
+    assert isinstance(header, Mapping)
+    return {**extra, "header": {**header, mark: True}}
+
+
+def _bearing(batch: Batch, mark: str) -> list[Header]:
+    """Headers of the episodes that bear a mark."""
+    return [
+        header
         for header, extra in zip(batch.headers, batch.extra, strict=True)
-        if isinstance(fields := extra.get("header"), Mapping) and fields.get(PRIVILEGED) is True
+        if isinstance(fields := extra.get("header"), Mapping) and fields.get(mark) is True
     ]
-    return tuple(dict.fromkeys(marked))
 
 
 def gather(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:

@@ -53,10 +53,20 @@ class Grasp:
     off_m: float = 0.0
 
 
+def graspable(scene: Privileged, name: str) -> bool:
+    """Whether the fingers fit around a body or hold its rim: neither is so for what is both wide and flat."""
+    turn, half = axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
+    up = int(np.argmax(np.abs(turn[2])))
+    narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
+    return narrow or bool(2 * half[up] - LEAST_HEIGHT_M >= LEAST_DEPTH_M)
+
+
 def grasps(scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float) -> tuple[Grasp, ...]:
     """Every way to take hold of a body, the best first."""
     itself = body(scene, name) if name in scene.pieces else NOTHING  # its box does not show what is hollow
     found = [_fitted(grasp, itself, obstacles, clearance_m) for grasp in _candidates(scene, name, yaw_rad)]
+    if all(_hopeless(grasp) for grasp in found):
+        found += [_fitted(grasp, itself, obstacles, clearance_m) for grasp in _on_pieces(scene, name, yaw_rad)]
     return tuple(sorted(found, key=lambda grasp: _cost(grasp, yaw_rad)))
 
 
@@ -66,10 +76,13 @@ def _cost(grasp: Grasp, yaw_rad: float) -> float:
     A half turn of the hand costs as much, and so does each 5 cm of reach beyond what is comfortable.
     """
     tight, wide = grasp.blocked_m
-    hopeless = tight > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
-    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * hopeless
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * _hopeless(grasp)
+
+
+def _hopeless(grasp: Grasp) -> bool:
+    return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
 
 
 def _fitted(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
@@ -110,6 +123,24 @@ def _across(center: Floats, side: Floats, length: Floats, half_height: float, ya
         place = np.array([*(center + share * length)[:2], height])
         aperture = min(OPEN_M, half + half_length * abs(np.sin(skew)) + ROOM_M)
         yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
+
+
+def _on_pieces(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
+    """Across each narrow piece of a body, such as a handle, by whichever of its sides; near the middle is better."""
+    boxes = scene.pieces.get(name)
+    if boxes is None:
+        return
+    turn, home = axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
+    middle = home + turn @ scene.center_m[name]
+    for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
+        own = turn @ axes(quat)
+        up = int(np.argmax(np.abs(own[2])))
+        center, flat = home + turn @ local, [axis for axis in range(3) if axis != up]
+        sides = [own[:, axis] * half[axis] for axis in flat]
+        for k in (0, 1):
+            if half[flat[k]] <= WIDEST_HALF_M and 2 * half[up] >= LEAST_HEIGHT_M + LEAST_DEPTH_M / 2:
+                for grasp in _across(center, sides[k], sides[1 - k], float(half[up]), yaw_rad):
+                    yield replace(grasp, off_m=grasp.off_m + float(np.linalg.norm((grasp.place_m - middle)[:2])))
 
 
 def _at_rim(center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float) -> Iterator[Grasp]:

@@ -14,6 +14,7 @@ from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, grasps
 from safevla_bench.policies.scripted.plan import Placement, destination, middle
 from safevla_bench.policies.scripted.rotation import turn_left, yaw_of
 from safevla_bench.policies.scripted.style import Style
+from safevla_bench.policies.scripted.target import Wanted
 from safevla_bench.policies.scripted.way import Way, way, waypoint
 
 Floats = NDArray[np.float64]
@@ -50,16 +51,6 @@ PATIENCE = {
     Phase.RETREAT: 20,
 }  # fmt: skip
 """Steps after which a phase is over even if the hand is not where it should be: something is in its way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Where the hand should be: place_m [3], yaw, the fingers' distance from the middle, and how fast to get there."""
-
-    place_m: Floats
-    yaw_rad: float
-    aperture_m: float
-    speed: float
 
 
 @dataclass(frozen=True, slots=True)

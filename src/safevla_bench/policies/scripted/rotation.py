@@ -8,6 +8,7 @@ from scipy.spatial.transform import Rotation
 
 Floats = NDArray[np.float64]
 
+UPRIGHT = (0.0, 0.0, 0.0)
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 """The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
 
@@ -28,6 +29,11 @@ def downward(yaw_rad: float) -> Rotation:
     return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN
 
 
+def leaning(quat_wxyz: Floats) -> float:
+    """How far from straight down the hand points, rad."""
+    return float(np.arccos(np.clip(-axes(quat_wxyz)[2, 2], -1.0, 1.0)))
+
+
 def yaw_of(quat_wxyz: Floats) -> float:
     """The yaw, rad in (-pi, pi], of the downward hand nearest to this orientation."""
     opening = axes(quat_wxyz)[:, 1]
@@ -40,7 +46,7 @@ def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
-def turn_left(quat_wxyz: Floats, yaw_rad: float) -> Floats:
-    """Rotation vector [3], rad, world frame, from this orientation to the downward hand of that yaw."""
-    vector: Floats = (downward(yaw_rad) * rotation(quat_wxyz).inv()).as_rotvec()
+def turn_left(quat_wxyz: Floats, yaw_rad: float, lean: tuple[float, float, float] = UPRIGHT) -> Floats:
+    """Rotation vector [3], rad, world frame, from this orientation to the downward hand of that yaw, leaning."""
+    vector: Floats = (Rotation.from_rotvec(lean) * downward(yaw_rad) * rotation(quat_wxyz).inv()).as_rotvec()
     return vector

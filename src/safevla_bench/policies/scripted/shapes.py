@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 _ANGLES = np.radians(np.arange(0.0, 360.0, 5.0))
 DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-_OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
+OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
 _HAND_HALF_M = (0.034, 0.106)
@@ -55,6 +55,24 @@ def joined(*parts: Prisms) -> Prisms:
         np.concatenate([part.low_m for part in parts]),
         np.concatenate([part.top_m for part in parts]),
     )
+
+
+def some(outline: Prisms, chosen: NDArray[np.bool_]) -> Prisms:
+    """The prisms that are chosen, [P]."""
+    return Prisms(outline.reach_m[chosen], outline.low_m[chosen], outline.top_m[chosen])
+
+
+def extent(outline: Prisms) -> tuple[Floats, Floats]:
+    """Middle [2] and half extents [2] of prisms together, along the world's axes, seen from above."""
+    reach = outline.reach_m.max(axis=0)
+    high = np.array([reach[nearest(unit)] for unit in np.eye(2)])
+    low = -np.array([reach[nearest(-unit)] for unit in np.eye(2)])
+    return (high + low) / 2, (high - low) / 2
+
+
+def nearest(unit: Floats) -> int:
+    """Index of the direction nearest to a unit vector [2]."""
+    return int(np.argmax(DIRECTIONS @ unit))
 
 
 def prisms(corners_m: Floats) -> Prisms:
@@ -107,7 +125,7 @@ def lowest(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, ab
     to be passed underneath.
     """
     along = places_m @ DIRECTIONS.T
-    reach = rig.reach_m[:, _OPPOSITE][:, None, :] + obstacles.reach_m[None]
+    reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap = (along[:, None, None, :] - reach[None]).max(axis=3)
     needed = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
     return np.asarray(np.where(gap < beside_m, needed, -np.inf).max(axis=(1, 2), initial=-np.inf))
@@ -116,7 +134,7 @@ def lowest(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, ab
 def out_from_under(held: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """The shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it."""
     above = np.flatnonzero(obstacles.low_m > held.top_m[0] - 0.01)
-    gap = -held.reach_m[0, _OPPOSITE] - obstacles.reach_m[above]
+    gap = -held.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
     over = gap[gap.max(axis=1) < beside_m]
     if not len(over):
         return np.zeros(2)

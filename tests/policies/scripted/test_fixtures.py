@@ -1,0 +1,154 @@
+"""Which part of a fixture moves, and which way: from names and shapes of a hand-made cabinet, stove and oven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from safevla_bench.interface import Boxes
+from safevla_bench.policies.scripted import fixtures, strokes
+from safevla_bench.policies.scripted.plan import Deed, Placement, destination, missing, placements
+from safevla_bench.policies.scripted.style import CAREFUL
+
+CABINET = {
+    "cabinet_1_base": ([0, 0.3, 0.1], [0.12, 0.1, 0.1]),
+    "cabinet_1_part_bottom": ([0, 0.28, 0.05], [0.1, 0.11, 0.03]),
+    "cabinet_1_part_top": ([0, 0.28, 0.15], [0.1, 0.11, 0.03]),
+}
+SITES = {"cabinet_1_bottom_region": [0, 0.3, 0.05], "cabinet_1_top_region": [0, 0.3, 0.15], "table_region": [0.3, 0, 0]}
+JOINTS = {"cabinet_1_top_level": 0.0, "cabinet_1_bottom_level": -0.14}
+STOVE = {"stove_1_burner": ([0.2, 0, 0], [0.1, 0.1, 0.02]), "stove_1_button": ([0, 0, 0], [0.03, 0.01, 0.02])}
+OVEN = {"oven_1_main": ([0, 0.4, 0.1], [0.15, 0.1, 0.1]), "oven_1_door": ([-0.15, 0.3, 0.1], [0.02, 0.14, 0.09])}
+BOWL = {"bowl": ([0.4, 0, 0.02], [0.02, 0.02, 0.02])}
+
+
+@pytest.fixture
+def kitchen(scene):
+    """A cabinet whose bottom drawer is out, a stove that is off and an oven whose door stands open towards -y."""
+
+    def make(goal=(), joints=(), boxes=CABINET | STOVE | OVEN | BOWL):
+        made = scene(boxes, goal, movable=("bowl",), sites=SITES)
+        center = {name: np.zeros(3) for name in boxes} | {"oven_1_door": np.array([0.0, -0.14, 0.0])}
+        positions = JOINTS | {"stove_1_button": 0.0, "oven_1_hinge": -np.pi / 2} | dict(joints)
+        return replace(made, joint_pos=positions, center_m=center)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [("cabinet_1_bottom_region", "cabinet_1_base"), ("stove_1", "stove_1_burner"), ("oven_1", "oven_1_main")],
+)
+def test_the_parts_of_a_fixture_are_found_by_what_their_names_share(kitchen, name, largest):
+    assert fixtures.parts(kitchen(), name)[0] == largest
+
+
+def test_what_belongs_to_no_fixture_has_no_parts_and_no_joint(kitchen):
+    assert fixtures.parts(kitchen(), "table_region") == ()
+    assert fixtures.joint(kitchen(), "table_region") is None
+
+
+def test_the_joint_is_the_one_whose_name_is_most_like_the_region(kitchen):
+    assert fixtures.joint(kitchen(), "cabinet_1_bottom_region") == -0.14
+    assert fixtures.joint(kitchen(), "cabinet_1_top_region") == 0.0
+
+
+def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitchen):
+    found = fixtures.drawer(kitchen(), "cabinet_1_bottom_region")
+    assert found.body == "cabinet_1_part_bottom"
+    assert found.outward.tolist() == [0, -1]
+    assert found.out_m == 0.14
+
+
+def test_a_region_that_only_the_whole_fixture_is_around_is_no_drawer(kitchen):
+    made = kitchen(boxes=CABINET | {"cabinet_1_part_top": ([0, 0.28, 0.5], [0.1, 0.11, 0.03])})
+    assert fixtures.drawer(made, "cabinet_1_top_region") is None
+    assert fixtures.drawer(kitchen(), "table_region") is None
+
+
+def test_a_door_shuts_towards_the_rest_of_its_fixture(kitchen):
+    found = fixtures.door(kitchen(), "oven_1")
+    assert found.hinge_m.tolist() == [-0.15, 0.3]
+    assert found.shut_rad == pytest.approx(np.pi / 2), "from -y by way of +x"
+
+
+def test_the_bar_of_a_knob_is_what_stands_highest(kitchen):
+    boxes = Boxes(
+        center_m=np.array([[0, 0, 0.005], [0, 0, 0.02]]),
+        half_extents_m=np.array([[0.03, 0.03, 0.005], [0.03, 0.006, 0.02]]),
+        quat_wxyz=np.array([[1.0, 0, 0, 0]] * 2),
+    )
+    found = fixtures.knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
+    assert len(found.bar.top_m) == 1
+    assert found.bar.top_m == pytest.approx([0.04])
+
+
+def test_the_knob_is_pushed_round_its_axis_counter_clockwise(kitchen):
+    knots = strokes.stroke(kitchen(), Deed("turnon", "stove_1"), 0.0, CAREFUL)
+    places = np.array([knot.place_m for knot in knots[1:]])
+    np.testing.assert_allclose(np.diff(np.linalg.norm(places[:, :2], axis=1)), 0, atol=1e-9)
+    assert (np.diff(np.unwrap(np.arctan2(places[:, 1], places[:, 0]))) > 0).all()
+    assert np.ptp(places[:, 2]) == 0
+
+
+def test_a_drawer_is_pushed_against_the_way_it_opens_and_past_shut(kitchen):
+    scene = kitchen()
+    knots = strokes.stroke(scene, Deed("close", "cabinet_1_bottom_region"), 0.0, CAREFUL)
+    travel = max(knot.place_m[1] for knot in knots) - knots[1].place_m[1]
+    assert travel > fixtures.drawer(scene, "cabinet_1_bottom_region").out_m
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("open", 0.15, 0.2), ("ajar", 0.11, 0.15)])
+def test_a_drawer_is_pulled_by_its_handle_with_closed_fingers(kitchen, kind, least, most):
+    knots = strokes.stroke(kitchen(), Deed(kind, "cabinet_1_top_region"), 0.0, CAREFUL)
+    pulled = [knot for knot in knots if knot.aperture_m == strokes.CLOSED_M]
+    assert least < pulled[0].place_m[1] - pulled[-1].place_m[1] < most
+
+
+@pytest.mark.parametrize("deed", [Deed("open", "table_region"), Deed("turnon", "cup"), Deed("close", "bowl")])
+def test_what_the_scene_does_not_show_has_no_stroke(kitchen, deed):
+    assert strokes.stroke(kitchen(), deed, 0.0, CAREFUL) == ()
+
+
+def test_what_must_be_open_or_on_comes_first_and_closing_last(kitchen):
+    goal = (("close", "oven_1"), ("on", "bowl", "table_region"), ("turnon", "stove_1"))
+    order = missing(kitchen(goal))
+    assert order == (Deed("turnon", "stove_1"), Placement("bowl", "table_region"), Deed("close", "oven_1"))
+
+
+def test_a_closed_drawer_is_drawn_before_something_goes_in(kitchen):
+    goal = (("in", "bowl", "cabinet_1_top_region"),)
+    placed = Placement("bowl", "cabinet_1_top_region")
+    assert missing(kitchen(goal)) == (Deed("ajar", "cabinet_1_top_region"), placed)
+    assert missing(kitchen(goal, {"cabinet_1_top_level": -0.12})) == (placed,)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "joints"),
+    [
+        (("open", "cabinet_1_top_region"), {"cabinet_1_top_level": -0.15}),
+        (("close", "oven_1"), {"oven_1_hinge": 0.0}),
+        (("turnon", "stove_1"), {"stove_1_button": 0.7}),
+    ],
+)
+def test_what_is_done_is_not_missing(kitchen, predicate, joints):
+    assert len(missing(kitchen((predicate,)))) == 1
+    assert missing(kitchen((predicate,), joints)) == ()
+
+
+def test_nothing_is_placed_under_a_roof(scene):
+    goal = (("in", "bowl", "oven_1_region"),)
+    boxes = BOWL | {"oven_1_roof": ([0, 0.4, 0.3], [0.15, 0.1, 0.01])}
+    made = scene(boxes, goal, movable=("bowl",), sites={"oven_1_region": [0, 0.4, 0.1]})
+    assert placements(made) == ()
+
+
+def test_objects_that_share_a_place_stand_beside_each_other(scene):
+    goal = (("on", "pot", "hob_region"), ("on", "pan", "hob_region"))
+    boxes = {"pot": ([0.5, 0, 0], [0.04, 0.07, 0.07]), "pan": ([0.5, 0.3, 0], [0.04, 0.07, 0.07])}
+    made = scene(boxes, goal, sites={"hob_region": [0, 0, 0]})
+    spots = [destination(made, one) for one in placements(made)]
+    assert spots[0] + spots[1] == pytest.approx([0, 0])
+    assert abs(spots[0] - spots[1]) == pytest.approx([0.09, 0])
