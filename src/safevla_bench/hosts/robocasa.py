@@ -151,6 +151,11 @@ class RobocasaEnv:
         recording = recorder.recording(self._header(recorder))
         return from_recording(replace(recording, extra=self._extra()))
 
+    def latest(self) -> Batch:
+        """The newest record alone, as a validated batch of one record."""
+        recorder, _ = self._recording()
+        return from_recording(recorder.latest(self._header(recorder)))
+
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""
         if self._unhook is not None:
