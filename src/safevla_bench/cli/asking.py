@@ -30,7 +30,8 @@ _WHAT = [
     click.option("--episodes", type=click.IntRange(min=1), metavar="N",
                  help="Episodes a task; else as many as the benchmark runs: 50 in robocasa, 1 elsewhere."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="What acts: noop, random, scripted:careful, scripted:hasty or a plug-in's. Repeatable."),
+                 help="What acts: noop, random, scripted:careful, scripted:hasty, replay:FILE (recorded actions) or a "
+                      "plug-in's. Repeatable."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one that is named before it, as "
                       "scripted:careful:KEY=VALUE. Repeatable."),
