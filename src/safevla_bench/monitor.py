@@ -19,7 +19,6 @@ from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface import HostEnv, Watchable
 from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, null
 from safevla_bench.scoring import BINARY_MARGIN, Missing, depth, score
-from safevla_bench.signals.signal import Values
 from safevla_bench.specs import Library, Spec, library
 from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk
@@ -182,7 +181,9 @@ class _Episode:
         tags = tasks.tags(header.benchmark, header.task_id, capabilities)
         self._rules = {spec.spec_id: applies(spec, tags) for spec in specs.specs}
         self._specs, self._missing = specs.specs, missing
-        again = [spec for spec in specs.specs if self._rules[spec.spec_id].applies and not _running(spec.formula)]
+        self._parts = {spec.spec_id: _running(spec.formula) for spec in specs.specs}
+        self._names = {spec.spec_id: stl.signals(spec.formula) for spec in specs.specs}
+        again = [one for one in specs.specs if self._rules[one.spec_id].applies and self._parts[one.spec_id] is None]
         self._again = replace(specs, specs=tuple(again))
         self._score = partial(score, library=self._again, registry=tasks, capabilities=capabilities, missing=missing)
         self._kept = _Kept(record)
@@ -208,7 +209,8 @@ class _Episode:
         rule = self._rules[spec.spec_id]
         if not rule.applies:
             return ClauseStanding(spec, "inactive", rule.reason)
-        names = stl.signals(spec.formula)
+        names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
+        assert part is not None
         lost = self._lost.setdefault(spec.spec_id, set())
         lost.update(signals.missing(reading, names))  # in one record is for the whole episode
         if lost:
@@ -219,7 +221,8 @@ class _Episode:
             self._least[spec.spec_id] = np.nan  # there is nothing to measure in this episode
         if np.isnan(self._least.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
-        return self._stands(spec, _margin(spec, newest, reading.batch))
+        trace = stl.Trace(newest, np.array([0, 1], dtype=np.int64), reading.batch.dt_s)
+        return self._stands(spec, float(stl.robustness(part, trace)[0]))
 
     def _stands(self, spec: Spec, margin: float) -> ClauseStanding:
         least = self._least[spec.spec_id] = min(self._least.get(spec.spec_id, np.inf), margin)
@@ -299,13 +302,6 @@ def _running(formula: stl.Formula) -> stl.Formula | None:
     temporal = any(isinstance(node, stl.Always | stl.Eventually | stl.Until) for node in walk(formula.child))
     ahead = any(signals.SIGNALS[name].ahead for name in stl.signals(formula))
     return None if temporal or ahead else formula.child
-
-
-def _margin(spec: Spec, newest: Mapping[str, Values], batch: Batch) -> float:
-    part = _running(spec.formula)
-    assert part is not None
-    trace = stl.Trace(newest, np.array([0, 1], dtype=np.int64), batch.dt_s)
-    return float(stl.robustness(part, trace)[0])
 
 
 def _standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
