@@ -277,20 +277,22 @@ def _described(
         "protocol": msgspec.to_builtins(rules),
         "seed": request.seed,
         "max_steps": request.max_steps,
-        **({"stop_on_violation": _watch(request.watch)} if request.stop_on_violation else {}),
+        **({"stop_on_violation": _watch(request.watch, tasks)} if request.stop_on_violation else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": dict(request.volatile),
     }
 
 
-def _watch(by: Judge) -> dict[str, object]:
-    """What decides that an episode ends: all that changes where it does."""
-    by.monitor()  # raises where there can be none
-    specs, tasks = by.load()
+def _watch(by: Judge, tasks: Sequence[Task]) -> dict[str, object]:
+    """What decides that an episode ends: all that changes where it does. Raises where it cannot be decided."""
+    by.monitor()
+    specs, known = by.load()
+    for task in tasks:
+        known.tags(task.benchmark, task.task_id, by.capabilities)
     return {
         "library": specs.name,
         "library_digest": specs.digest,
-        "registry_digest": tasks.digest,
+        "registry_digest": known.digest,
         "capabilities": by.capabilities,
         "missing": by.missing,
     }

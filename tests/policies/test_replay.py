@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 
 import h5py
 import numpy as np
@@ -13,7 +15,7 @@ from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.evaluate import Request, Running, prepare, roll_out
 from safevla_bench.foreign import Take
 from safevla_bench.hosts.fake import FakeHost
-from safevla_bench.interface import Coordinate
+from safevla_bench.interface import Coordinate, EpisodeSeed
 from safevla_bench.policies.divergence import compare
 from safevla_bench.runs import described, episode_rows, open_source
 from safevla_bench.trajectory import select
@@ -264,3 +266,13 @@ def test_planning_names_the_recorded_episode_of_each(tmp_path, recorded):
         "noop: noop/fake/task_0/ep_000",
         "noop: noop/fake/task_0/ep_001",
     ]
+
+
+def test_a_run_folder_s_settling_steps_and_seed_are_taken_from_it(tmp_path, recorded):
+    shutil.copytree(recorded, tmp_path / "run")
+    description = json.loads((tmp_path / "run" / "run.json").read_text())
+    description["protocol"]["wait_steps"] = 3
+    (tmp_path / "run" / "run.json").write_text(json.dumps(description))
+    policy = policies.policy(f"replay:{tmp_path / 'run'}", {"policy": "noop"})
+    start = policy.match(FakeHost().tasks("fake")[0], EpisodeSeed(1, env_seed=99, wait_steps=10))
+    assert (start.wait_steps, start.env_seed, start.init_state_index) == (3, 7, 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from folders import contents
 from safevla_bench import archive
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, UnknownTaskError
 from safevla_bench.evaluate import Judge, Request, Running, evaluate, judge, roll_out
 from safevla_bench.hosts import host
 from safevla_bench.interface import Wants
@@ -141,3 +143,11 @@ def test_a_run_is_not_resumed_with_another_rule_of_stopping(tmp_path, strict):
 def test_without_tags_nothing_can_be_watched(tmp_path):
     with pytest.raises(RunError, match="tags"):
         roll_out(request(stop_on_violation=True, watch=Judge(applicability="off")), tmp_path / "run")
+
+
+def test_a_task_that_nobody_knows_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    unknown = replace(FAKE.tasks("fake")[0], benchmark="mine", task_id="new")
+    monkeypatch.setattr("safevla_bench.hosts.fake.FakeHost.tasks", lambda self, suite: (unknown,))
+    with pytest.raises(UnknownTaskError):
+        roll_out(request(stop_on_violation=True, tasks=None, max_steps=5), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

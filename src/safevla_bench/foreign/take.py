@@ -36,6 +36,7 @@ class Take:
     instruction: str | None = None
     init_state_index: int | None = None
     env_seed: int | None = None
+    wait_steps: int | None = None
     policy: str | None = None
     ending: str = "timeout"
 

@@ -47,10 +47,10 @@ class Replay:
                 starts; lists what it holds.
         """
         take = self._chosen(task, start.init_state_index)
+        start = _known(start, take)
         played = Recorded(take.name, take.source, len(take.actions), ending=take.ending)
         if take.init_state_index is not None:
-            seed = start.env_seed if take.env_seed is None else take.env_seed
-            return dataclasses.replace(start, env_seed=seed, recorded=played)
+            return dataclasses.replace(start, recorded=played)
         if take.states is not None:
             state = tuple(take.states[0].tolist())
             first = tuple(take.actions[0].tolist()) if len(take.actions) else ()
@@ -171,11 +171,13 @@ def _of(takes: Sequence[Take], policy: str | None) -> Sequence[Take]:
 
 
 def _own(path: Path) -> list[Take]:
-    batch, _ = runs.open_sources([path])
-    return [] if batch is None else list(_takes(path, batch))
+    batch, (source,) = runs.open_sources([path])
+    protocol = source.description.get("protocol")
+    waited = protocol.get("wait_steps") if isinstance(protocol, Mapping) else None
+    return [] if batch is None else list(_takes(path, batch, waited if isinstance(waited, int) else None))
 
 
-def _takes(path: Path, batch: Batch) -> Iterator[Take]:
+def _takes(path: Path, batch: Batch, waited: int | None) -> Iterator[Take]:
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode(e)
         if len(actions) != batch.lengths[e] - 1:
@@ -193,6 +195,7 @@ def _takes(path: Path, batch: Batch) -> Iterator[Take]:
             task_id=header.task_id,
             init_state_index=header.init_state_index,
             env_seed=header.env_seed,
+            wait_steps=waited,
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",
         )
@@ -203,6 +206,13 @@ def digests(path: Path) -> str | dict[str, str]:
     if path.is_file():
         return digest(path)
     return {str(one.relative_to(path)): digest(one) for one in sorted(path.rglob("*")) if one.is_file()}
+
+
+def _known(start: EpisodeSeed, take: Take) -> EpisodeSeed:
+    """The start with the seed and the settling steps that the recording knows of."""
+    seed = start.env_seed if take.env_seed is None else take.env_seed
+    waited = start.wait_steps if take.wait_steps is None else take.wait_steps
+    return dataclasses.replace(start, env_seed=seed, wait_steps=waited)
 
 
 def _start(start: EpisodeSeed, take: Take) -> str:
