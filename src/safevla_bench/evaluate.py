@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -17,6 +17,8 @@ from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Replaying, Task
 from safevla_bench.monitor import Monitor
+from safevla_bench.policies import dialects, zoo
+from safevla_bench.policies.dialect import Dialect
 from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
 from safevla_bench.report.album import album
@@ -65,13 +67,15 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int | None = 1
-    """Of each task; None = as many as its benchmark runs."""
+    episodes: rollout.Episodes = 1
+    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they go before those for every policy."""
+    servers: tuple[str, ...] = ()
+    """Where the paper's entries are served, each URL or SUITE=URL; kept apart in run.json, and free to change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
@@ -104,6 +108,7 @@ class Request:
             episodes=asked.episodes,
             policies=tuple(one.policy for one in asked.policies),
             policy_arguments={one.policy: one.arguments for one in asked.policies},
+            servers=asked.volatile.servers,
             protocol=asked.protocol.name,
             seed=asked.seed,
             max_steps=asked.max_steps,
@@ -120,17 +125,22 @@ class _AskedProtocol(msgspec.Struct):
     name: str
 
 
+class _AskedToday(msgspec.Struct, frozen=True):
+    servers: tuple[str, ...] = ()
+
+
 class _Asked(msgspec.Struct):
     """The part of run.json that a request is made from."""
 
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: int | None
+    episodes: rollout.Episodes
     policies: tuple[_AskedPolicy, ...]
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
+    volatile: _AskedToday = _AskedToday()
     stop_on_violation: dict[str, object] | None = None
     host_arguments: dict[str, str] = {}
 
@@ -148,6 +158,9 @@ class Running:
 
 
 _PLAINLY = Running()
+PRESET, PROTOCOL = rollout.PRESET, rollout.PROTOCOL
+ENTERED = ("host", "suites", "policies", "protocol")
+"""The options that an entry stands for."""
 
 
 @dataclass(frozen=True)
@@ -219,15 +232,17 @@ def prepare(request: Request) -> Prepared:
     host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     _check_arguments(request)
-    made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
     rules = rollout.protocol(request.protocol)
+    told = {name: _told(request, name) for name in request.policies}
+    made = {name: policies.policy(name, arguments) for name, arguments in told.items()}
+    _check_servers(made, tasks)
     episodes = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
     episodes = tuple(rollout.matched(one, made[one.policy], request.max_steps) for one in episodes)
     players = rollout.Cast(
         request.host,
-        {name: request.arguments_of(name) for name in request.policies},
+        told,
         renders=any(policy.wants.cameras for policy in made.values()),
         stopping=request.watch if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
@@ -241,6 +256,45 @@ def _check_arguments(request: Request) -> None:
         if name not in request.policies:
             problem = f"there is an argument for the policy {name!r}, which is not in this run"
             raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
+
+
+def _told(request: Request, policy: str) -> dict[str, str]:
+    """A policy's arguments; an entry's with its servers."""
+    served = {zoo.SERVER: " ".join(request.servers)} if zoo.MARK in policy.partition(":")[0] and request.servers else {}
+    return {**served, **request.arguments_of(policy)}
+
+
+def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
+    for policy in made.values():
+        if isinstance(policy, zoo.Served):
+            for task in tasks:
+                policy.server(task.benchmark)
+
+
+def entered(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
+    """What a `Request` for one of the paper's entries is made of: its host, suites, protocol, policy and episodes.
+
+    Raises:
+        PolicyError: there is no such entry.
+        RunError: it has no such suite.
+    """
+    found = zoo.entry(name)
+    unknown = [suite for suite in suites if suite not in found.suites]
+    if unknown:
+        raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"It has {', '.join(found.suites)}.")
+    return {
+        "host": found.host,
+        "suites": tuple(suites) or found.suites,
+        "policies": (name,),
+        "protocol": protocol or (found.protocol if found.runnable else rollout.PRESET),
+        "episodes": PROTOCOL,
+    }
+
+
+def left_open(request: Request) -> list[str]:
+    """What the paper's entries that are asked for leave open or assume, each as one sentence."""
+    named = [zoo.entry(name) for name in request.policies if zoo.MARK in name.partition(":")[0]]
+    return [f"{one.name}: unknown is {question}" for one in named for question in one.unknown]
 
 
 def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
@@ -271,15 +325,16 @@ def _described(
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
                 **({"replay": policy.described} if isinstance(policy, Replaying) else {}),
+                **_spoken(policy),
             }
             for name, policy in made.items()
         ],
-        "protocol": msgspec.to_builtins(rules),
+        "protocol": rules.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
         **({"stop_on_violation": _watch(request.watch, tasks)} if request.stop_on_violation else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
-        "volatile": dict(request.volatile),
+        "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }
 
 
@@ -298,12 +353,27 @@ def _watch(by: Judge, tasks: Sequence[Task]) -> dict[str, object]:
     }
 
 
+def _spoken(policy: Policy) -> dict[str, object]:
+    """How a policy is asked, and from which of the paper's entries that follows."""
+    spoken = getattr(policy, "dialect", None)
+    said: dict[str, object] = {"dialect": dialects.values(spoken)} if isinstance(spoken, Dialect) else {}
+    if isinstance(policy, zoo.Served):
+        one = policy.entry
+        said["entry"] = {"name": one.name, "checkpoints": one.checkpoints, "unknown": one.unknown}
+    return said
+
+
 def estimate(request: Request, running: Running = _PLAINLY) -> rollout.Estimate:
     """What `roll_out` would run and what that costs; raises what `prepare` raises, and writes nothing."""
-    prepared = prepare(request)
+    prepared = prepare(request if request.servers else replace(request, servers=_anywhere(request)))
     cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
     prepared.close()
     return rollout.estimate(prepared.episodes, prepared.host.name, cameras, running.workers)
+
+
+def _anywhere(request: Request) -> tuple[str, ...]:
+    """Stands for the servers of a run that is only planned."""
+    return tuple(f"{suite}=nowhere" for suite in request.suites)
 
 
 def roll_out(
@@ -336,7 +406,7 @@ def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer
     try:
         with closing(_engine(prepared, pending, running, observer)) as ended:
             for finished in ended:
-                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
+                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame, finished.latency)
     except SafevlaError:
         if writer.fresh and not writer.entries:
             writer.discard()
@@ -624,6 +694,7 @@ def board(
         headers=judged.batch.headers if judged.batch else (),
         protocols=boards.protocols(judged.description),
     )
+    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
     own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
     files = boards.site(of, title=title, provenance=judged.description, reports=own)
     return files | {

@@ -133,7 +133,11 @@ class EpisodeSeed:
     init_state_index: int
     env_seed: int
     wait_steps: int
-    """Settling steps with a still arm before record 0; not counted in the horizon."""
+    """Settling steps before record 0; not counted in the horizon."""
+    wait_action: tuple[float, ...] | None = None
+    """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
+    drawn: bool = False
+    """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
     recorded: Recorded | None = None
 
 

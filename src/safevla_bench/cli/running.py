@@ -15,6 +15,7 @@ from safevla_bench.cli.asking import Asked, run_options
 from safevla_bench.cli.judging import say
 from safevla_bench.cli.options import judge_options
 from safevla_bench.cli.progress import watching
+from safevla_bench.errors import ServerLostError
 from safevla_bench.report import elsewhere
 from safevla_bench.report.render import text
 from safevla_bench.trajectory import Batch
@@ -29,6 +30,7 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
     --resume goes on from there.
     """
+    _say_what_is_open(asked)
     if asked.dry_run:
         _plan(asked)
         return
@@ -55,6 +57,7 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
     What is finished is kept whatever happens, and --resume goes on from there.
     """
+    _say_what_is_open(asked)
     if asked.dry_run:
         _plan(asked)
         return
@@ -71,6 +74,11 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     context.exit(CRASHED if crashed else OK)
 
 
+def _say_what_is_open(asked: Asked) -> None:
+    for line in evaluate.left_open(asked.request):
+        click.echo(f"note: {line}", err=True)
+
+
 def _plan(asked: Asked) -> None:
     click.echo(planning.text(evaluate.estimate(asked.request, asked.running)), nl=False)
 
@@ -84,6 +92,12 @@ def _kept(asked: Asked) -> Iterator[None]:
         if (asked.out / runs.RUN).exists():
             done, planned = runs.progress(asked.out)
             click.echo(f"{done} of {planned} episodes are done and kept. Continue:\n  {asked.again}", err=True)
+        raise
+    except ServerLostError:
+        if (asked.out / runs.RUN).exists():
+            done, planned = runs.progress(asked.out)
+            again = f"{asked.again} --retry-crashed"
+            click.echo(f"{done} of {planned} episodes have ended. With a server there again:\n  {again}", err=True)
         raise
 
 
@@ -100,7 +114,8 @@ def _report_stopped(asked: Asked, stopped: int) -> None:
 
 def _report_crashes(crashed: Mapping[str, str | None]) -> None:
     for episode_id, reason in list(crashed.items())[:3]:
-        last = (reason or "").strip().splitlines()[-1:]
-        click.echo(printable(f"crashed: {episode_id}: {''.join(last)}"), err=True)
+        lines = (reason or "").strip().splitlines() or [""]
+        said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        click.echo(printable(f"crashed: {episode_id}: {said}"), err=True)
     if crashed:
         click.echo(f"{len(crashed)} episodes crashed; they are in no rate. episodes.parquet holds why.", err=True)

@@ -30,6 +30,7 @@ STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
 CRASH_AFTER = 4
+STILL: Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _PLACES = {name: place for place, name in enumerate(_ROLES)}
@@ -124,19 +125,19 @@ class FakeEnv:
         self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode; objects lie where the initial state and the seed put them.
+        """Start an episode; objects lie where the initial state and the seed put them, or the draw; then wait.
 
         Raises:
             HostError: there is no such initial state.
         """
-        if not 0 <= seed.init_state_index < INIT_STATES:
+        if not (seed.drawn or 0 <= seed.init_state_index < INIT_STATES):
             problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
             raise HostError(problem, remedy=f"It has {INIT_STATES}: choose from 0 to {INIT_STATES - 1}.")
         self._seed = seed
         played = seed.recorded.state if seed.recorded else None
         self._world = _start(self.task.index, seed) if played is None else _World.of(flat_state(played, _STATE))
         self._actions: list[Action] = []
-        self._records = [_Record(self._world.flat(0.0), {}, None, np.zeros(7))]
+        self._records = [self._settled(seed)]
         return self._observation()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -209,6 +210,14 @@ class FakeEnv:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._seed
 
+    def _settled(self, seed: EpisodeSeed) -> _Record:
+        """Record 0, after the settling steps."""
+        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
+        for _ in range(seed.wait_steps):
+            _advance(self._world, still)
+        torque = _torque(still) if seed.wait_steps else np.zeros(7)
+        return _Record(self._world.flat(0.0), self._world.contacts, self._world.held, torque)
+
     def _success(self) -> bool:
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held is None and np.linalg.norm(gap) < REACH_M)
@@ -265,7 +274,8 @@ class FakeEnv:
 
 
 def _start(task: int, seed: EpisodeSeed) -> _World:
-    jitter = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(-0.01, 0.01, size=2)
+    source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
+    jitter = np.random.default_rng(source).uniform(-0.01, 0.01, size=2)
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
     cup = (block + tray) / 2 if task == 1 else np.array([0.05, 0.25, 0.0])

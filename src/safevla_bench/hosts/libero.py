@@ -32,6 +32,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 CONTROL_STEP_S = 0.05
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 """No motion, gripper opening: LIBERO's own settling action."""
+_ACTION = "position [3], rotation [3], gripper"
 
 
 class LiberoHost:
@@ -142,14 +143,15 @@ class LiberoEnv:
         - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
           episode: there is always a reset.
 
-        A task without initial states of its own starts where the reset places things, with a seed made of the
-        environment's and the index. A recorded state goes before both.
+        A task without initial states of its own, and any that is to be `drawn`, starts where the reset places things,
+        with a seed made of the environment's and the index. A recorded state goes before all that.
 
         Raises:
             HostError: the task has no such initial state, or the recorded state is not one of its simulation.
         """
         played = seed.recorded if seed.recorded and seed.recorded.state is not None else None
-        state = self._initial_state(seed.init_state_index) if played is None else None
+        state = None if seed.drawn or played else self._initial_state(seed.init_state_index)
+        still = STILL if seed.wait_action is None else checked(np.array(seed.wait_action), len(STILL), _ACTION)
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
@@ -163,7 +165,7 @@ class LiberoEnv:
             tell_controllers(domain, played)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):
-            seen, _, success, _ = self._env.step(STILL)
+            seen, _, success, _ = self._env.step(still.copy())
         self._seed, self._success = seed, bool(success)
         self._start_recording()
         return self._observation(seen)
@@ -176,7 +178,7 @@ class LiberoEnv:
             HostError: the simulation diverged, or there was no reset.
         """
         recorder = self._recording()
-        taken = checked(action, len(STILL), "position [3], rotation [3], gripper")
+        taken = checked(action, len(STILL), _ACTION)
         seen, _, success, _ = self._env.step(taken.copy())
         recorder.step(taken)
         self._success = bool(success)

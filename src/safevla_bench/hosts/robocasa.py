@@ -125,7 +125,7 @@ class RobocasaEnv:
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
         for _ in range(seed.wait_steps):
-            seen, reward, _, _ = kitchen.step(np.array(episodes.STILL))
+            seen, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
         self._seed, self._success = seed, success
         self._start_recording(kitchen)

@@ -32,6 +32,8 @@ class Replay:
     """Plays one recorded episode after another; it looks at nothing."""
 
     wants = Wants()
+    clip = True
+    """What was recorded beyond a simulator's range was clipped by it then, too; how often is counted."""
 
     def __init__(self, path: Path, takes: Sequence[Take], tolerance: float, from_host: bool) -> None:
         self._takes, self._tolerance, self._from_host = takes, tolerance, from_host

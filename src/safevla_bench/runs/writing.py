@@ -25,13 +25,16 @@ from safevla_bench.files import digest, write_atomically
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
+    LATENCY,
     MANIFEST,
     RUN,
     EpisodeRow,
+    Latency,
     archive_parts,
     described,
     dump,
     episode_rows,
+    latencies,
     write_episodes,
 )
 from safevla_bench.runs.journal import PARTIAL, SUFFIX, Entry, Journal, exists, progress
@@ -90,19 +93,19 @@ class RunWriter:
     def entries(self) -> Mapping[int, Entry]:
         return self._journal.entries if self._journal else {}
 
-    def append(self, index: int, row: EpisodeRow, frame: bytes | None) -> None:
+    def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
         """Keep a finished episode, `index` its place in the plan; Ctrl-C waits until it is written."""
         assert self._journal is not None
         with _undisturbed(), _writing(self.folder):
-            self._journal.append(index, row, frame)
+            self._journal.append(index, row, frame, latency)
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
         records = map(_trusted, archive.read(archive_parts(self.folder)))  # in the order of the plan
-        journal = Journal(self.folder)
+        journal, spent = Journal(self.folder), latencies(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
             if row.outcome != "crashed":
-                journal.append(index, row, jsonl.member(next(records), 0, SUFFIX))
+                journal.append(index, row, jsonl.member(next(records), 0, SUFFIX), spent.get(row.episode_id))
         # Until this write the archive counts, and from then on the journal.
         write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
         self._journal, self.complete = journal, False
@@ -126,7 +129,7 @@ class RunWriter:
         digests = {f"{ARCHIVE}/{part.name}": digest(part) for part in parts}
         manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": len(entries)}
         write_atomically(self.folder / MANIFEST, dump(manifest))
-        write_atomically(self.folder / RUN, dump({**self.description, "complete": True}))
+        write_atomically(self.folder / RUN, dump({**_with_latency(self.description, entries), "complete": True}))
         self.complete = True
         self._journal = None
         journal.close()
@@ -204,6 +207,15 @@ def _write_archive(folder: Path, journal: Journal, entries: Sequence[Entry]) -> 
     for stale in set(archive_parts(folder)) - set(parts):
         stale.unlink()
     return parts
+
+
+def _with_latency(description: Mapping[str, object], entries: Sequence[Entry]) -> dict[str, object]:
+    """The run's description with what each episode's policy took, among the facts of the day."""
+    spent = {entry.row.episode_id: entry.latency for entry in entries if entry.latency}
+    if not spent:
+        return dict(description)
+    volatile = description.get("volatile")
+    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), LATENCY: spent}}
 
 
 def _tidy(folder: Path) -> None:
