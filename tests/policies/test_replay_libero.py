@@ -83,11 +83,11 @@ def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
         file = demonstration(tmp_path / "a.hdf5", recorded, 0, model)
         (take,) = takes(file)
         state = tuple(take.states[0].tolist())
-        elsewhere = EpisodeSeed(0, 99, 0, Recorded("demo_0", "a.hdf5", 12, state))
+        elsewhere = EpisodeSeed(0, 99, 0, recorded=Recorded("demo_0", "a.hdf5", 12, state))
         env.reset(elsewhere)
         assert np.abs(env._env.env.sim.data.get_body_xpos(fixture) - stood).max() > 1e-4
         there = Recorded("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
-        env.reset(EpisodeSeed(0, 99, 0, there))
+        env.reset(EpisodeSeed(0, 99, 0, recorded=there))
         np.testing.assert_allclose(env._env.env.sim.data.get_body_xpos(fixture), stood, atol=1e-5)
     finally:
         env.close()
