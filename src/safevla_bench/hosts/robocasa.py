@@ -179,6 +179,11 @@ class RobocasaEnv:
         view = scene(kitchen, self._rules)
         return MujocoStage(kitchen.sim.model._model, view, episode, _SHOWN_BY, self.close)
 
+    def latest(self) -> Batch:
+        """The newest record alone, as a validated batch of one record."""
+        recorder, _ = self._recording()
+        return from_recording(recorder.latest(self._header(recorder)))
+
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""
         if self._unhook is not None:
