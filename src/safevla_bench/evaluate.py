@@ -15,7 +15,8 @@ from safevla_bench.baseline import baseline
 from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
-from safevla_bench.interface import Host, Policy, Task
+from safevla_bench.interface import Host, Policy, Replaying, Task
+from safevla_bench.monitor import Monitor
 from safevla_bench.policies import dialects, zoo
 from safevla_bench.policies.dialect import Dialect
 from safevla_bench.report import board as boards
@@ -50,6 +51,13 @@ class Judge:
             chosen = extend(chosen, path)
         return chosen, registry(self.registry)
 
+    def monitor(self) -> Monitor:
+        """What judges so while an episode runs; raises `RunError` where that is to be without tags."""
+        if self.applicability == "off":
+            raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+        specs, tasks = self.load()
+        return Monitor(specs, tasks, capabilities=self.capabilities, missing=self.missing)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -72,6 +80,9 @@ class Request:
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
+    stop_on_violation: bool = False
+    """End each episode at its first violation, by `watch`; it is then `stopped`, in no rate."""
+    watch: Judge = field(default_factory=Judge)
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; kept apart in run.json."""
 
@@ -101,6 +112,7 @@ class Request:
             protocol=asked.protocol.name,
             seed=asked.seed,
             max_steps=asked.max_steps,
+            stop_on_violation=asked.stop_on_violation is not None,
         )
 
 
@@ -129,6 +141,7 @@ class _Asked(msgspec.Struct):
     seed: int
     max_steps: int | None
     volatile: _AskedToday = _AskedToday()
+    stop_on_violation: dict[str, object] | None = None
     host_arguments: dict[str, str] = {}
 
 
@@ -226,10 +239,12 @@ def prepare(request: Request) -> Prepared:
     episodes = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
+    episodes = tuple(rollout.matched(one, made[one.policy], request.max_steps) for one in episodes)
     players = rollout.Cast(
         request.host,
         told,
         renders=any(policy.wants.cameras for policy in made.values()),
+        stopping=request.watch if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
     )
     description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
@@ -309,6 +324,7 @@ def _described(
                 "arguments": request.arguments_of(name),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
+                **({"replay": policy.described} if isinstance(policy, Replaying) else {}),
                 **_spoken(policy),
             }
             for name, policy in made.items()
@@ -316,8 +332,24 @@ def _described(
         "protocol": rules.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
+        **({"stop_on_violation": _watch(request.watch, tasks)} if request.stop_on_violation else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
+    }
+
+
+def _watch(by: Judge, tasks: Sequence[Task]) -> dict[str, object]:
+    """What decides that an episode ends: all that changes where it does. Raises where it cannot be decided."""
+    by.monitor()
+    specs, known = by.load()
+    for task in tasks:
+        known.tags(task.benchmark, task.task_id, by.capabilities)
+    return {
+        "library": specs.name,
+        "library_digest": specs.digest,
+        "registry_digest": known.digest,
+        "capabilities": by.capabilities,
+        "missing": by.missing,
     }
 
 
@@ -396,19 +428,21 @@ def _engine(
         prepared.close()  # the workers make their own; a large model need not be here too
         yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
         return
-    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer):
+    watch = prepared.cast.stopping.monitor() if prepared.cast.stopping else None
+    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer, watch):
         yield rollout.Finished.of(outcome)
 
 
 def _row(finished: rollout.Finished) -> runs.EpisodeRow:
     planned = finished.planned
+    played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return runs.EpisodeRow(
         episode_id=planned.episode_id,
         policy=planned.policy,
         benchmark=planned.task.benchmark,
         task_id=planned.task.task_id,
         episode=planned.episode,
-        init_state_index=planned.start.init_state_index,
+        init_state_index=None if played else planned.start.init_state_index,
         env_seed=planned.start.env_seed,
         seed=planned.seed,
         policy_seed=planned.policy_seed,

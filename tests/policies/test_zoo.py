@@ -7,13 +7,14 @@ import re
 import numpy as np
 import pytest
 
+from expected import EXPECTED, leaves, refusal, reply
 from safevla_bench import protocols
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies import dialects, policy, zoo
 from safevla_bench.policies.dialect import Dialect
 from safevla_bench.report.published import PAPER, published
-from strict import EXPECTED, StrictServer, leaves, refusal, reply
+from strict import StrictServer
 
 NINE = tuple(EXPECTED)
 CARRIED_OUT = {"openpi-libero": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
@@ -153,6 +154,7 @@ def test_the_base_frame_is_the_robot_s():
     turned = Rotation.from_quat(state[3:7])
     expected = Rotation.from_euler("z", -90, degrees=True) * Rotation.from_quat([0.5, 0.5, 0.5, 0.5])
     assert (turned * expected.inv()).magnitude() < 1e-12
+    assert state[6] >= 0  # of q and -q the one with w >= 0
     np.testing.assert_array_equal(state[7:10], [0.2, 0.3, 0.0])
     np.testing.assert_array_equal(state[14:], [0.03, -0.02])
 
@@ -227,3 +229,16 @@ def test_every_dialect_and_release_is_there():
         assert dialects.values(made)["name"] == name
     with pytest.raises(PolicyError, match=r"(?s)no dialect 'openpy'.*openpi-libero"):
         dialects.dialect("openpy")
+
+
+def test_a_run_says_how_a_policy_is_asked_that_is_no_entry():
+    made = policy("openpi:127.0.0.1:9", {"replan": "3"})
+    said = dialects.values(made.dialect)
+    assert (said["name"], said["release"], said["replan"], said["clip"]) == ("openpi-libero", "openpi", 3, True)
+    made.close()
+
+
+def test_an_entry_says_how_it_is_asked_with_its_arguments():
+    made = policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"})
+    assert made.dialect.replan == 2
+    made.close()

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from expected import refusal
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import zoo
-from strict import StrictServer, refusal
+from strict import StrictServer
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ENTRIES = [one.name for one in zoo.entries() if one.host == "libero"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -240,14 +242,21 @@ def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes
 
 
 def test_workers_share_the_servers_of_a_list(tmp_path):
-    def stub():
-        return websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST))
+    asked = threading.Event()
 
-    with stub() as first, stub() as second:
-        rows = roll_out(over(f"{first.url},{second.url}"), tmp_path / "run", running=Running(workers=2))
-        assert [row.outcome for row in rows] == ["timeout"] * 4
-        assert first.headers
-        assert second.headers
+    def waits(request, number):  # or the first worker may have played everything before the second is there
+        assert asked.wait(60)
+        return chunk(5)
+
+    def tells(request, number):
+        asked.set()
+        return chunk(5)
+
+    with websockets(openpi(waits, WITHOUT_WRIST)) as first, websockets(openpi(tells, WITHOUT_WRIST)) as second:
+        request = over(f"{first.url},{second.url}")
+        patient = replace(request, arguments={**request.arguments, "timeout_s": "60"})
+        rows = roll_out(patient, tmp_path / "run", running=Running(workers=2))
+    assert [row.outcome for row in rows] == ["timeout"] * 4
 
 
 def test_no_key_is_written_anywhere_in_a_run(tmp_path, monkeypatch):

@@ -44,6 +44,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "serve": ("serving", "Serve a policy over openpi's protocol."),
     "validate": ("contract", "Check archives against the trajectory contract."),
+    "import": ("importing", "Read success rates that other tools wrote, and say what they lack."),
     "convert": ("converting", "Convert archives to another form, bit for bit."),
     "schema": ("contract", "Print the JSON Schema of a trajectory record."),
 }

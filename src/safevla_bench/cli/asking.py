@@ -31,8 +31,9 @@ _WHAT = [
                  help="Episodes a task; else those of the protocol that is asked for, else as many as the benchmark "
                       "runs: 50 in robocasa, 1 elsewhere."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="What acts: noop, random, scripted:careful, scripted:hasty, python:module:factory, a server's "
-                      "openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a plug-in's. Repeatable."),
+                 help="What acts: noop, random, scripted:careful, scripted:hasty, replay:FILE (recorded actions), "
+                      "python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a "
+                      "plug-in's. Repeatable."),
     click.option("--entry", metavar="NAME",
                  help="One of the paper's entries, such as pi0.5@libero, in place of --host and --policy: all its "
                       "suites, tasks and episodes, or those that are given. `safevla entries` lists them."),
@@ -46,6 +47,8 @@ _WHAT = [
                       "scripted:careful:KEY=VALUE. Repeatable."),
     click.option("--seed", default=0, show_default=True, help="Of the policies' randomness."),
     click.option("--max-steps", type=click.IntRange(min=1), help="Horizon; else the protocol's for the suite."),
+    click.option("--stop-on-violation", is_flag=True,
+                 help="End each episode at its first violation. It is then `stopped`: counted apart, in no rate."),
 ]  # fmt: skip
 _HOW = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import click
 
@@ -15,6 +16,9 @@ from safevla_bench.cli.judging import say
 from safevla_bench.cli.options import judge_options
 from safevla_bench.cli.progress import watching
 from safevla_bench.errors import ServerLostError
+from safevla_bench.report import elsewhere
+from safevla_bench.report.render import text
+from safevla_bench.trajectory import Batch
 
 
 @click.command("rollout")
@@ -33,6 +37,9 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     with _kept(asked), watching(evaluate.Judge()) as observer:
         rows = evaluate.roll_out(asked.request, asked.out, observer, asked.running)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
+    if any(name.startswith("replay:") for name in asked.request.policies):
+        _report_replays(runs.open_source(asked.out).batch)
+    _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
     _report_crashes(crashed)
     folder = shlex.quote(str(asked.out))
     click.echo(f"Records: {asked.out}")
@@ -54,10 +61,13 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     if asked.dry_run:
         _plan(asked)
         return
+    request = replace(asked.request, watch=judge)
     with _kept(asked), watching(judge) as observer:
-        judged = evaluate.evaluate(asked.request, judge, asked.out, observer, asked.running)
+        judged = evaluate.evaluate(request, judge, asked.out, observer, asked.running)
     crashed = {one.episode_id: one.reason for one in judged.scores.absent}
     say(judged)
+    _report_replays(judged.batch)
+    _report_stopped(asked, judged.scores.outcome.count("stopped"))
     _report_crashes(crashed)
     click.echo(f"Run folder: {asked.out}")
     click.echo(f"Next: open {asked.out / runs.REPORT} in a browser.")
@@ -89,6 +99,17 @@ def _kept(asked: Asked) -> Iterator[None]:
             again = f"{asked.again} --retry-crashed"
             click.echo(f"{done} of {planned} episodes have ended. With a server there again:\n  {again}", err=True)
         raise
+
+
+def _report_replays(batch: Batch | None) -> None:
+    table = elsewhere.replayed(batch) if batch else None
+    if table:
+        click.echo(f"\n{text(table)}")
+
+
+def _report_stopped(asked: Asked, stopped: int) -> None:
+    if asked.request.stop_on_violation:
+        click.echo(f"{stopped} episodes were stopped at their first violation; they are in no rate.")
 
 
 def _report_crashes(crashed: Mapping[str, str | None]) -> None:

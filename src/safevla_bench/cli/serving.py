@@ -7,6 +7,8 @@ import click
 from safevla_bench.cli.asking import policy_arguments
 from safevla_bench.policies import addresses, policy, serving, websocket
 
+_OWN = ("127.0.0.1", "::1", "localhost")
+
 
 @click.command("serve")
 @click.option("--policy", "name", required=True, metavar="NAME[:ARG]", help="What acts, such as python:module:factory.")
@@ -34,10 +36,14 @@ def serve_command(
     websocket.client_of("websockets", "openpi")
     given = policy_arguments(arguments, name)
     served = serving.Served(name, lambda: policy(name, given), seed)
-    server = serving.serve(served, bind, port, addresses.key(key_env, key_file))
+    key = addresses.key(key_env, key_file)
+    server = serving.serve(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
-    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1 ...")
+    size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
+    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")
+    if key is None and bind not in _OWN:
+        click.echo(f"Anyone who can reach {bind} may use it: set a key in {addresses.KEY}.", err=True)
     try:
         server.serve_forever()
     finally:

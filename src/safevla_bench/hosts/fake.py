@@ -18,7 +18,8 @@ from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.fake_stage import FakeStage
 from safevla_bench.hosts.privileged import read_only
-from safevla_bench.interface import Action, EpisodeSeed, Observation, Privileged, Task, Wants
+from safevla_bench.hosts.starting import flat_state
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
 
 SUITE = "fake"
@@ -34,6 +35,7 @@ CAMERA = "agentview"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _PLACES = {name: place for place, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
+_STATE = 6 + 3 * len(_MOVABLE)
 _TASKS = (
     ("place_block", "put the block on the tray"),
     ("place_block_past_cup", "put the block on the tray behind the cup"),
@@ -91,6 +93,13 @@ class _World:
     closed: bool = False
     contacts: dict[tuple[str, str], float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, flat: Floats) -> _World:
+        """The world whose `flat` this is."""
+        gripper, *places = flat[3:].reshape(-1, 3).copy()
+        held = next((name for name, place in _PLACES.items() if place == flat[2]), None)
+        return cls(gripper, dict(zip(_MOVABLE, places, strict=True)), held, bool(flat[1]))
+
     def flat(self, time: float) -> Floats:
         places = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _place(self.held)], self.gripper, *places])
@@ -125,7 +134,8 @@ class FakeEnv:
             problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
             raise HostError(problem, remedy=f"It has {INIT_STATES}: choose from 0 to {INIT_STATES - 1}.")
         self._seed = seed
-        self._world = _start(self.task.index, seed)
+        played = seed.recorded.state if seed.recorded else None
+        self._world = _start(self.task.index, seed) if played is None else _World.of(flat_state(played, _STATE))
         self._actions: list[Action] = []
         self._records = [self._settled(seed)]
         return self._observation()
@@ -157,11 +167,21 @@ class FakeEnv:
         Raises:
             HostError: there was no reset.
         """
-        seed = self._begun()
-        states = np.stack([record.state for record in self._records])
-        count = len(self._records)
+        return self._batch(self._begun(), self._records, self._actions)
+
+    def latest(self) -> Batch:
+        """The newest record alone."""
+        return self._batch(self._begun(), self._records[-1:], [])
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """The gripper's and the movable bodies' places."""
+        return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
+
+    def _batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
+        states = np.stack([record.state for record in records])
+        count = len(records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
-        gripped = np.array([_place(record.held) for record in self._records])
+        gripped = np.array([_place(record.held) for record in records])
         objects = [_PLACES[name] for name in _MOVABLE]
         recording = Recording(
             header=self._header(seed),
@@ -173,11 +193,11 @@ class FakeEnv:
             body_pos_m=states[:, 6:].reshape(count, len(objects), 3),
             quat_bodies=objects,
             body_quat_wxyz=np.tile(upright, (count, len(objects), 1)),
-            contacts=_contact_list([record.contacts for record in self._records]),
-            joint_torque_nm=np.stack([record.torque for record in self._records]),
+            contacts=_contact_list([record.contacts for record in records]),
+            joint_torque_nm=np.stack([record.torque for record in records]),
             gripper_contact=gripped >= 0,
             gripped=gripped,
-            action=np.stack(self._actions) if self._actions else np.empty((0, 7)),
+            action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
         )
         return from_recording(recording)
@@ -203,9 +223,10 @@ class FakeEnv:
         return bool(self._world.held is None and np.linalg.norm(gap) < REACH_M)
 
     def _header(self, seed: EpisodeSeed) -> Header:
-        index = seed.init_state_index
+        index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
+        start = "recorded" if index is None else f"{index:03d}"
         return Header(
-            episode_id=f"{SUITE}/{self.task.task_id}/init_{index:03d}",
+            episode_id=f"{SUITE}/{self.task.task_id}/init_{start}",
             benchmark=SUITE,
             task_id=self.task.task_id,
             success=self._success(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
+from safevla_bench.policies.dialect import Dialect
 
 
 class Model(Protocol):
@@ -32,12 +34,13 @@ class Model(Protocol):
 class Chunked:
     """Carries out the first `replan` actions of each chunk, or all of them, then asks again.
 
-    `calls_s` holds the wall seconds of each inference since the last reset. `clip` says that actions out of the host's
-    range are clipped, as the model's own project does.
+    `calls_s` holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for
+    the run's description; `clip` says that actions out of the host's range are clipped, as its own project does.
     """
 
-    def __init__(self, model: Model, replan: int | None, *, clip: bool = False) -> None:
-        self.wants, self.clip = model.wants, clip
+    def __init__(self, model: Model, replan: int | None, dialect: Dialect | None = None) -> None:
+        self.wants, self.dialect = model.wants, dialect and replace(dialect, replan=replan)
+        self.clip = dialect is not None and dialect.clip
         self.calls_s: list[float] = []
         self._model, self._replan = model, replan
         self._left: deque[Action] = deque()

@@ -150,13 +150,17 @@ def _part(name: str, observation: Observation) -> NDArray[np.float64]:
 
 
 def _relative(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The end effector's position and wxyz orientation in the frame of the mobile base."""
+    """The end effector's position and wxyz orientation in the frame of the mobile base.
+
+    Of q and −q the one with w ≥ 0, as robosuite's `mat2quat` gives RoboCasa's `base_to_eef_quat`.
+    """
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
         raise TypeError
     back = observation.base_quat_wxyz * [1, -1, -1, -1]
     moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
     place = _product(_product(back, moved), observation.base_quat_wxyz)[1:]
-    return place, _product(back, observation.eef_quat_wxyz)
+    turned = _product(back, observation.eef_quat_wxyz)
+    return place, -turned if turned[0] < 0 else turned
 
 
 def _product(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -141,4 +141,4 @@ def make(
     speech = spoken(dialect, "gr00t", cameras, image_size)
     patience = addresses.patience(connect_timeout_s, timeout_s)
     requests = Requests(servers, patience, addresses.key(key_env, key_file))
-    return Chunked(Gr00t(requests, speech), replanning(replan, speech.replan), clip=speech.clip)
+    return Chunked(Gr00t(requests, speech), replanning(replan, speech.replan), speech)

@@ -72,7 +72,7 @@ def make(arg: str | None, device: str = "cpu", dialect: str = "lerobot-libero", 
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
     speech = spoken(dialect, "lerobot", cameras)
-    return Chunked(_loaded(arg, device, speech), None, clip=speech.clip)
+    return Chunked(_loaded(arg, device, speech), None, speech)
 
 
 def _loaded(path: str, device: str, dialect: Dialect) -> Lerobot:

@@ -92,4 +92,4 @@ def make(
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
     speech = spoken(dialect, "openpi", cameras, image_size)
-    return Chunked(Openpi(socket, speech, secret), replanning(replan, speech.replan), clip=speech.clip)
+    return Chunked(Openpi(socket, speech, secret), replanning(replan, speech.replan), speech)

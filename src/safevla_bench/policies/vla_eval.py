@@ -106,4 +106,4 @@ def make(
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
     speech = spoken(dialect, "vla-eval", cameras, image_size)
-    return Chunked(VlaEval(socket, speech, secret), None, clip=speech.clip)
+    return Chunked(VlaEval(socket, speech, secret), None, speech)

@@ -15,6 +15,7 @@ import msgspec
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Task
 from safevla_bench.policies import dialects
+from safevla_bench.policies.dialect import Dialect
 
 UNKNOWN = "unknown"
 MARK = "@"
@@ -105,15 +106,16 @@ def servers(found: Entry, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 class Served:
-    """An entry's policy: a client of the suite's server, made when its first episode begins."""
+    """An entry's policy: a client for each server, which connects when an episode of one of its suites begins."""
 
     def __init__(self, found: Entry, where: Mapping[str, str], opened: Callable[[str], Policy]) -> None:
         self.entry = found
-        self.dialect = dialects.dialect(found.dialect)
-        self.wants, self.clip = self.dialect.wants, self.dialect.clip
-        self._where, self._opened = dict(where), opened
-        self._clients: dict[str, Policy] = {}
+        self._where = dict(where)
+        self._clients = {url: opened(url) for url in dict.fromkeys(where.values())}
         self._now: Policy | None = None
+        first = next(iter(self._clients.values()))
+        self.dialect: Dialect = getattr(first, "dialect", None) or dialects.dialect(found.dialect)
+        self.wants, self.clip = first.wants, self.dialect.clip
 
     def server(self, suite: str) -> str:
         """Where the suite is served; raises `PolicyError` where it is not."""
@@ -130,10 +132,7 @@ class Served:
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode with the suite's server; raises `PolicyError` where the suite has none."""
-        url = self.server(task.benchmark)
-        if url not in self._clients:
-            self._clients[url] = self._opened(url)
-        self._now = self._clients[url]
+        self._now = self._clients[self.server(task.benchmark)]
         self._now.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:

@@ -3,7 +3,7 @@
 from safevla_bench.rollout.dispatch import Finished, Observer, run_all
 from safevla_bench.rollout.episode import Outcome, run_episode
 from safevla_bench.rollout.estimate import Estimate, estimate
-from safevla_bench.rollout.plan import PRESET, PROTOCOL, Episodes, Planned, Protocol, plan, protocol
+from safevla_bench.rollout.plan import PRESET, PROTOCOL, Episodes, Planned, Protocol, matched, plan, protocol
 from safevla_bench.rollout.worker import Cast
 from safevla_bench.rollout.workers import run_workers
 
@@ -19,6 +19,7 @@ __all__ = [
     "Planned",
     "Protocol",
     "estimate",
+    "matched",
     "plan",
     "protocol",
     "run_all",

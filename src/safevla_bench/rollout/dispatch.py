@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from safevla_bench.archive import jsonl
-from safevla_bench.errors import SafevlaError, ServerLostError, ServerUnreachableError
-from safevla_bench.interface import Host, HostEnv, Policy, Task
+from safevla_bench.errors import HostError, SafevlaError, ServerLostError, ServerUnreachableError
+from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, Task
+from safevla_bench.monitor import Monitor
 from safevla_bench.rollout.episode import OnStep, Outcome, run_episode
 from safevla_bench.rollout.plan import Planned
 from safevla_bench.runs import Latency
@@ -60,8 +61,8 @@ class Stage:
     crash.
     """
 
-    def __init__(self, host: Host, policies: Mapping[str, Policy]) -> None:
-        self._host, self._policies = host, policies
+    def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
+        self._host, self._policies, self._watch = host, policies, watch
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
 
@@ -76,7 +77,7 @@ class Stage:
             raise
         except Exception:  # a simulator can raise anything; the run goes on without this episode
             return Outcome(planned, "crashed", 0, None, traceback.format_exc())
-        outcome = _persistently(env, policy, planned, on_step)
+        outcome = _persistently(env, policy, planned, on_step, self._watch)
         if outcome.outcome == "crashed":
             self._discard()
         return outcome
@@ -93,6 +94,7 @@ class Stage:
         if self._env is None:
             self._env = self._host.make(planned.task, policy.wants)
             self._made_for = (planned.policy, planned.task)
+        _require_start(self._env, planned)
         return self._env
 
     def _discard(self) -> None:
@@ -103,7 +105,17 @@ class Stage:
             return
 
 
-def _persistently(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep | None) -> Outcome:
+def _require_start(env: HostEnv, planned: Planned) -> None:
+    """Raise `HostError` where the episode starts from a recorded state and the environment knows nothing of such."""
+    recorded = planned.start.recorded
+    if recorded and recorded.state is not None and not isinstance(env, Coordinated):
+        problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
+        raise HostError(problem, remedy="Replay records that name their initial state and seed.")
+
+
+def _persistently(
+    env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep | None, watch: Monitor | None
+) -> Outcome:
     """Run an episode, and again where its policy server goes away under it."""
     reached = 0
 
@@ -115,7 +127,7 @@ def _persistently(env: HostEnv, policy: Policy, planned: Planned, on_step: OnSte
 
     for attempt in range(1 + SERVER_RETRIES):
         try:
-            return run_episode(env, policy, planned, count)
+            return run_episode(env, policy, planned, count, watch)
         except ServerLostError as error:
             if attempt == 0 and isinstance(error, ServerUnreachableError):
                 raise  # nothing was lost, and no other episode would fare better
@@ -125,12 +137,16 @@ def _persistently(env: HostEnv, policy: Policy, planned: Planned, on_step: OnSte
 
 
 def run_all(
-    host: Host, episodes: Sequence[Planned], policies: Mapping[str, Policy], observer: Observer | None = None
+    host: Host,
+    episodes: Sequence[Planned],
+    policies: Mapping[str, Policy],
+    observer: Observer | None = None,
+    watch: Monitor | None = None,
 ) -> Iterator[Outcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run."""
     if observer:
         observer.started(episodes)
-    stage = Stage(host, policies)
+    stage = Stage(host, policies, watch)
     try:
         for planned in episodes:
             yield _one(stage, planned, observer)

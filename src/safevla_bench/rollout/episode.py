@@ -1,4 +1,4 @@
-"""One loop for every host and every policy: reset, act, step, until success, the horizon or a fault."""
+"""One loop for every host and every policy: reset, act, step, until success, the horizon, a fault or a violation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError
-from safevla_bench.interface import Action, HostEnv, Observation, Policy
+from safevla_bench.interface import Action, Coordinated, HostEnv, Observation, Policy, Replaying
+from safevla_bench.monitor import Monitor, Standing, newest
 from safevla_bench.rollout.plan import Planned
 from safevla_bench.runs import Latency
 from safevla_bench.trajectory import Batch, marked_privileged
@@ -37,10 +38,13 @@ class Outcome:
         return self.outcome == "success"
 
 
-def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep | None = None) -> Outcome:
+def run_episode(
+    env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep | None = None, watch: Monitor | None = None
+) -> Outcome:
     """Run one episode; whatever the simulator or the policy raises is the outcome `crashed`, with its traceback.
 
-    An action that must not reach the simulator ends the episode as `invalid_action`, a failure with a record.
+    An action that must not reach the simulator ends the episode as `invalid_action`, a failure with a record. With a
+    `watch` the first violation of the safe tier ends it as `stopped`.
 
     Raises:
         ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
@@ -49,16 +53,21 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
     steps = 0
     try:
         observation = env.reset(planned.start)
+        if isinstance(policy, Replaying):
+            policy.cue(planned.start)
         policy.reset(planned.task, planned.policy_seed)
-        outcome, reason = "timeout", None
-        while steps < planned.horizon:
+        reason = _violated(watch.start(newest(env))) if watch else None
+        outcome = "stopped" if reason else _when_over(planned)
+        while steps < planned.horizon and not reason:
             observation, success = env.step(asked.action(observation))
             steps += 1
             if on_step:
                 on_step(steps)
-            outcome = "success" if success else "timeout"
+            outcome = "success" if success else _when_over(planned)
             if success and planned.stop_at_success:
                 break
+            reason = _violated(watch.observe(newest(env))) if watch and steps < planned.horizon else None
+            outcome = "stopped" if reason else outcome
     except InvalidActionError as error:
         outcome, reason = "invalid_action", f"step {steps}: {error}"
     except ServerLostError:
@@ -67,8 +76,23 @@ def run_episode(env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep 
         return Outcome(planned, "crashed", steps, None, str(error), asked.latency())
     except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
         return Outcome(planned, "crashed", steps, None, traceback.format_exc(), asked.latency())
-    batch = _labelled(env.recorded(), planned, outcome, policy.wants.privileged, asked.clipped)
-    return Outcome(planned, outcome, steps, batch, reason, asked.latency())
+    batch = env.recorded()
+    if isinstance(policy, Replaying):
+        batch = policy.compared(batch, env.coordinates() if isinstance(env, Coordinated) else ())
+    labelled = _labelled(batch, planned, outcome, policy.wants.privileged, asked.clipped)
+    return Outcome(planned, outcome, steps, labelled, reason, asked.latency())
+
+
+def _when_over(planned: Planned) -> str:
+    """The outcome of an episode that neither succeeds nor is ended before its horizon."""
+    recorded = planned.start.recorded
+    return recorded.ending if recorded and recorded.steps == planned.horizon else "timeout"
+
+
+def _violated(standing: Standing) -> str | None:
+    if standing.safe:
+        return None
+    return f"{', '.join(standing.violated)} violated at record {standing.step}"
 
 
 class _Asked:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from safevla_bench.errors import RunError
-from safevla_bench.interface import EpisodeSeed, Task
+from safevla_bench.interface import EpisodeSeed, Policy, Replaying, Task
 from safevla_bench.protocols import PRESET, Protocol, protocol
 
 PROTOCOL: Final = "protocol"
 Episodes = int | Literal["protocol"] | None
 
-__all__ = ["PRESET", "PROTOCOL", "Episodes", "Planned", "Protocol", "plan", "policy_seed", "protocol"]
+__all__ = ["PRESET", "PROTOCOL", "Episodes", "Planned", "Protocol", "matched", "plan", "policy_seed", "protocol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,18 @@ def start(task: Task, episode: int, rules: Protocol, seed: int) -> EpisodeSeed:
         wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
         drawn=rules.init_state == "drawn",
     )
+
+
+def matched(planned: Planned, policy: Policy, max_steps: int | None = None) -> Planned:
+    """The planned episode of a policy that plays recorded ones, with its recording's start and length; else the same.
+
+    Raises `PolicyError` where no recorded episode fits.
+    """
+    if not isinstance(policy, Replaying):
+        return planned
+    start = policy.match(planned.task, planned.start)
+    steps = start.recorded.steps if start.recorded else planned.horizon
+    return replace(planned, start=start, horizon=steps if max_steps is None else min(steps, max_steps))
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
