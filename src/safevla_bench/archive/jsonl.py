@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO
@@ -26,51 +26,19 @@ WHOLE = ".json"
 """One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_ZSTD_PIECE = 1 << 8
-"""Compressed bytes at a time: at most some 8 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
+_ZSTD_PIECE = 1 << 10
+"""Compressed bytes at a time: at most some 32 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
 
 
 def read(path: Path) -> Iterator[Batch | RecordError]:
-    """The episodes of one file in order, each a batch of one, or the error of its line.
-
-    Behind a damaged member of a `.zst` file the others are read on: one error a member, and no lines from there on, as
-    nobody knows how many were lost.
-    """
-    start: int | None = 0
-    while start is not None:
-        start = yield from _read_from(path, start)
-
-
-def _read_from(path: Path, start: int) -> Generator[Batch | RecordError, None, int | None]:
-    """The episodes from a member on; returns where to go on behind one that is damaged."""
-    try:
-        for number, line in enumerate(_lines(path, start), start=1):
-            if not line.isspace():
-                yield _decoded(line, Place(file=str(path), line=None if start else number))
-    except _DamagedMember as damage:
-        yield damage.error(path)
-        return damage.next
-    return None
-
-
-def _decoded(line: bytes, place: Place) -> Batch | RecordError:
-    try:
-        return decode(line)
-    except RecordError as error:
-        return error.at(place)
-
-
-class _DamagedMember(Exception):
-    """A zstd frame that cannot be trusted: why, where it begins, and where the next one does."""
-
-    def __init__(self, why: object, begin: int, following: int | None) -> None:
-        super().__init__(why)
-        self.begin, self.next = begin, following
-
-    def error(self, path: Path) -> RecordError:
-        """What is said of it."""
-        problem = f"the member at byte {self.begin} cannot be decompressed: {self}"
-        return RecordError(problem, remedy=REMEDY_BROKEN, place=Place(file=str(path)))
+    """The episodes of one file in order, each a batch of one, or the error of its line."""
+    for number, line in enumerate(_lines(path), start=1):
+        if line.isspace():
+            continue
+        try:
+            yield decode(line)
+        except RecordError as error:
+            yield error.at(Place(file=str(path), line=number))
 
 
 def member(batch: Batch, index: int, suffix: str) -> bytes:
@@ -84,7 +52,7 @@ def from_member(content: bytes, suffix: str) -> Batch:
     """The episode of bytes that `member` made; `RecordError` where they are cut off or damaged."""
     try:
         return decode(b"".join(_split(_pieces(BytesIO(content), suffix), separator=b"")))
-    except (zlib.error, EOFError, gzip.BadGzipFile, _DamagedMember) as error:
+    except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise RecordError(f"cannot be decompressed: {error}", remedy=REMEDY_BROKEN) from None
 
 
@@ -95,14 +63,13 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _lines(path: Path, start: int) -> Iterator[bytes]:
-    """The lines of a file from a byte on, decompressed; `RecordError` where it is damaged or a line is too long."""
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, decompressed; `RecordError` where it is cut off or damaged, or a line is too long."""
     try:
         with path.open("rb") as stream:
-            stream.seek(start)
             whole = path.name.endswith(WHOLE)
             yield from _split(_pieces(stream, path.name), separator=b"" if whole else b"\n")
-    except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+    except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
         problem = f"cannot be decompressed: {error}"
         raise RecordError(problem, remedy=REMEDY_BROKEN, place=Place(file=str(path))) from None
     except RecordError as error:
@@ -120,42 +87,16 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """The contents of all zstd frames, in pieces; `_DamagedMember` where one is damaged or incomplete.
-
-    The last piece of a frame is held back until its checksum has been read: a record's line ends in it.
-    """
-    frame, begin, held = None, stream.tell(), b""
+    """The contents of all zstd frames, in pieces; `EOFError` where the last one is incomplete."""
+    frame = None
     while piece := stream.read(_ZSTD_PIECE):
         while piece:
-            if frame is None:
-                frame, begin = zstandard.ZstdDecompressor().decompressobj(), stream.tell() - len(piece)
-            try:
-                out = frame.decompress(piece)
-            except zstandard.ZstdError as error:
-                raise _DamagedMember(error, begin, _next_frame(stream, begin)) from None
-            if out:
-                yield held
-                held = out
-            piece = b""
-            if frame.eof:
-                yield held
-                piece, frame, held = frame.unused_data, None, b""
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield frame.decompress(piece)
+            piece = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
     if frame:
-        raise _DamagedMember("it is incomplete", begin, _next_frame(stream, begin))
-
-
-def _next_frame(stream: IO[bytes], begin: int) -> int | None:
-    """Where the first frame behind a byte seems to begin; None = nowhere."""
-    at = begin + 1
-    stream.seek(at)
-    tail = b""
-    while piece := stream.read(_PIECE):
-        found = (tail + piece).find(zstandard.FRAME_HEADER)
-        if found >= 0:
-            return at - len(tail) + found
-        at += len(piece)
-        tail = (tail + piece)[1 - len(zstandard.FRAME_HEADER) :]
-    return None
+        raise EOFError("the last frame is incomplete")
 
 
 def _split(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:

@@ -52,31 +52,7 @@ def _open_folder(path: Path) -> Source:
         description = described(path)  # it may have been completed while we read
         if begun and description.get("complete") is False:
             return begun
-    found, rows = list(archive.read(archive_parts(path))), episode_rows(path)
-    return _source(
-        path, found if description.get("complete") is False else _accounted(path, found, rows), rows, description
-    )
-
-
-def _accounted(path: Path, found: list[Batch | RecordError], rows: Sequence[EpisodeRow]) -> list[Batch | RecordError]:
-    """What a complete run's archive holds, with one error for each episode that should have a record and has none.
-
-    A damaged or missing part says nothing of how many it held; the table of episodes does.
-    """
-    read = [one for one in found if isinstance(one, Batch)]
-    errors = [one for one in found if isinstance(one, RecordError)]
-    held = {header.episode_id for batch in read for header in batch.headers}
-    lost = [row.episode_id for row in rows if row.outcome != "crashed" and row.episode_id not in held]
-    if len(lost) <= len(errors):
-        return found
-    why = "; ".join(dict.fromkeys(f"{one.place}: {one.problem}" for one in errors)) or "it is in no part"
-    return [*read, *(_lost(path, name, why) for name in lost)]
-
-
-def _lost(path: Path, episode: str, why: str) -> RecordError:
-    problem = f"the archive of the run has no record of it that can be read: {why}"
-    remedy = f"Restore the archive from a copy; `safevla verify {path}` names each part that was damaged."
-    return RecordError(problem, remedy=remedy, place=Place(file=str(path), episode=episode))
+    return _source(path, archive.read(archive_parts(path)), episode_rows(path), description)
 
 
 def _unfinished(path: Path, description: Mapping[str, object]) -> Source | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench import evaluate, runs
-from safevla_bench.errors import CollectedError, Place, RunError, SafevlaError
+from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.scoring import Applicability, Missing
 from safevla_bench.specs.reading import BUILT_IN
 from safevla_bench.verify.finding import Finding, agrees, differs, unchecked
@@ -127,9 +127,7 @@ def _again(run: Path, held: Mapping[str, Any], by: _JudgedBy, judge: evaluate.Ju
     try:
         judged = evaluate.judge([run], judge, skip_invalid=bool(by.skipped))
     except SafevlaError as error:
-        first, more = (error.errors[0], len(error.errors) - 1) if isinstance(error, CollectedError) else (error, 0)
-        others = f"\n{more} more are like this" if more else ""
-        return [differs(runs.SCORES, f"the records cannot be judged: {first}{others}")]
+        return [differs(runs.SCORES, f"the records cannot be judged: {error}")]
     if judged.skipped != len(by.skipped):
         said = f"{judged.skipped} episodes are invalid; when it was judged, {len(by.skipped)} were"
         return [differs(runs.SCORES, said)]
