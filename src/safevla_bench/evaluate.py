@@ -63,6 +63,10 @@ class Request:
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
+    shard: rollout.Shard | None = None
+    """Which piece of the plan to run; None = all of it."""
+    archive: str = runs.JSONL
+    """The form of the archive, of `runs.FORMS`."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; kept apart in run.json."""
 
@@ -90,6 +94,8 @@ class Request:
             protocol=asked.protocol.name,
             seed=asked.seed,
             max_steps=asked.max_steps,
+            shard=rollout.Shard(asked.shard.number, asked.shard.count) if asked.shard else None,
+            archive=asked.archive,
         )
 
 
@@ -113,6 +119,8 @@ class _Asked(msgspec.Struct):
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
+    shard: runs.Stretch | None = None
+    archive: str = runs.JSONL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,16 +201,29 @@ def prepare(request: Request) -> Prepared:
     _check_arguments(request)
     made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
     rules = rollout.protocol(request.protocol)
-    episodes = rollout.plan(
+    whole = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
+    episodes, stretch = _piece(whole, request.shard)
     players = rollout.Cast(
         request.host,
         {name: request.arguments_of(name) for name in request.policies},
         renders=any(policy.wants.cameras for policy in made.values()),
     )
-    description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
+    described = _described(request, host, tasks, made, rules)
+    description = {**described, "shard": stretch, "planned": len(episodes)}
     return Prepared(host, episodes, made, players, description)
+
+
+def _piece(
+    whole: tuple[rollout.Planned, ...], shard: rollout.Shard | None
+) -> tuple[tuple[rollout.Planned, ...], runs.Stretch | None]:
+    """The episodes of a shard, and where they lie in the plan."""
+    if shard is None:
+        return whole, None
+    begun = rollout.bounds(whole, shard.count)
+    first, end = begun[shard.number - 1 : shard.number + 1]
+    return whole[first:end], runs.Stretch(shard.number, shard.count, first, len(whole))
 
 
 def _check_arguments(request: Request) -> None:
@@ -244,6 +265,7 @@ def _described(
         "protocol": msgspec.to_builtins(rules),
         "seed": request.seed,
         "max_steps": request.max_steps,
+        "archive": request.archive,
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": dict(request.volatile),
     }

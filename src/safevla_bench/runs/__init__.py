@@ -26,12 +26,16 @@ from safevla_bench.runs.folder import (
 )
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
+from safevla_bench.runs.merging import Stretch, merge
+from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
 from safevla_bench.runs.source import Source, open_source, open_sources
-from safevla_bench.runs.writing import EPISODES_A_PART, RunWriter
+from safevla_bench.runs.writing import RunWriter
 
 __all__ = [
     "EPISODES",
     "EPISODES_A_PART",
+    "FORMS",
+    "JSONL",
     "MANIFEST",
     "REPORT",
     "RUN",
@@ -42,11 +46,13 @@ __all__ = [
     "GrowingRun",
     "RunWriter",
     "Source",
+    "Stretch",
     "archive_parts",
     "described",
     "dump",
     "episode_rows",
     "finished",
+    "merge",
     "open_source",
     "open_sources",
     "parquet",
