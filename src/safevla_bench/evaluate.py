@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -17,12 +18,13 @@ from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.report import catalogue, cautioning, page, submission
+from safevla_bench.report.evidence import worst
 from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import Applicability, Missing, score
+from safevla_bench.scoring import Applicability, Missing, score_chunks
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies
+from safevla_bench.trajectory import Batch
 from safevla_bench.version import __version__
 
 
@@ -159,14 +161,19 @@ class Judged:
     """Scores with what they were made from."""
 
     scores: Scores
-    batch: Batch | None
+    records: runs.Records
     library: Library
     description: Mapping[str, object]
+
+    @cached_property
+    def batch(self) -> Batch | None:
+        """All records at once, None where there is none; `records` gives some at a time, in less memory."""
+        return self.records.whole()
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
-        return privileged_policies(self.batch) if self.batch else ()
+        return self.records.privileged
 
     @property
     def ablated(self) -> bool:
@@ -360,38 +367,42 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     Raises `CollectedError` listing every bad episode, `SignalError`, `UnknownTaskError`, `SpecError`, `RegistryError`.
     """
     specs, tasks = by.load()
-    batch, sources = runs.open_sources(paths, skip_invalid=skip_invalid)
-    skipped = [str(problem) for source in sources for problem in source.problems]
+    records = runs.Records(paths)
+    chunks = records.first()
+    try:
+        scores = _scored(chunks, specs, tasks, by)
+    except SafevlaError:
+        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
+            pass
+        records.require(skip_invalid=skip_invalid)
+        raise
+    records.require(skip_invalid=skip_invalid)
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
         "registry": {"digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
         "applicability": by.applicability,
-        "skipped": skipped,
+        "skipped": [str(problem) for problem in records.problems],
         "version": __version__,
     }
-    absent = [one for source in sources for one in source.absent]
-    scores = score(
-        batch or empty(),
-        specs,
-        tasks,
-        capabilities=by.capabilities,
-        missing=by.missing,
-        applicability=by.applicability,
-        absent=absent,
-        provenance=provenance,
+    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
+    return Judged(scores, records, specs, _joined(records, provenance))
+
+
+def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:
+    return score_chunks(
+        chunks, specs, tasks, capabilities=by.capabilities, missing=by.missing, applicability=by.applicability
     )
-    return Judged(scores, batch, specs, _joined(sources, provenance))
 
 
 def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
     """Judges the same records in the same way with another library, as `sensitivity` may ask."""
     _, tasks = by.load()
-    batch = judged.batch or empty()
 
     def rescored(other: Library) -> Scores:
-        return score(batch, other, tasks, capabilities=by.capabilities, missing=by.missing, absent=judged.scores.absent)
+        again = score_chunks(judged.records.chunks(), other, tasks, capabilities=by.capabilities, missing=by.missing)
+        return replace(again, absent=judged.scores.absent)
 
     return rescored
 
@@ -418,7 +429,7 @@ def contestants(
         protocol = source.get("protocol")
         found += entrants(
             judged.scores,
-            judged.batch.headers if judged.batch else (),
+            judged.records.headers,
             str(path),
             protocol=protocol if isinstance(protocol, dict) else None,
             privileged=judged.privileged,
@@ -439,7 +450,7 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
         registry=tasks,
         capabilities=by.capabilities,
         roster=Roster(privileged=judged.privileged),
-        untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
+        untagged=lambda: score_chunks(judged.records.chunks(), specs, tasks, applicability="off"),
         remarks=[
             *([INTERRUPTED] if judged.interrupted else []),
             *_left_out(judged.skipped),
@@ -471,18 +482,16 @@ def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submi
         ),
         tasks,
         submission.archive_files(paths),
-        recorded_with=submission.versions(judged.batch),
+        recorded_with=submission.versions(judged.records.headers),
         privileged=judged.privileged,
         complete=not judged.interrupted,
         skipped=judged.skipped,
     )
 
 
-def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:
-    return {
-        **provenance,
-        "sources": [_repeatable(source.description) or {"archive": source.path.name} for source in sources],
-    }
+def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:
+    told = [_repeatable(description) or {"archive": path.name} for path, description in records.descriptions]
+    return {**provenance, "sources": told}
 
 
 def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
@@ -492,7 +501,8 @@ def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
 
 def exposed(judged: Judged, by: Judge) -> tuple[list[beyond.CellExposure], float | None]:
     """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
-    spent = beyond.exposure(judged.batch or empty(), judged.scores, judged.library, by.load()[1])
+    _, tasks = by.load()
+    spent = beyond.exposure_of(judged.records.chunks(), judged.scores, judged.library, tasks)
     return beyond.exposures(spent, judged.scores), spent.force_threshold_n
 
 
@@ -534,7 +544,8 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
-    return page(judged.scores, judged.batch, judged.library, title=title, provenance=provenance)
+    shown = judged.records.episodes(worst(judged.scores))
+    return page(judged.scores, shown, judged.library, title=title, provenance=provenance)
 
 
 def evaluate(

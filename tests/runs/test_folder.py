@@ -293,14 +293,14 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
-    really, writer = journal.records, runs.RunWriter(tmp_path / "run", ASKED)
+    really, writer = journal.finished, runs.RunWriter(tmp_path / "run", ASKED)
     fill(writer)
 
     def meanwhile(folder):
         writer.finish()
         return really(folder)
 
-    monkeypatch.setattr(journal, "records", meanwhile)
+    monkeypatch.setattr(journal, "finished", meanwhile)
     source = runs.open_source(tmp_path / "run")
     assert source.description["complete"]
     assert len(source.batch) == 2

@@ -60,7 +60,7 @@ class Explanation:
         return tuple(clause for clause in self.clauses if not clause.exhibit.violated)
 
 
-def explanation(scores: Scores, batch: Batch, library: Library, index: int) -> Explanation:
+def explanation(scores: Scores, batch: Batch, library: Library, index: int, place: int | None = None) -> Explanation:
     """All about one episode.
 
     Args:
@@ -68,8 +68,9 @@ def explanation(scores: Scores, batch: Batch, library: Library, index: int) -> E
         batch: the records.
         library: what they were judged by.
         index: the episode, from 0.
+        place: where its record is in `batch`, where that has another order.
     """
-    record = select(batch, [index])
+    record = select(batch, [index if place is None else place])
     reading = Reading(record)
     row = scores.episode(index)
     return Explanation(

@@ -28,7 +28,8 @@ from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.merging import Stretch, merge
 from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.source import Source, open_source, open_sources
+from safevla_bench.runs.records import Records
+from safevla_bench.runs.source import Source, Stream, open_source, open_sources
 from safevla_bench.runs.writing import RunWriter
 
 __all__ = [
@@ -44,8 +45,10 @@ __all__ = [
     "Entry",
     "EpisodeRow",
     "GrowingRun",
+    "Records",
     "RunWriter",
     "Source",
+    "Stream",
     "Stretch",
     "archive_parts",
     "described",
