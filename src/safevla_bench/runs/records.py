@@ -13,7 +13,7 @@ from safevla_bench.runs.source import Stream, open_stream
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import Batch, Header, concatenate, privileged_policies, select
 
-CHUNK_RECORDS = 1 << 14
+CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
 Key = tuple[str | None, str]
 """Policy and episode id: what an episode is found by across sources."""
