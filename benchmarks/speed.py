@@ -135,7 +135,7 @@ def sentil_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
         for episode in range(len(trace)):
             signals = {name: numbers(trace, name, episode, 1.0) for name in stl.signals(formula)}
             given = sentil.Trace(clock, signals)
-            times.append(seconds(lambda theirs=theirs, given=given: theirs.robustness_signal(given)))
+            times.append(seconds(lambda theirs=theirs, given=given: theirs.robustness(given)))
         spent += min(times)
     return spent
 
