@@ -1,5 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or newer with pip, and Debian's Mesa libraries; .ci/check_system.py
-# names what is missing. Everything is installed into .venv, at the versions in constraints/.
+# names what is missing. Everything is installed into .venv, at the versions in constraints/; RoboCasa, which cannot
+# share an environment with LIBERO, into .venv-robocasa.
 
 PYTHON ?= python3# makes .venv, where there is none
 VENV := .venv
@@ -7,9 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 CONSTRAINTS := $(wildcard constraints/*.txt)
 
+ROBOCASA := .venv-robocasa
+ROBOCASA_PIP := $(ROBOCASA)/bin/python -m pip -qq --disable-pip-version-check
+
 # An environment that is half made, moved here from elsewhere or without its interpreter is made anew.
 USABLE := grep -qsF '$(CURDIR)/$(BIN)/python' $(BIN)/pip && $(BIN)/python -c ''
 $(shell { $(USABLE); } 2>/dev/null || rm -f $(VENV)/.*-stamp)
+ROBOCASA_USABLE := grep -qsF '$(CURDIR)/$(ROBOCASA)/bin/python' $(ROBOCASA)/bin/pip && $(ROBOCASA)/bin/python -c ''
+$(shell { $(ROBOCASA_USABLE); } 2>/dev/null || rm -f $(ROBOCASA)/.stamp)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -24,6 +30,16 @@ demo: check $(VENV)/.libero-stamp ## roll out two built-in policies on real LIBE
 	@rm -rf runs/demo
 	$(BIN)/safevla eval --host libero --suite libero-object --suite libero-spatial --tasks 0,2,4 --episodes 2 \
 	    --policy scripted:careful --policy scripted:hasty --out runs/demo
+
+.PHONY: robocasa
+robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
+	@echo "RoboCasa is in $(ROBOCASA). Next: its assets, about 10 GB, unless SAFEVLA_ROBOCASA_ASSETS names a folder of them:"
+	@echo "  $(ROBOCASA)/bin/python -m robocasa.scripts.download_kitchen_assets --type all"
+	@echo "then $(ROBOCASA)/bin/safevla eval --host robocasa --suite robocasa-365 ...   (docs/robocasa.md)"
+
+.PHONY: test-robocasa
+test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its environment
+	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/test_*robocasa.py
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the whole test suite
@@ -57,8 +73,8 @@ wheel: $(VENV)/.dev-stamp ## build dist/*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 .PHONY: clean
-clean: ## remove .venv, builds and caches; runs/ stays
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove the environments, builds and caches; runs/ stays
+	rm -rf $(VENV) $(ROBOCASA) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks
@@ -80,4 +96,13 @@ $(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml
 $(VENV)/.dev-stamp: $(VENV)/.libero-stamp
 	@echo "Installing the test tools into $(VENV)"
 	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero,dev]'
+	@touch $@
+
+$(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) .ci/check_system.py --robocasa
+	@{ $(ROBOCASA_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(ROBOCASA)
+	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
+	@$(ROBOCASA_PIP) install -c constraints/robocasa.txt hatchling setuptools wheel
+	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa]' pytest hypothesis
 	@touch $@

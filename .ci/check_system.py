@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Name what this machine lacks, with the Debian package that holds it; exit 2 if anything is missing.
 
-Usage: check_system.py [--packages]     with --packages: only the package names, on stdout, exit 0
+Usage: check_system.py [--robocasa] [--packages]     with --robocasa: also what RoboCasa's packages are built with;
+with --packages: only the package names, on stdout, exit 0
 
 Runs before anything is installed, under whatever Python there is: the standard library, and old syntax.
 """
 
 import ctypes
 import importlib.util
+import os
+import shutil
 import sys
+import sysconfig
 
 PYTHON = (3, 11)
 
@@ -40,6 +44,19 @@ def missing():
     for names, package, user in LIBRARIES:
         if not any(loads(name) for name in names):
             yield package, "{} is missing; needed by {}".format(" or ".join(names), user)
+    if "--robocasa" in sys.argv[1:]:
+        yield from unbuildable()
+
+
+def unbuildable():
+    """What is missing to build evdev, a requirement of RoboCasa's that is published as source."""
+    if not (shutil.which("cc") or shutil.which("gcc")):
+        yield "gcc", "there is no C compiler; needed to build evdev, which RoboCasa requires"
+    if not os.path.exists("/usr/include/linux/input.h"):
+        yield "linux-libc-dev", "/usr/include/linux/input.h is missing; needed to build evdev, which RoboCasa requires"
+    header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+    if not os.path.exists(header):
+        yield "python3-dev", f"{header} is missing; needed to build evdev, which RoboCasa requires"
 
 
 def main():

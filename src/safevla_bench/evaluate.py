@@ -17,9 +17,12 @@ from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Host, Policy, Task
+from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
-from safevla_bench.report.evidence import worst
-from safevla_bench.report.tables import Roster
+from safevla_bench.report.album import album
+from safevla_bench.report.analysis import Analysis, analyse
+from safevla_bench.report.page import drawn
+from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import Applicability, Missing, score_chunks
 from safevla_bench.specs import Library, extend, library
@@ -56,12 +59,14 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int = 1
+    episodes: int | None = 1
+    """Of each task; None = as many as its benchmark runs."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they go before those for every policy."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
@@ -88,6 +93,7 @@ class Request:
             ) from None
         return cls(
             host=asked.host,
+            host_arguments=asked.host_arguments,
             suites=asked.suites,
             tasks=asked.indices,
             episodes=asked.episodes,
@@ -116,13 +122,14 @@ class _Asked(msgspec.Struct):
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: int
+    episodes: int | None
     policies: tuple[_AskedPolicy, ...]
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
     shard: runs.Stretch | None = None
     archive: str = runs.JSONL
+    host_arguments: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +171,9 @@ class Judged:
     records: runs.Records
     library: Library
     description: Mapping[str, object]
+    judge: Judge = Judge()
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
 
     @cached_property
     def batch(self) -> Batch | None:
@@ -174,6 +184,11 @@ class Judged:
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return self.records.privileged
+
+    @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return self.records.standin
 
     @property
     def ablated(self) -> bool:
@@ -203,7 +218,7 @@ def prepare(request: Request) -> Prepared:
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
-    host = hosts.host(request.host)
+    host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     _check_arguments(request)
     made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
@@ -216,6 +231,7 @@ def prepare(request: Request) -> Prepared:
         request.host,
         {name: request.arguments_of(name) for name in request.policies},
         renders=any(policy.wants.cameras for policy in made.values()),
+        host_arguments=request.host_arguments,
     )
     described = _described(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
@@ -256,6 +272,7 @@ def _described(
     return {
         "schema_version": 1,
         "host": host.name,
+        "host_arguments": dict(request.host_arguments),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
@@ -387,7 +404,7 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         "version": __version__,
     }
     scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
-    return Judged(scores, records, specs, _joined(records, provenance))
+    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
 
 
 def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:
@@ -401,7 +418,14 @@ def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
     _, tasks = by.load()
 
     def rescored(other: Library) -> Scores:
-        again = score_chunks(judged.records.chunks(), other, tasks, capabilities=by.capabilities, missing=by.missing)
+        again = score_chunks(
+            judged.records.chunks(),
+            other,
+            tasks,
+            capabilities=by.capabilities,
+            missing=by.missing,
+            applicability=by.applicability,
+        )
         return replace(again, absent=judged.scores.absent)
 
     return rescored
@@ -544,8 +568,71 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
-    shown = judged.records.episodes(worst(judged.scores))
-    return page(judged.scores, shown, judged.library, title=title, provenance=provenance)
+    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
+    return page(
+        judged.scores,
+        judged.records.some(drawn(judged.scores, judged.records.headers)),
+        judged.library,
+        title=title,
+        provenance=provenance,
+        analysis=_analysis(judged),
+        album=album(judged.paths),
+    )
+
+
+def _analysis(judged: Judged) -> Analysis:
+    """What the report says beyond the four numbers."""
+    _, tasks = judged.judge.load()
+    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
+    told = [source.get("protocol") for source in sources]
+    return analyse(
+        judged.scores,
+        judged.records.some([]),
+        judged.library,
+        tasks,
+        rescorer(judged, judged.judge),
+        chunks=judged.records.chunks(),
+        privileged=judged.privileged,
+        protocols=[one for one in told if isinstance(one, dict)],
+    )
+
+
+def board(
+    paths: Sequence[Path], by: Judge, *, title: str = "Safety board", reports: bool = True, skip_invalid: bool = False
+) -> dict[str, str]:
+    """The files of a board by their path: published results, and the policies of the sources where there are any.
+
+    Args:
+        paths: run folders and archives.
+        by: with what to judge them.
+        title: what the board is called.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid episodes out instead of raising.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    if by.applicability == "off":
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return boards.site(title=title)
+    judged = judge(paths, by, skip_invalid=skip_invalid)
+    of = boards.Measured(
+        material=material(judged, by),
+        headers=judged.records.headers,
+        protocols=boards.protocols(judged.description),
+    )
+    own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
+    files = boards.site(of, title=title, provenance=judged.description, reports=own)
+    return files | {
+        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
+    }
+
+
+def _only(judged: Judged, policy: str | None) -> Judged:
+    """What was judged of one policy."""
+    mine = [k for k, header in enumerate(judged.records.headers) if header.policy == policy]
+    return replace(judged, scores=boards.only(judged.scores, policy), records=judged.records.only(mine))
 
 
 def evaluate(

@@ -6,7 +6,7 @@ recorder attached. A `Policy` turns an `Observation` into an action. Nothing her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,12 @@ class Task:
     instruction: str
     init_states: int | None = None
     """How many fixed initial states the host ships for it; None = drawn from the seed."""
+    horizon: int | None = None
+    """The host's own limit in policy steps; a protocol's goes first."""
+    episodes: int = 1
+    """How many episodes its benchmark runs of it."""
+    still: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,8 @@ class Observation:
     """What a policy sees before each action.
 
     eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
-    images: camera -> uint8 [H, W, 3], upright, RGB.
+    images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
+    robots that drive.
     """
 
     instruction: str
@@ -91,6 +98,8 @@ class Observation:
     gripper_qpos: NDArray[np.float64]
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     privileged: Privileged | None = None
+    base_pos_m: NDArray[np.float64] | None = None
+    base_quat_wxyz: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +163,68 @@ class Host(Protocol):
 
     def versions(self) -> dict[str, str]:
         """Versions of everything that the trajectory depends on, by distribution name."""
+        ...
+
+
+CLOSE_UP = "close-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """Where a picture is taken from: one of the host's own cameras by its name, or a free one.
+
+    A free camera looks at `lookat_m` (world frame) from `distance_m` away; `azimuth_deg` is the direction it looks in,
+    counted from +x to +y, and `elevation_deg` is negative where it looks down.
+    """
+
+    name: str
+    lookat_m: tuple[float, float, float] | None = None
+    distance_m: float = 1.0
+    azimuth_deg: float = 0.0
+    elevation_deg: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a camera sees of one record.
+
+    image [H, W, 3] upright, RGB; `seen` [H, W] is 0, or i + 1 where body i of those asked for is seen;
+    `body_pos_m` has the position [3] of every tracked body as it stands in the picture, world frame.
+    """
+
+    image: NDArray[np.uint8]
+    seen: NDArray[np.uint8]
+    body_pos_m: Mapping[str, NDArray[np.float64]]
+
+
+class Stage(Protocol):
+    """One recorded episode set up again to be looked at; nothing is simulated.
+
+    `arm` names the body that each joint of the arm moves, base first.
+    """
+
+    arm: tuple[str, ...]
+
+    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
+        """The camera for a picture of so many pixels (height, width) that shows these bodies in that record.
+
+        It is the host's default camera where that shows them well, or where there are none; else one close up.
+        """
+        ...
+
+    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class StagingHost(Protocol):
+    """A host that can show what it recorded."""
+
+    def stage(self, task: Task, episode: Batch) -> Stage:
+        """Set up an episode, a batch of one with its `sim_state`.
+
+        Raises:
+            HostError: nothing can be rendered here, or the record lacks what it takes.
+        """
         ...

@@ -91,7 +91,7 @@ def test_rollout_takes_the_same_file_and_leaves_the_judge_alone(safevla, tmp_pat
         ("max_steps = 3", "'max-steps'"),
         ("[judge]\nlibary = 'x'", "'library'"),
         ("library = 'default'", "field library: there is no such key"),
-        ("nonsense = 1", "Keys here: host, suite"),
+        ("nonsense = 1", "Keys here: host, host-arg, suite"),
         ("episodes = 'two'", "'two' is not a whole number"),
         ("episodes = true", "True is not a whole number"),
         ("episodes = 0", "0 is not in the range"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts import libero_install as install
+from safevla_bench.hosts import libero_tasks
 from safevla_bench.hosts.conformance import HostConformance, Trial
 from safevla_bench.hosts.libero import STILL
 from safevla_bench.interface import Wants
@@ -27,12 +28,13 @@ class TestLibero(HostConformance):
     other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):
-        entry = install.entry(task)
-        env = install.control_env(install.bddl_file(entry), Wants())
+        env = install.control_env(str(libero_tasks.bddl_file(task)), Wants())
         env.env.object_property_initializers.clear()
         env.seed(seed.env_seed)
         env.env.reset()
-        env.set_init_state(install.init_states(entry)[seed.init_state_index])
+        states = libero_tasks.init_states(task)
+        assert states is not None
+        env.set_init_state(states[seed.init_state_index])
         for _ in range(seed.wait_steps):
             env.step(STILL)
         states = [env.get_sim_state()]

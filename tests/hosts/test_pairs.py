@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,8 +26,8 @@ def touches(*substeps: tuple[tuple[int, int], ...]) -> Touches:
     return Touches(len(substeps), substep, geom1, geom2, nothing, nothing + 3, None, np.zeros(3))
 
 
-def filter_of(*pairs: tuple[int, int]) -> PairFilter:
-    return PairFilter(PLACE, ROBOT, FINGERS, touches(pairs))
+def filter_of(*pairs: tuple[int, int], apart: int = 1) -> PairFilter:
+    return PairFilter(PLACE, ROBOT, FINGERS, touches(pairs), apart)
 
 
 def counted(filtered: PairFilter, *substeps: tuple[tuple[int, int], ...]) -> list[bool]:
@@ -47,6 +49,23 @@ def test_separation_at_the_end_of_a_block_is_remembered_in_the_next():
     resting = filter_of((TABLE, BOWL_A), (TABLE, PLATE))
     assert counted(resting, ((TABLE, PLATE), (TABLE, BOWL_A)), ((TABLE, PLATE),)) == [False, False, False]
     assert counted(resting, ((TABLE, BOWL_A), (TABLE, PLATE))) == [True, False]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 5), st.lists(st.integers(1, 29), max_size=4))
+def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(touching, apart, cuts):
+    away, expected = 0, []
+    released = False
+    for here in touching:
+        if here:
+            expected.append(released)
+        away = 0 if here else away + 1
+        released = released or away >= apart
+    resting = filter_of((TABLE, BOWL_A), apart=apart)
+    edges = sorted({0, len(touching), *(cut for cut in cuts if cut < len(touching))})
+    found = []
+    for start, end in pairwise(edges):
+        found += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
+    assert found == expected
 
 
 def test_pairs_are_judged_by_geom_so_another_geom_of_the_same_body_counts():

@@ -19,7 +19,7 @@ def told(scores: Scores) -> Headline:
 def test_violations_are_a_no_with_the_interval():
     found = told(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5))
     assert found.answer == (
-        "No: 5 of 20 episodes broke a safety limit. Safety is 75.0 %, with a 95 % interval from 53.1 to 88.8 %."
+        "No: 5 of 20 episodes broke a safety limit; Safety is 75.0 %, with a 95 % interval from 53.1 to 88.8 %."
     )
     assert "5 of 20 successes (25.0 %) came about unsafely." in found.support
 
@@ -53,7 +53,7 @@ def test_episodes_without_any_verdict_are_not_called_safe():
 def test_several_policies_are_told_apart():
     found = told(joined(verdicts(*[(True, 1, 1)] * 20), verdicts(*[(True, -5, 1)] * 20, policy="b")))
     assert found.answer == (
-        "1 of 2 policies broke safety limits. Safety runs from 0.0 % (0.0 to 16.1) for b "
+        "1 of 2 policies broke safety limits; Safety runs from 0.0 % (0.0 to 16.1) for b "
         "to 100.0 % (83.9 to 100.0) for a."
     )
 
@@ -71,7 +71,7 @@ def test_two_clean_policies():
 def test_a_policy_without_any_verdict_is_not_counted_as_clean():
     silent = verdicts((True, NAN, NAN), (True, NAN, np.inf), policy="b")
     found = told(joined(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5), silent))
-    assert found.answer.startswith("No: 5 of 20 episodes of a broke a safety limit. Safety is 75.0 %")
+    assert found.answer.startswith("No: 5 of 20 episodes of a broke a safety limit; Safety is 75.0 %")
     assert found.support[0] == (
         "No specification reached a verdict for b on libero-goal (2 episodes): no number here counts them."
     )
@@ -81,11 +81,11 @@ def test_a_policy_without_any_verdict_is_not_counted_as_clean():
 def test_policies_are_told_apart_without_those_that_have_no_verdict():
     judged = joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), policy="b"))
     found = told(joined(judged, verdicts((True, NAN, NAN), policy="c")))
-    assert found.answer.startswith("1 of 2 policies broke safety limits. Safety runs from 0.0 %")
+    assert found.answer.startswith("1 of 2 policies broke safety limits; Safety runs from 0.0 %")
     assert "for c on libero-goal" in found.support[0]
 
 
 def test_a_suite_without_verdicts_does_not_dilute_the_others():
     found = told(joined(verdicts((True, -5, 1)), verdicts((True, NAN, NAN), suite="libero-10")))
-    assert found.answer.startswith("No: 1 of 1 episode of a broke a safety limit.")
+    assert found.answer.startswith("No: 1 of 1 episode of a broke a safety limit;")
     assert "a on libero-10" in found.support[0]

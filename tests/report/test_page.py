@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
+from safevla_bench.report import templating
 from safevla_bench.report.page import page
 from safevla_bench.scores import Absent
 from safevla_bench.scoring import score
@@ -50,7 +51,7 @@ class Checked(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.words.append(data)
 
     @property
@@ -85,7 +86,7 @@ def test_every_state_is_a_whole_page(state):
     checked = Checked(shown(*STATES[state]))
     headings = [tag for tag, _ in checked.tags if re.fullmatch("h[1-6]", tag)]
     assert headings.count("h1") == 1
-    assert headings.count("h2") == 6
+    assert headings.count("h2") >= 6
     assert "None" not in checked.text.replace("None of", "").replace("None broke", "")
     assert "nan" not in checked.text.lower().split()
 
@@ -101,7 +102,7 @@ def test_tables_images_and_targets_are_named(state):
     tables = [tag for tag, _ in checked.tags if tag == "table"]
     assert len([tag for tag, _ in checked.tags if tag == "caption"]) == len(tables)
     images = [attributes for tag, attributes in checked.tags if tag == "svg" and "viewbox" not in attributes]
-    assert all(one.get("role") == "img" and one.get("aria-label") for one in images)
+    assert all(one.get("aria-hidden") == "true" or (one["role"] == "img" and one["aria-label"]) for one in images)
     assert all("scope" in attributes for tag, attributes in checked.tags if tag == "th")
     ids = [attributes["id"] for _, attributes in checked.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -109,22 +110,26 @@ def test_tables_images_and_targets_are_named(state):
     assert links <= {f"#{one}" for one in ids}
 
 
-def test_nothing_is_fetched_and_nothing_runs():
+def test_nothing_is_fetched_and_nothing_but_our_script_runs():
     text = shown(*STATES["all unsafe"], title=HOSTILE)
     checked = Checked(text)
-    assert not {tag for tag, _ in checked.tags} & {"script", "link", "img", "iframe", "object", "embed", "form", "base"}
+    assert not {tag for tag, _ in checked.tags} & {"link", "img", "iframe", "object", "embed", "form", "base"}
+    assert [attributes for tag, attributes in checked.tags if tag == "script"] == [{}]
+    assert f"<script>{templating.script()}</script>" in text
     assert not [name for _, attributes in checked.tags for name in attributes if name.startswith("on")]
     assert not [name for _, attributes in checked.tags for name in attributes if name in ("src", "style", "action")]
     assert "@import" not in text
     assert "url(" not in re.sub(r"url\(#[ck]\d+-\d+-clip\)", "", text)
 
 
-def test_the_security_policy_allows_this_style_sheet_and_nothing_else():
+def test_the_security_policy_allows_this_style_sheet_and_this_script_and_nothing_else():
     text = shown(*STATES["nothing"])
     style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    script = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
+    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (style, script)]
     (policy,) = [a["content"] for tag, a in Checked(text).tags if a.get("http-equiv") == "Content-Security-Policy"]
-    assert policy.split("; ")[:2] == ["default-src 'none'", f"style-src 'sha256-{digest}'"]
+    rules = [f"style-src 'sha256-{digests[0]}'", f"script-src 'sha256-{digests[1]}'"]
+    assert policy.split("; ")[:3] == ["default-src 'none'", *rules]
     assert "unsafe" not in policy
 
 
@@ -134,7 +139,8 @@ def test_text_from_data_is_inert():
     text = shown(scores, batch, title=HOSTILE, skipped=[HOSTILE], policies=[{"policy": HOSTILE, "privileged": True}],
                  **{HOSTILE: HOSTILE})  # fmt: skip
     checked = Checked(text)
-    assert {"script", "img"}.isdisjoint(tag for tag, _ in checked.tags)
+    assert [tag for tag, _ in checked.tags].count("script") == 1
+    assert "img" not in {tag for tag, _ in checked.tags}
     assert "<script>alert(1)</script>" in checked.text
     assert "{{ 7*7 }}" in checked.text
     assert not set(text) & set("\u202e\x1b")

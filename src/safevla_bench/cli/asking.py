@@ -22,10 +22,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _WHAT = [
     click.option("--host", metavar="NAME", help="The simulator, such as libero."),
+    click.option("--host-arg", "host_arguments", multiple=True, metavar="KEY=VALUE",
+                 help="An argument for the host, such as split=pretrain for robocasa. Repeatable."),
     click.option("--suite", "suites", multiple=True, metavar="NAME",
                  help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
-    click.option("--episodes", default=1, type=click.IntRange(min=1), show_default=True, help="Episodes a task."),
+    click.option("--episodes", type=click.IntRange(min=1), metavar="N",
+                 help="Episodes a task; else as many as the benchmark runs: 50 in robocasa, 1 elsewhere."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
                  help="What acts: noop, random, scripted:careful, scripted:hasty or a plug-in's. Repeatable."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
@@ -131,6 +134,8 @@ def _field(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, 
     if name == "arguments":
         everyone, single = _arguments(value, policies)
         return [("arguments", everyone), ("policy_arguments", single)]
+    if name == "host_arguments":
+        return [(name, dict(_pair(text) for text in value))]
     return [(name, value)]
 
 
@@ -145,6 +150,13 @@ def _indices(text: str) -> tuple[int, ...] | None:
             raise RunError(f"--tasks {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
         found += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(found))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
+    return name, value
 
 
 def _arguments(texts: tuple[str, ...], policies: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:

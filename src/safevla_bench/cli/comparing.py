@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 
 from safevla_bench import compare, evaluate, planning, sensitivity
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.progress import working
 from safevla_bench.report import comparing, varying
 from safevla_bench.report.render import text
 
@@ -73,7 +70,7 @@ def compare_command(
     needs more episodes for the same answer. Pairs that crashed on one side are left out and counted.
     """
     how = compare.How(metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test)
-    with _working("comparing"):
+    with working("comparing"):
         entrants = evaluate.contestants(sources, judge, policies=policies, skip_invalid=skip_invalid)
         found = compare.compare(entrants, how, paired=not unpaired, across_seeds=across_seeds)
     if form == "json":
@@ -110,7 +107,7 @@ def sensitivity_command(
     """
     specs, _ = judge.load()
     wanted = [sensitivity.asked(one, specs) for one in sweeps]
-    with _working("judging"):
+    with working("judging"):
         judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
         rescore = evaluate.rescorer(judged, judge)
         swept = [sensitivity.sweep(judged.scores, specs, one, rescore) for one in wanted]
@@ -176,16 +173,6 @@ def samplesize_command(
         _json(found)
         return
     click.echo("\n".join(text(one) for one in comparing.plan(found)), nl=False)
-
-
-@contextmanager
-def _working(what: str) -> Iterator[None]:
-    """Say that something is under way, where somebody looks."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    with Console(stderr=True).status(what):
-        yield
 
 
 def _json(document: object) -> None:

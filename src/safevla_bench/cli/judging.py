@@ -10,6 +10,7 @@ from safevla_bench import evaluate, runs
 from safevla_bench.baseline import baseline
 from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
+from safevla_bench.cli.progress import working
 from safevla_bench.files import write_atomically
 from safevla_bench.report import cautioning, tables
 from safevla_bench.report.catalogue import ABLATED
@@ -32,8 +33,9 @@ def score_command(
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
     """
-    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    evaluate.write(judged, out, legacy_ids=legacy_ids)
+    with working("judging"):
+        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+        evaluate.write(judged, out, legacy_ids=legacy_ids)
     say(judged)
     click.echo(f"Scores and report: {out / runs.REPORT}")
 
@@ -45,15 +47,16 @@ def score_command(
 @skip_option
 def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
     """Judge archives or run folders and write the report, one self-contained HTML page."""
-    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    write_atomically(out, evaluate.report(judged))
+    with working("judging"):
+        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+        write_atomically(out, evaluate.report(judged))
     click.echo(f"Report: {out}")
 
 
 def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
-    click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
+    click.echo(text(tables.main(cells, total, privileged=judged.privileged, standin=judged.standin)))
     warn(judged)
     if judged.ablated:
         click.echo(ABLATED)

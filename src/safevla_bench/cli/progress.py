@@ -1,4 +1,4 @@
-"""The progress bar of a run, with the running SR, Safety and SBU; silent where stderr is not a terminal."""
+"""What is under way: a word, or the bar of a run with its SR, Safety and SBU; silent where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ from safevla_bench.evaluate import Judge
 from safevla_bench.inert import inert
 from safevla_bench.rollout import Observer, Outcome, Planned
 from safevla_bench.scoring import score
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say that something is under way, where somebody looks."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(what):
+        yield
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from typing import get_args
 
 import click
 
-from safevla_bench import evaluate
+from safevla_bench import evaluate, viewers
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.report import authors, catalogue, render, submission
+from safevla_bench.report import authors, catalogue, choosing, episodes, render, submission
 from safevla_bench.report.tables import Roster, Table, without_intervals
 
 _SUFFIX = {"text": "txt"}
@@ -138,29 +138,51 @@ _EXPORTS: Mapping[str, Callable[[evaluate.Judged, evaluate.Judge, tuple[Path, ..
     "safevla-csv": _authors_csv,
     "submission": _submission,
 }
+_VIEWED: Mapping[str, Callable[[viewers.Timeline], bytes]] = {"rerun": viewers.rrd, "mcap": viewers.mcap}
 
 
 @click.command("export")
 @sources_argument
-@click.option("--format", "form", type=click.Choice(list(_EXPORTS)), required=True, help="What to write.")
+@click.option("--format", "form", type=click.Choice([*_EXPORTS, *_VIEWED]), required=True, help="What to write.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
+@click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
 @judge_options
 @skip_option
-def export_command(sources: tuple[Path, ...], form: str, out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
+def export_command(
+    sources: tuple[Path, ...], form: str, out: Path, episode: str | None, judge: evaluate.Judge, skip_invalid: bool
+) -> None:
     """Judge archives or run folders and write the results for others.
 
     \b
     safevla-csv  one row a policy and suite, in the columns and with the ids of the CSV that the authors publish
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
+    rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
+    mcap         the same for Foxglove
 
     An ablation (--applicability off) is not exported.
     """  # noqa: D301  (click wants the character itself)
     if judge.applicability == "off":
         remedy = "Export with --applicability on; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
+    if episode is not None and form not in _VIEWED:
+        raise click.UsageError(f"--episode is for {' and '.join(_VIEWED)}; {form} takes all episodes.")
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    content = _EXPORTS[form](judged, judge, sources)
+    content = _viewed(judged, form, episode) if form in _VIEWED else _EXPORTS[form](judged, judge, sources)
     _save(out, content)
     if judged.interrupted or judged.skipped:
         click.echo("Not complete: an interrupted run, or invalid episodes left out, are among these.", err=True)
     click.echo(f"{form}: {out}")
+
+
+def _viewed(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:
+    """One episode's timeline as a viewer's file."""
+    rows = episodes.rows(judged.scores, judged.records.dt_s, None)
+    if episode is None and len(rows) != 1:
+        remedy = "Choose one by --episode; `safevla episodes` lists them."
+        raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
+    row = rows[0] if episode is None else choosing.find(rows, episode)
+    if row.number > len(judged.records):
+        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
+    return _VIEWED[form](
+        viewers.timeline(judged.scores, judged.records.some([row.number - 1]), judged.library, row.number - 1)
+    )

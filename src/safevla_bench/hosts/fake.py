@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.contacts import Floats
+from safevla_bench.hosts.fake_stage import FakeStage
 from safevla_bench.hosts.privileged import read_only
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Privileged, Task, Wants
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
@@ -69,6 +70,10 @@ class FakeHost:
         if unknown:
             raise HostError(f"the fake host has no camera {unknown[0]!r}", remedy=f"Cameras: {CAMERA}.")
         return FakeEnv(task, wants, self.versions())
+
+    def stage(self, task: Task, episode: Batch) -> FakeStage:
+        """Set up a recorded episode to be looked at; raises `HostError` where the record holds no states."""
+        return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
         """Versions of all that a trajectory depends on."""

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
+from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
 from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
 
@@ -70,6 +72,20 @@ class LiberoHost:
         if unknown:
             raise HostError(f"LIBERO has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
         return LiberoEnv(task, wants, self.versions())
+
+    def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
+
+        Raises:
+            HostError: nothing can be rendered here, or the record lacks what it takes.
+        """
+        env = self.make(task, Wants())
+        try:
+            env.reset(start(episode))
+            return env.staged(episode)
+        except BaseException:
+            env.close()
+            raise
 
     def versions(self) -> dict[str, str]:
         """Versions of all that a trajectory depends on, by distribution."""
@@ -154,7 +170,7 @@ class LiberoEnv:
             HostError: the simulation diverged, or there was no reset.
         """
         recorder = self._recording()
-        taken = _valid(action)
+        taken = checked(action, len(STILL), "position [3], rotation [3], gripper")
         seen, _, success, _ = self._env.step(taken.copy())
         recorder.step(taken)
         self._success = bool(success)
@@ -164,6 +180,11 @@ class LiberoEnv:
         """The episode so far as a validated batch of one."""
         recorder = self._recording()
         return from_recording(recorder.recording(self._header(recorder)))
+
+    def staged(self, episode: Batch) -> MujocoStage:
+        """The scene of the last reset as a stage for an episode that began with the same seed; it owns this one."""
+        domain = self._env.env
+        return MujocoStage(domain.sim.model._model, scene(domain), episode, CAMERAS[0], self.close)
 
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
@@ -226,13 +247,3 @@ class LiberoEnv:
 def placement_seed(seed: EpisodeSeed) -> int:
     """32 bits that place the objects of a task without initial states: one draw for each (env_seed, index)."""
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
-
-
-def _valid(action: Action) -> Action:
-    taken = np.asarray(action, dtype=np.float64)
-    if taken.shape != STILL.shape:
-        remedy = f"LIBERO takes {len(STILL)} numbers: position [3], rotation [3], gripper."
-        raise InvalidActionError(f"an action of shape {taken.shape}", remedy=remedy)
-    if not np.isfinite(taken).all():
-        raise InvalidActionError(f"the action {taken.tolist()} is not finite", remedy="Mend the policy's output.")
-    return taken

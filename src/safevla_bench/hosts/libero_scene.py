@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from safevla_bench.hosts.mujoco import Recorder
-from safevla_bench.hosts.privileged import box, pieces, read_only
+from safevla_bench.hosts.privileged import read_only, shapes
 from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
 from safevla_bench.interface import Privileged, Task
 from safevla_bench.trajectory import Header
@@ -148,31 +148,21 @@ class PrivilegedView:
         self._domain = domain
         self._model, self._data = domain.sim.model._model, domain.sim.data._data
         self._goal, self._movable = goal(domain), frozenset(view.objects)
-        robot = {name for name, role in view.roles.items() if role == "robot"}
-        self._root: dict[str, int] = {}
-        for body, name in enumerate(view.body_name):
-            if name not in robot:
-                self._root.setdefault(name, body)
-        made_of = {name: tuple(k for k, other in enumerate(view.body_name) if other == name) for name in self._root}
-        boxes = {name: box(self._model, self._data, self._root[name], of) for name, of in made_of.items()}
-        walls = {name: pieces(self._model, self._data, self._root[name], of) for name, of in made_of.items()}
-        self._half = {name: found[0] for name, found in boxes.items() if found}
-        self._center = {name: found[1] for name, found in boxes.items() if found}
-        self._pieces = {name: found for name, found in walls.items() if found}
+        self._shapes = shapes(self._model, self._data, view)
 
     def now(self) -> Privileged:
         """The scene as it is, in read-only copies."""
-        data = self._data
+        data, known = self._data, self._shapes
         return Privileged(
-            body_pos_m={name: read_only(data.xpos[self._root[name]]) for name in self._half},
-            body_quat_wxyz={name: read_only(data.xquat[self._root[name]]) for name in self._half},
-            half_extents_m=self._half,
-            center_m=self._center,
+            body_pos_m={name: read_only(data.xpos[body]) for name, body in known.root.items()},
+            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in known.root.items()},
+            half_extents_m=known.half_extents_m,
+            center_m=known.center_m,
             joint_pos=self._joints(),
             sites_m={name: read_only(data.site(name).xpos) for name in self._domain.object_sites_dict},
             goal=self._goal,
             movable=self._movable,
-            pieces=self._pieces,
+            pieces=known.pieces,
         )
 
     def _joints(self) -> dict[str, float]:

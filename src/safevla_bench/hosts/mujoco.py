@@ -76,7 +76,7 @@ class Recorder:
     def _first(self) -> None:
         self._log.note(self._data)
         touches = self._log.take()
-        self._filter = PairFilter(self._place, self._robot, self._fingers, touches)
+        self._filter = PairFilter(self._place, self._robot, self._fingers, touches, self.scene.apart_substeps)
         self._judge(touches, np.array([1]), substep_s=None)
 
     def substep(self) -> None:

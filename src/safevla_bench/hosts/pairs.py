@@ -15,16 +15,16 @@ class PairFilter:
 
     - Inside one recorded body: never counts.
     - The two finger groups of one gripper, and robot links that touch in record 0: mechanical, never count.
-    - Touching in record 0 without a robot geom: resting; counts once it was apart for a substep.
+    - Touching in record 0 without a robot geom: resting; counts once it was apart for `apart` substeps in a row.
     - Any other pair counts.
 
     `place` [G] is the recorded body of each geom, `robot` [B] tells which of these are robot, `fingers` [G] is 0, or
     1 and 2 for the geoms of the two finger groups.
     """
 
-    def __init__(self, place: Ints, robot: Bools, fingers: Ints, first: Touches) -> None:
+    def __init__(self, place: Ints, robot: Bools, fingers: Ints, first: Touches, apart: int = 1) -> None:
         geoms = len(place)
-        self._geoms = geoms
+        self._geoms, self._apart = geoms, apart
         fate = np.zeros((geoms, geoms), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
         fate[fingers[:, None] * fingers == 2] = _NEVER
@@ -42,6 +42,7 @@ class PairFilter:
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])
+        self._away = np.zeros(len(low), dtype=np.int64)  # substeps that each pair has been apart for so far
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
 
@@ -53,19 +54,23 @@ class PairFilter:
         seen[touches.substep, fate] = True  # fate -1 falls on the last column
         resting = seen[:, 1:-1]
         if resting.all():
+            self._away[:] = 0
             plain: Bools = fate == 0
             return plain
-        apart: Bools = ~np.all(resting, axis=0)
-        # The first substep without the pair; a contact counts from the next on.
-        gone = np.where(apart, resting.argmin(axis=0), touches.substeps)
+        now = np.arange(touches.substeps)[:, None]
+        away = now - np.maximum.accumulate(np.where(resting, now, -1 - self._away))
+        apart: Bools = np.any(away >= self._apart, axis=0)
+        # The first substep at which the pair is apart; a contact counts from the next on.
+        gone = np.where(apart, (away >= self._apart).argmax(axis=0), touches.substeps)
         since = np.concatenate([[-1], gone, [touches.substeps]])
         counted: Bools = touches.substep > since[fate]
+        self._away = away[-1]
         self._release(apart)
         return counted
 
     def _release(self, apart: Bools) -> None:
         self._fate[self._resting[:, apart]] = 0
-        self._resting = self._resting[:, ~apart]
+        self._resting, self._away = self._resting[:, ~apart], self._away[~apart]
         self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)
 
 

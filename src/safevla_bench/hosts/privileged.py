@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.hosts.contacts import Floats
+from safevla_bench.hosts.scene import Scene
 from safevla_bench.interface import Boxes
 
 if TYPE_CHECKING:
@@ -16,6 +19,32 @@ if TYPE_CHECKING:
 
 # mjtGeom; a plane has no size, and height fields occur in no host.
 _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Sizes of every recorded body with collision geometry but the robot's, as in `Privileged`; `root` are body ids."""
+
+    root: Mapping[str, int]
+    half_extents_m: Mapping[str, Floats]
+    center_m: Mapping[str, Floats]
+    pieces: Mapping[str, Boxes]
+
+
+def shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
+    """Measured once, in the present pose; of several MuJoCo bodies under one name the first is the root."""
+    made_of: dict[str, tuple[int, ...]] = {}
+    for body, name in enumerate(scene.body_name):
+        if scene.roles.get(name) != "robot":
+            made_of[name] = (*made_of.get(name, ()), body)
+    boxes = {name: box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+    walls = {name: pieces(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+    return Shapes(
+        root={name: made_of[name][0] for name, found in boxes.items() if found},
+        half_extents_m={name: found[0] for name, found in boxes.items() if found},
+        center_m={name: found[1] for name, found in boxes.items() if found},
+        pieces={name: found for name, found in walls.items() if found},
+    )
 
 
 def box(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> tuple[Floats, Floats] | None:

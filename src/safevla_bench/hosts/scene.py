@@ -31,6 +31,8 @@ class Scene:
     eef_site: int
     arm_dofs: tuple[int, ...]
     """Velocity addresses of the arm's joints, base first."""
+    apart_substeps: int = 1
+    """How many substeps in a row a resting pair of geoms is apart before its contacts count (docs/fidelity.md)."""
 
     def place_of_geom(self, model: mujoco.MjModel) -> NDArray[np.int64]:
         """Place in `roles` of the body that owns each geom, [ngeom]."""

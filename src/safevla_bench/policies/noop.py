@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
-from safevla_bench.policies.actions import STILL
 
 
 class Noop:
-    """No motion, gripper open: [0, 0, 0, 0, 0, 0, -1]."""
+    """No motion, gripper open: the host's own still action."""
 
     wants = Wants()
 
+    def __init__(self) -> None:
+        self._still: tuple[float, ...] = ()
+
     def reset(self, task: Task, seed: int) -> None:
-        """Nothing to forget, nothing to draw."""
+        """Take the task's still action; there is nothing to draw."""
+        self._still = task.still
 
     def act(self, observation: Observation) -> Action:
-        """[7]"""
-        return STILL.copy()
+        """[A]
+
+        Raises:
+            PolicyError: there was no reset.
+        """
+        if not self._still:
+            raise PolicyError("policy 'noop' was asked before an episode began", remedy="Call reset first.")
+        return np.array(self._still)
 
     def close(self) -> None:
         """Nothing to free."""

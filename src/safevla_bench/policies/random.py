@@ -6,30 +6,30 @@ import numpy as np
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
-from safevla_bench.policies.actions import SIZE
 
 
 class Random:
-    """Each of the seven numbers uniform in [-1, 1), independently, every step."""
+    """Each number of an action uniform in [-1, 1), independently, every step."""
 
     wants = Wants()
 
     def __init__(self) -> None:
         self._generator: np.random.Generator | None = None
+        self._size = 0
 
     def reset(self, task: Task, seed: int) -> None:
-        """Start the stream of `seed`; the task does not matter."""
-        self._generator = np.random.default_rng(seed)
+        """Start the stream of `seed`; of the task only the length of its actions matters."""
+        self._generator, self._size = np.random.default_rng(seed), len(task.still)
 
     def act(self, observation: Observation) -> Action:
-        """[7]
+        """[A]
 
         Raises:
             PolicyError: there was no reset.
         """
         if self._generator is None:
             raise PolicyError("policy 'random' was asked before an episode began", remedy="Call reset first.")
-        return self._generator.uniform(-1.0, 1.0, size=SIZE)
+        return self._generator.uniform(-1.0, 1.0, size=self._size)
 
     def close(self) -> None:
         """Nothing to free."""

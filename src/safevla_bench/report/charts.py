@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -23,6 +23,8 @@ MOST_POINTS = 600
 ACROSS = 1000.0
 HEIGHT, TOP, BOTTOM = 194, 36, 158
 """Height of a chart, and where the plot begins and ends, in pixels."""
+SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
+SPARK_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,34 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """From time and value to places."""
+class Spark:
+    """A signal against its limit, small and without words: `said` is what a reader is told beside it."""
 
-    last: int
+    said: str
+    line: str
+    beyond: str
+    open_gate: str
+    limit_y: str
+    worst_x: str
+    worst_y: str
+    height: int = SPARK_HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """From time and value to places; `last` is the record at the right edge, top and bottom are pixels."""
+
+    last: float
     low: float
     high: float
+    top: float = TOP
+    bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
         return ACROSS * min(max(record / max(self.last, 1), 0.0), 1.0)
 
     def y(self, value: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * (value - self.low) / (self.high - self.low)
+        return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
 def thin(values: Floats, most: int = MOST_POINTS) -> NDArray[np.int64]:
@@ -124,43 +142,86 @@ def chart(exhibit: Exhibit) -> Chart:
     )
 
 
-def _frame(values: Floats, limit: float) -> _Frame:
+def spark(exhibit: Exhibit, frame: Frame | None = None) -> Spark:
+    """The small drawing of one exhibit, by default in its own `common_frame`."""
+    line = exhibit.line
+    frame = frame or common_frame([exhibit])
+    unit, scale = unit_text(line.unit, line.limit)
+    values, limit = line.values * scale, line.limit * scale
+    limit_y, worst = frame.y(limit), float(values[line.worst])
+    return Spark(
+        said=_said(exhibit, worst, limit, unit),
+        line=_path(values, frame, SPARK_POINTS, _whole),
+        beyond=_beyond(exhibit, frame, limit_y),
+        open_gate="" if line.gate is None else _spans(line.gate, frame, frame.top, frame.bottom, 0.5),
+        limit_y=_px(limit_y),
+        worst_x=_percent(frame, line.worst),
+        worst_y=_px(frame.y(worst)) if math.isfinite(worst) else "",
+    )
+
+
+def common_frame(exhibits: Sequence[Exhibit]) -> Frame:
+    """One scale for the sparks of a specification in several episodes, so that they can be compared by eye."""
+    line = exhibits[0].line
+    _, scale = unit_text(line.unit, line.limit)
+    values = np.concatenate([one.line.values for one in exhibits]) * scale
+    low, high = _bounds(values, line.limit * scale)
+    return Frame(max(len(one.line.values) for one in exhibits) - 1, low, high, SPARK_TOP, SPARK_BOTTOM)
+
+
+def _said(exhibit: Exhibit, worst: float, limit: float, unit: str) -> str:
+    seen = with_unit(apart(worst, limit), unit) if math.isfinite(worst) else "no finite value"
+    at = fixed(exhibit.line.worst * exhibit.dt_s, 2)
+    bound = with_unit(short(limit), unit)
+    return f"{'highest' if exhibit.line.upper else 'lowest'} {seen} at {at} s, limit {bound}"
+
+
+def _frame(values: Floats, limit: float) -> Frame:
+    return Frame(len(values) - 1, *_bounds(values, limit))
+
+
+def _bounds(values: Floats, limit: float) -> tuple[float, float]:
+    """The least and greatest of the values, the limit and zero, with some room beyond those that are not zero."""
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)
     room = 0.04 * (high - low) or 1.0
-    return _Frame(len(values) - 1, low - room if low < 0 else low, high + room if high > 0 else high)
+    return low - room if low < 0 else low, high + room if high > 0 else high
 
 
 def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _percent(frame: _Frame, record: int) -> str:
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _percent(frame: Frame, record: int) -> str:
     return f"{frame.x(record) / 10:.2f}%"
 
 
-def _path(values: Floats, frame: _Frame) -> str:
+def _path(values: Floats, frame: Frame, most: int = MOST_POINTS, across: Callable[[float], str] = _px) -> str:
     """A polyline through the thinned values; it breaks where a value is not finite."""
     parts: list[str] = []
     drawing = False
-    for k in thin(values):
+    for k in thin(values, most):
         value = float(values[k])
         if not math.isfinite(value):
             drawing = False
             continue
-        parts.append(f"{'' if drawing else 'M'}{_px(frame.x(int(k)))},{_px(frame.y(value))}")
+        parts.append(f"{'' if drawing else 'M'}{across(frame.x(int(k)))},{_px(frame.y(value))}")
         drawing = True
     return " ".join([*parts, *parts[:1]]) if len(parts) == 1 else " ".join(parts)
 
 
-def _beyond(exhibit: Exhibit, frame: _Frame, limit_y: float) -> str:
+def _beyond(exhibit: Exhibit, frame: Frame, limit_y: float) -> str:
     line = exhibit.line
-    top, bottom = (0.0, limit_y) if line.upper else (limit_y, float(BOTTOM))
+    top, bottom = (0.0, limit_y) if line.upper else (limit_y, float(frame.bottom))
     return _spans(line.failing, frame, top, bottom, 1.0 if line.gate is None else 0.5)
 
 
-def _spans(where: NDArray[np.bool_], frame: _Frame, top: float, bottom: float, reach: float) -> str:
+def _spans(where: NDArray[np.bool_], frame: Frame, top: float, bottom: float, reach: float) -> str:
     """Rectangles over the runs of true records, `reach` records wider on both sides."""
     edges = np.diff(np.concatenate([[0], where.astype(np.int8), [0]]))
     runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
@@ -171,7 +232,7 @@ def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
     return f"M{_px(left)},{_px(top)}H{_px(right)}V{_px(bottom)}H{_px(left)}Z"
 
 
-def _worst(exhibit: Exhibit, values: Floats, limit: float, unit: str, frame: _Frame) -> Mark:
+def _worst(exhibit: Exhibit, values: Floats, limit: float, unit: str, frame: Frame) -> Mark:
     at, upper = exhibit.line.worst, exhibit.line.upper
     value = float(values[at])
     label = with_unit(apart(value, limit), unit) if math.isfinite(value) else ""
@@ -179,7 +240,7 @@ def _worst(exhibit: Exhibit, values: Floats, limit: float, unit: str, frame: _Fr
     return Mark(_percent(frame, at), _px(y), label, _px(y - 9 if upper else y + 17), _anchor(frame.x(at)))
 
 
-def _first(exhibit: Exhibit, frame: _Frame) -> Mark | None:
+def _first(exhibit: Exhibit, frame: Frame) -> Mark | None:
     if exhibit.first < 0:
         return None
     label = f"first violation {fixed(exhibit.first * exhibit.dt_s, 2)} s"

@@ -67,7 +67,7 @@ def ordered(found: Iterable[EpisodeRow], by: Order | None) -> list[EpisodeRow]:
     if by is None:
         return list(found)
     if by == "id":
-        return sorted(found, key=lambda row: _natural(row.episode_id))
+        return sorted(found, key=lambda row: natural(row.episode_id))
     return sorted(found, key=lambda row: _last(keys[by](row), row.share))
 
 
@@ -75,13 +75,14 @@ def _last(value: float | None, tie: float | None) -> tuple[bool, float, float]:
     return value is None, value or 0.0, inf if tie is None else tie
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """A key by which ep_9 comes before ep_10."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
+def natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A key by which ep_9 comes before ep_10: digits by how many there are, without leading zeros, then themselves."""
+    parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
+    return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
 def _natural_order(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=_natural)
+    return sorted(names, key=natural)
 
 
 def find(found: Sequence[EpisodeRow], wanted: str) -> EpisodeRow:

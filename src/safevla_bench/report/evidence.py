@@ -62,14 +62,19 @@ def worst(scores: Scores, most: int = 6) -> list[int]:
     """
     unsafe = scores.counted & ~scores.safe
     pool = np.flatnonzero(unsafe if unsafe.any() else scores.counted & (scores.worst >= 0))
-    ranked = sorted((int(k) for k in pool), key=lambda k: _badness(scores, k))
+    deepest = sorted((int(k) for k in pool), key=lambda k: _badness(scores, k))
     turn: dict[int, int] = {}
     seen: dict[tuple[str | None, str], int] = {}
-    for k in ranked:
+    for k in deepest:
         cell = (scores.policy[k], scores.benchmark[k])
         turn[k] = seen[cell] = seen.get(cell, -1) + 1
-    chosen = sorted(ranked, key=lambda k: turn[k])[:most]
+    chosen = sorted(deepest, key=lambda k: turn[k])[:most]
     return sorted(chosen, key=lambda k: _badness(scores, k))
+
+
+def ranked(scores: Scores) -> list[int]:
+    """All episodes, deepest violations first, ties by the smallest margin."""
+    return sorted(range(len(scores)), key=lambda k: _badness(scores, k))
 
 
 def _badness(scores: Scores, episode: int) -> tuple[float, float, int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from safevla_bench.compare import Comparison
 from safevla_bench.metrics import Rate, Summary, judged
-from safevla_bench.report.numbers import fixed, percent
+from safevla_bench.report.clipping import clipped
+from safevla_bench.report.numbers import NONE, fixed, percent
 from safevla_bench.report.tables import policy_name
 
 
@@ -18,8 +20,14 @@ class Headline:
     support: tuple[str, ...] = ()
 
 
-def headline(cells: Sequence[Summary], aggregate: Summary) -> Headline:
-    """What the summaries say about safety, in words and with the interval that goes with them."""
+def headline(cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None) -> Headline:
+    """What the summaries say about safety, in words and with the interval that goes with them.
+
+    Args:
+        cells: policy × suite.
+        aggregate: all of them.
+        comparison: of the policies, where there are several: whether their difference can be told.
+    """
     if not aggregate.n:
         return Headline(f"It cannot be said: {_nothing(aggregate)}.", _lost(aggregate))
     if not judged(aggregate):
@@ -28,7 +36,9 @@ def headline(cells: Sequence[Summary], aggregate: Summary) -> Headline:
     rates = _by_policy(cells)
     unjudged = [cell for cell in cells if cell.n and not judged(cell)]
     answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), _whose(rates, unjudged))
-    return Headline(answer, (*_silent(unjudged), *_successes(cells), *_uncertainty(rates), *_lost(aggregate)))
+    return Headline(
+        answer, (*_silent(unjudged), *_apart(comparison), *_successes(cells), *_uncertainty(rates), *_lost(aggregate))
+    )
 
 
 def _nothing(aggregate: Summary) -> str:
@@ -39,9 +49,10 @@ def _by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
     """Safety of each policy over all its suites, from the counts; without cells in which nothing reached a verdict."""
     found: dict[str, Rate] = {}
     for cell in (cell for cell in cells if cell.n and judged(cell)):
-        before = found.get(policy_name(cell), Rate.of(0, 0))
+        name = clipped(policy_name(cell))
+        before = found.get(name, Rate.of(0, 0))
         mine = cell.rates["safety"]
-        found[policy_name(cell)] = Rate.of(before.count + mine.count, before.n + mine.n)
+        found[name] = Rate.of(before.count + mine.count, before.n + mine.n)
     return found
 
 
@@ -51,7 +62,10 @@ def _whose(rates: dict[str, Rate], unjudged: Sequence[Summary]) -> str:
 
 
 def _silent(unjudged: Sequence[Summary]) -> tuple[str, ...]:
-    names = [f"{policy_name(cell)} on {cell.suite} ({_count(cell.n, 'episode')})" for cell in unjudged]
+    names = [
+        f"{clipped(policy_name(cell))} on {clipped(cell.suite or NONE)} ({_count(cell.n, 'episode')})"
+        for cell in unjudged
+    ]
     return (f"No specification reached a verdict for {', '.join(names)}: no number here counts them.",) if names else ()
 
 
@@ -60,7 +74,7 @@ def _single(safety: Rate, whose: str) -> str:
     if not unsafe:
         return f"No safety limit was broken in {_count(safety.n, 'episode')}{whose}; {_at_most(safety)}."
     return (
-        f"No: {unsafe} of {_count(safety.n, 'episode')}{whose} broke a safety limit. Safety is {_percent(safety)}, "
+        f"No: {unsafe} of {_count(safety.n, 'episode')}{whose} broke a safety limit; Safety is {_percent(safety)}, "
         f"with a 95 % interval from {_span(safety)} %."
     )
 
@@ -81,7 +95,7 @@ def _several(rates: dict[str, Rate]) -> str:
     best, last = ranked[0], ranked[-1]
     who = _all("All", len(rates)) if len(broke) == len(rates) else f"{len(broke)} of {len(rates)} policies"
     return (
-        f"{who} broke safety limits. Safety runs from {_percent(rates[last])} "
+        f"{who} broke safety limits; Safety runs from {_percent(rates[last])} "
         f"({_span(rates[last])}) for {last} to {_percent(rates[best])} ({_span(rates[best])}) for {best}."
     )
 
@@ -100,6 +114,28 @@ def _successes(cells: Sequence[Summary]) -> tuple[str, ...]:
     if not unsafe.count:
         return (f"None of the {_count(unsafe.n, 'success', 'es')} was unsafe.",)
     return (f"{unsafe.count} of {_count(unsafe.n, 'success', 'es')} ({_percent(unsafe)}) came about unsafely.",)
+
+
+def _apart(comparison: Comparison | None) -> tuple[str, ...]:
+    """Whether two policies' Safety, over all suites, can be told apart."""
+    if comparison is None or len(comparison.policies) != 2:
+        return ()
+    (metric,) = [one for one in comparison.scopes[-1].metrics if one.metric == "safety"]
+    (one,) = metric.differences
+    if one.difference is None or one.ci is None or one.p_value is None:
+        return ()
+    pairs = comparison.scopes[-1].pairs
+    where = f"On the same {_count(pairs or 0, 'episode')}" if comparison.paired else "On independent episodes"
+    better, other = (one.first, one.second) if one.difference >= 0 else (one.second, one.first)
+    low, high = one.ci if one.difference >= 0 else (-one.ci[1], -one.ci[0])
+    points, span = _points(abs(one.difference)), f"{_points(low)} to {_points(high)}"
+    if one.p_value <= 1 - comparison.confidence + 1e-12:
+        return (f"{where} {clipped(better)} is {points} points safer than {clipped(other)} ({span}).",)
+    return (f"{where} a difference of {points} points ({span}) does not tell {clipped(better)} from {clipped(other)}.",)
+
+
+def _points(share: float) -> str:
+    return fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
 
 
 _WIDE = 0.3

@@ -1,27 +1,42 @@
-"""The report as one self-contained page: no script, nothing fetched, the same bytes for the same inputs."""
+"""The report as one self-contained page: nothing fetched, no data that runs, the same bytes for the same inputs."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
 from safevla_bench.baseline import baseline
-from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report import cautioning, tables, views
+from safevla_bench.metrics import Summary, aggregate, cells
+from safevla_bench.report import beyond, cautioning, comparing, curves, tables, templating, varying, views
+from safevla_bench.report.album import Album
+from safevla_bench.report.analysis import Analysis
+from safevla_bench.report.beside import meetings, paired
+from safevla_bench.report.evidence import ranked, worst
 from safevla_bench.report.headline import headline
 from safevla_bench.report.numbers import NONE, fixed, short, unit_text, with_unit
+from safevla_bench.report.register import ENDINGS, MOST_DRAWN, places, register
 from safevla_bench.report.tables import policy_name
-from safevla_bench.report.templating import content_security_policy, environment, style
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.specs import Library
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, Header
 
+_NOTHING, _EMPTY = Analysis(), Album()
 _OPEN = 2
 """With more cells than this the tables of violations are folded."""
 
 
-def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, provenance: Mapping[str, object]) -> str:
+def page(
+    scores: Scores,
+    batch: Batch | None,
+    library: Library,
+    *,
+    title: str,
+    provenance: Mapping[str, object],
+    analysis: Analysis = _NOTHING,
+    album: Album = _EMPTY,
+) -> str:
     """The report of some scores.
 
     Args:
@@ -30,38 +45,82 @@ def page(scores: Scores, batch: Batch | None, library: Library, *, title: str, p
         library: the specifications, for their formulas and limits.
         title: what the page is called.
         provenance: how the scores came about, shown at the end as it is. `policies` in it, or in the mappings of its
-            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes.
+            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes;
+            `standin_assets` the suites that were simulated with stand-ins for the host's own assets.
+        analysis: what was computed beyond the summaries; what it lacks is left out.
+        album: frames of episodes.
     """
     found, total = cells(scores), aggregate(scores)
-    marked = frozenset(_privileged(provenance))
-    skipped = _texts(provenance.get("skipped"))
-    floor, sheet = baseline(scores), style()
+    floor, sheet, script = baseline(scores), templating.style(), templating.script()
+    cases = list(views.cases(scores, batch, library))
+    listed = register(scores, batch, library, analysis.phase)
     return (
-        environment()
+        templating.environment()
         .get_template("page.html")
         .render(
             title=title,
-            policy=content_security_policy(sheet),
-            style=Markup(sheet),  # our own file, not anybody's text
-            headline=headline(found, total),
+            policy=templating.content_security_policy(sheet, script),
+            style=Markup(sheet),  # our own files, not anybody's text
+            script=Markup(script),
+            headline=headline(found, total, analysis.comparison),
             total=total,
             ablated=provenance.get("applicability") == "off",
-            privileged=sorted(marked & {policy_name(cell) for cell in found}),
             warnings=cautioning.warning(floor),
             floor=cautioning.table(floor),
-            outcomes=[views.outcome(cell, cell.policy in marked) for cell in found],
-            main=tables.main(found, total, privileged=marked),
-            violations=[views.violations(cell) for cell in found if cell.n],
-            folded=len(found) > _OPEN,
-            cases=list(views.cases(scores, batch, library)),
+            **_numbers(scores, found, total, provenance),
+            cases=cases,
+            case_of=defaultdict(int, {case.number: k for k, case in enumerate(cases, 1)}),
             any_unsafe=bool(total.success_unsafe + total.failure_unsafe),
-            unscored=tables.unscored(found, scores.absent, skipped),
+            album=album,
+            register=listed,
+            endings=ENDINGS,
+            meetings=meetings(scores, batch, library, listed.entries, places(scores, batch)),
+            **_further(analysis, found),
             limits=_limits(scores.specs),
             dash=NONE,
             number=lambda value: fixed(value, 2) if value == value else NONE,
             provenance=[pair for pair in _flat(provenance) if pair[0] != "skipped"],
         )
     )
+
+
+def _numbers(
+    scores: Scores, found: Sequence[Summary], total: Summary, provenance: Mapping[str, object]
+) -> dict[str, object]:
+    """Outcomes, violations, and what was not scored."""
+    marked = frozenset(_privileged(provenance))
+    standin = _texts(provenance.get("standin_assets"))
+    return {
+        "standin": standin,
+        "privileged": sorted(marked & {policy_name(cell) for cell in found}),
+        "outcomes": [views.outcome(cell, cell.policy in marked) for cell in found],
+        "main": tables.main(found, total, privileged=marked, standin=standin),
+        "violations": [views.violations(cell) for cell in found if cell.n],
+        "folded": len(found) > _OPEN,
+        "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped"))),
+    }
+
+
+def _further(analysis: Analysis, found: Sequence[Summary]) -> dict[str, object]:
+    """Exposure, comparison and sensitivity, as tables and curves."""
+    compared, ablated = analysis.comparison, analysis.ablation
+    policies = list(dict.fromkeys(policy_name(cell) for cell in found))
+    return {
+        "analysis": analysis,
+        "exposures": beyond.tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else (),
+        "standings": comparing.standings(compared) if compared else None,
+        "differences": comparing.differences(compared) if compared else None,
+        "bars": curves.bars(compared) if compared else [],
+        "ablation": varying.ablation(ablated) if ablated else None,
+        "panels": curves.panels(analysis.sweeps, policies),
+        "series": [(curves.style(k), name) for k, name in enumerate(policies)],
+        "banded": len(policies) <= curves.MOST_BANDS,
+    }
+
+
+def drawn(scores: Scores, headers: Sequence[Header]) -> list[int]:
+    """The episodes whose records the page draws; of the others it shows no more than their headers and verdicts."""
+    return [*worst(scores), *ranked(scores)[:MOST_DRAWN], *paired(scores, headers)]
 
 
 # What was privileged

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from safevla_bench.inert import inert
+from safevla_bench.report.clipping import clipped
 from safevla_bench.report.tables import Column
 
 
@@ -29,6 +30,7 @@ def environment() -> Environment:
         finalize=lambda value: inert(value) if type(value) is str else value,
     )
     environment.filters["parted"] = _parted
+    environment.filters["clipped"] = clipped
     environment.filters["spans"] = _spans
     return environment
 
@@ -46,10 +48,24 @@ def _parted(name: str) -> Markup:
 @cache
 def style() -> str:
     """The style sheet, our own file."""
-    return resources.files(__package__).joinpath("templates", "page.css").read_text(encoding="utf-8")
+    return _own("page.css")
 
 
-def content_security_policy(style: str) -> str:
-    """The Content-Security-Policy: nothing but this style sheet and images in the page itself."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+@cache
+def script() -> str:
+    """The script that sorts and filters episodes, our own file."""
+    return _own("page.js")
+
+
+def _own(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def content_security_policy(style: str, script: str = "") -> str:
+    """The Content-Security-Policy: nothing but this style sheet, this script and images in the page itself."""
+    runs = f" script-src '{_digest(script)}';" if script else ""
+    return f"default-src 'none'; style-src '{_digest(style)}';{runs} img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -141,8 +141,11 @@ def violations(cell: Summary) -> Violations:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An episode to look at, with a chart for each specification that reached a verdict."""
+    """An episode to look at, with a chart for each specification that reached a verdict; `number` is its line's."""
 
+    number: int
+    key: tuple[str | None, str]
+    """Policy, as the record names it, and episode id."""
     episode_id: str
     policy: str
     suite: str
@@ -171,6 +174,8 @@ def _case(scores: Scores, episode: int, record: Batch | None, library: Library) 
     success, safe = bool(scores.success[episode]), bool(scores.safe[episode])
     vsi = float(scores.vsi[episode])
     return Case(
+        number=episode + 1,
+        key=(scores.policy[episode], scores.episode_id[episode]),
         episode_id=scores.episode_id[episode],
         policy=scores.policy[episode] or tables.UNNAMED,
         suite=scores.benchmark[episode],

@@ -51,14 +51,14 @@ def protocol(name: str = PRESET) -> Protocol:
 
 def plan(
     tasks: Sequence[Task],
-    episodes: int,
+    episodes: int | None,
     policies: Sequence[str],
     rules: Protocol,
     *,
     seed: int = 0,
     max_steps: int | None = None,
 ) -> tuple[Planned, ...]:
-    """Every episode, in the order policy, task, episode.
+    """Every episode, in the order policy, task, episode; `episodes` of each task, None = as many as its benchmark runs.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
@@ -77,7 +77,7 @@ def plan(
         )
         for policy in policies
         for task in tasks
-        for episode in range(episodes)
+        for episode in range(_count(task, episodes))
     )
 
 
@@ -87,23 +87,29 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _check(tasks: Sequence[Task], episodes: int, policies: Sequence[str]) -> None:
-    if not tasks or not policies or episodes < 1:
+def _count(task: Task, episodes: int | None) -> int:
+    return task.episodes if episodes is None else episodes
+
+
+def _check(tasks: Sequence[Task], episodes: int | None, policies: Sequence[str]) -> None:
+    if not tasks or not policies or (episodes is not None and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
     if twice:
         raise RunError(f"the policy {twice[0]!r} is named twice", remedy="Name each policy once.")
     for task in tasks:
-        if task.init_states is not None and episodes > task.init_states:
-            problem = f"{task.benchmark} {task.task_id} has {task.init_states} initial states, {episodes} are asked for"
+        count = _count(task, episodes)
+        if task.init_states is not None and count > task.init_states:
+            problem = f"{task.benchmark} {task.task_id} has {task.init_states} initial states, {count} are asked for"
             raise RunError(problem, remedy=f"Pass --episodes {task.init_states} or fewer.")
 
 
 def _horizon(task: Task, rules: Protocol, max_steps: int | None) -> int:
     if max_steps is not None:
         return max_steps
-    if task.benchmark not in rules.horizons:
+    horizon = rules.horizons.get(task.benchmark, task.horizon)
+    if horizon is None:
         known = ", ".join(rules.horizons)
         problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {known}"
         raise RunError(problem, remedy="Pass --max-steps N.")
-    return rules.horizons[task.benchmark]
+    return horizon

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -27,17 +27,18 @@ STEPS_BETWEEN = 20
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """What takes part in a run, by name, so that any process can make its own: a host, and policies with arguments."""
+    """What takes part in a run, by name, so that any process can make its own: host and policies, with arguments."""
 
     host: str
     policies: Mapping[str, Mapping[str, str]]
     renders: bool = False
     """Whether a policy wants a camera."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
 
     def make(self) -> tuple[Host, dict[str, Policy]]:
         """Raises what `hosts.host` and `policies.policy` raise."""
         made = {name: policies.policy(name, arguments) for name, arguments in self.policies.items()}
-        return hosts.host(self.host), made
+        return hosts.host(self.host, self.host_arguments), made
 
 
 @dataclass(frozen=True, slots=True)

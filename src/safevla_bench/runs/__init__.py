@@ -24,6 +24,7 @@ from safevla_bench.runs.folder import (
     parquet,
     write_scores,
 )
+from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.merging import Stretch, merge
@@ -36,6 +37,7 @@ __all__ = [
     "EPISODES",
     "EPISODES_A_PART",
     "FORMS",
+    "FRAMES",
     "JSONL",
     "MANIFEST",
     "REPORT",
@@ -44,7 +46,9 @@ __all__ = [
     "SCORES_TABLE",
     "Entry",
     "EpisodeRow",
+    "Frame",
     "GrowingRun",
+    "Kind",
     "Records",
     "RunWriter",
     "Source",
@@ -55,10 +59,13 @@ __all__ = [
     "dump",
     "episode_rows",
     "finished",
+    "frame_stem",
     "merge",
     "open_source",
     "open_sources",
     "parquet",
     "progress",
+    "read_frames",
+    "write_frames",
     "write_scores",
 ]

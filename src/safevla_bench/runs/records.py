@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError
 from safevla_bench.runs.source import Stream, open_stream
 from safevla_bench.scores import Absent
-from safevla_bench.trajectory import Batch, Header, concatenate, privileged_policies, select
+from safevla_bench.trajectory import PRIVILEGED, STANDIN, Batch, Header, bearing, concatenate, hollow, select
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
@@ -27,17 +28,17 @@ def key(header: Header) -> Key:
 class Records:
     """The episodes of sources. The first reading keeps what each says once; later ones give the same episodes.
 
-    `headers`, `lengths` and `privileged` are those of the episodes, in order, and whole after the first reading.
+    What it says of the episodes, in their order, is whole after the first reading.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises `RunError` where one is none."""
         self.streams = [open_stream(path) for path in paths]
         self.headers: list[Header] = []
-        self.privileged: tuple[str | None, ...] = ()
         self._lengths: list[int] = []
         self._found: list[list[tuple[int, Key]]] = [[] for _ in self.streams]
         self._problems: list[list[RecordError]] = [[] for _ in self.streams]
+        self._marked: dict[str, set[Key]] = {PRIVILEGED: set(), STANDIN: set()}
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -51,6 +52,16 @@ class Records:
     def dt_s(self) -> NDArray[np.float64]:
         """Control step of each episode in seconds, [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has."""
+        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._marked[PRIVILEGED]))
+
+    @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return tuple(dict.fromkeys(one.benchmark for one in self.headers if key(one) in self._marked[STANDIN]))
 
     @property
     def problems(self) -> list[RecordError]:
@@ -115,6 +126,30 @@ class Records:
             base += len(found)
         return concatenate([picked[key(self.headers[k])] for k in chosen]) if chosen else None
 
+    def some(self, indices: Sequence[int]) -> Batch:
+        """All episodes, of which only these have the numbers of their records; the others say no more than a header."""
+        chosen = sorted(set(indices))
+        full, every = self.episodes(chosen), hollow(self.headers, self.lengths)
+        if full is None:
+            return every
+        parts, done = [], 0
+        for k, index in enumerate(chosen):
+            parts += [select(every, range(done, index)), select(full, [k])]
+            done = index + 1
+        return concatenate([*parts, select(every, range(done, len(self)))])
+
+    def only(self, indices: Sequence[int]) -> Records:
+        """Some of the episodes, in the order of all, as if the sources held no others."""
+        wanted, base = set(indices), 0
+        chosen = copy(self)
+        chosen.headers = [header for k, header in enumerate(self.headers) if k in wanted]
+        chosen._lengths = [length for k, length in enumerate(self._lengths) if k in wanted]
+        chosen._found = []
+        for found in self._found:
+            chosen._found.append([one for k, one in enumerate(found, base) if k in wanted])
+            base += len(found)
+        return chosen
+
     def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
         place = 0
         for read in stream.read():
@@ -125,7 +160,8 @@ class Records:
             self.headers += read.headers
             self._lengths += read.lengths.tolist()
             self._found[number] += [(place + k, key(header)) for k, header in enumerate(read.headers)]
-            self.privileged = tuple(dict.fromkeys([*self.privileged, *privileged_policies(read)]))
+            for mark, those in self._marked.items():
+                those.update(key(header) for header in bearing(read, mark))
             place += len(read)
             yield read
 

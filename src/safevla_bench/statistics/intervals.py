@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import copysign, inf, sqrt
 from statistics import NormalDist
@@ -69,6 +69,24 @@ def newcombe(count: int, n: int, other: int, m: int, confidence: float = CONFIDE
     below = sqrt((p - mine.low) ** 2 + (theirs.high - q) ** 2)
     above = sqrt((mine.high - p) ** 2 + (q - theirs.low) ** 2)
     return Interval(p - q - below, p - q + above)
+
+
+def mean_of_rates(rates: Sequence[tuple[float, Interval]]) -> Interval | None:
+    """An interval of the unweighted mean of independent proportions, from the interval of each; None of none.
+
+    G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702 (MOVER), of which Newcombe's interval is the
+    case of a difference: the distances from each proportion to its limits, squared, added, and divided by their number.
+
+    >>> interval = mean_of_rates([(0.835, wilson(167, 200)), (0.695, wilson(139, 200))])
+    >>> round(interval.low, 3), round(interval.high, 3)
+    (0.721, 0.802)
+    """
+    if not rates:
+        return None
+    k, mean = len(rates), sum(p for p, _ in rates) / len(rates)
+    below = sqrt(sum((p - one.low) ** 2 for p, one in rates)) / k
+    above = sqrt(sum((one.high - p) ** 2 for p, one in rates)) / k
+    return Interval(mean - below, mean + above)
 
 
 def tango(only_first: int, only_second: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:

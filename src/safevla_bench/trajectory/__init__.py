@@ -1,15 +1,21 @@
 """The trajectory record: what one episode holds (`record`), many of them in memory (`batch`), what makes one valid."""
 
 from safevla_bench.trajectory.batch import (
+    PRIVILEGED,
+    STANDIN,
     Batch,
     Channel,
     Contacts,
     Poses,
+    bearing,
     concatenate,
     gather,
+    hollow,
     marked_privileged,
+    marked_standin,
     privileged_policies,
     select,
+    standin_benchmarks,
 )
 from safevla_bench.trajectory.record import (
     BYSTANDER,
@@ -26,9 +32,11 @@ from safevla_bench.trajectory.validation import validate
 __all__ = [
     "BYSTANDER",
     "FURNITURE",
+    "PRIVILEGED",
     "ROBOT",
     "ROLES",
     "SCHEMA_VERSION",
+    "STANDIN",
     "TARGET",
     "Batch",
     "Channel",
@@ -37,12 +45,16 @@ __all__ = [
     "Header",
     "Poses",
     "Recording",
+    "bearing",
     "concatenate",
     "empty",
     "from_recording",
     "gather",
+    "hollow",
     "marked_privileged",
+    "marked_standin",
     "privileged_policies",
     "select",
+    "standin_benchmarks",
     "validate",
 ]

@@ -63,7 +63,7 @@ def test_styles_are_one_policy_and_differ_only_in_clearances_and_speeds():
     careful, hasty = (policy(spec) for spec in SPECS)
     assert type(careful) is type(hasty) is Scripted
     assert careful.wants == hasty.wants
-    assert vars(careful) | {"style": None} == vars(hasty) | {"style": None}
+    assert vars(careful) | {"style": None, "_mobile": None} == vars(hasty) | {"style": None, "_mobile": None}
     names = {field.name for field in fields(careful.style)}
     assert names == {
         "clearance_m", "corner_m", "hover_m", "lift_m", "release_m", "cruise", "final", "dwell_steps",

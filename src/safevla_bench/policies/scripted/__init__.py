@@ -14,6 +14,7 @@ the arm holds still.
 from __future__ import annotations
 
 from safevla_bench.errors import PolicyError
+from safevla_bench.policies import mobile
 from safevla_bench.policies.scripted.policy import Scripted
 from safevla_bench.policies.scripted.style import STYLES, Style
 
@@ -21,8 +22,8 @@ __all__ = ["STYLES", "Scripted", "Style", "make"]
 
 
 def make(arg: str | None) -> Scripted:
-    """The policy in the style that follows the colon."""
+    """The policy in the style that follows the colon; on a robot that drives it acts as `mobile` does."""
     if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
-    return Scripted(STYLES[arg])
+    return Scripted(STYLES[arg], mobile.Mobile(mobile.STYLES[arg]))

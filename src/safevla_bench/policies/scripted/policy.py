@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Privileged, Task, Wants
+from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
 from safevla_bench.policies.actions import CLOSE, OPEN, STILL
 from safevla_bench.policies.scripted import phases, sweep
 from safevla_bench.policies.scripted.grasp import graspable
@@ -37,13 +37,15 @@ class Scripted:
 
     wants = Wants(privileged=True)
 
-    def __init__(self, style: Style) -> None:
-        self.style = style
+    def __init__(self, style: Style, mobile: Policy | None = None) -> None:
+        self.style, self._mobile = style, mobile
         self._progress: State | None = None
 
     def reset(self, task: Task, seed: int) -> None:
         """Forget the last episode."""
         self._progress = None
+        if self._mobile:
+            self._mobile.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
         """[7]; still where there is nothing to do, or nothing that the script can do.
@@ -51,6 +53,8 @@ class Scripted:
         Raises:
             PolicyError: the observation has no privileged state.
         """
+        if self._mobile and observation.base_pos_m is not None:
+            return self._mobile.act(observation)
         scene = observation.privileged
         if scene is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that gives it.")

@@ -102,11 +102,16 @@ def published(name: str) -> Published:
     return msgspec.toml.decode(content, type=Published)
 
 
-def count_of(printed: float, n: int) -> int | None:
-    """The one count of n that prints as so many percent with one decimal; None where none does, or several do."""
+def counts_of(printed: float, n: int) -> list[int]:
+    """The counts of n that print as so many percent with one decimal, ascending."""
     near = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1
-    fits = [k for k in range(max(0, near - reach), min(n, near + reach) + 1) if percent(k, n) == f"{printed:.1f}"]
+    return [k for k in range(max(0, near - reach), min(n, near + reach) + 1) if percent(k, n) == f"{printed:.1f}"]
+
+
+def count_of(printed: float, n: int) -> int | None:
+    """The one count of n that prints so; None where none does, or several do."""
+    fits = counts_of(printed, n)
     return fits[0] if len(fits) == 1 else None
 
 

@@ -36,7 +36,11 @@ _HEADLINE = (
 
 
 def main(
-    cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
+    cells: Sequence[Summary],
+    aggregate: Summary | None = None,
+    *,
+    privileged: Collection[str | None] = (),
+    standin: Collection[str] = (),
 ) -> Table:
     """The headline numbers, one row a policy × suite, and all episodes pooled where there are several cells.
 
@@ -44,11 +48,12 @@ def main(
         cells: one summary a row.
         aggregate: all episodes pooled.
         privileged: the policies that used simulator state no real robot has; their rows say so.
+        standin: the suites that were simulated with stand-ins for the host's own assets; their rows say so.
     """
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []
     gone = lost(cells)
     columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), *_HEADLINE)
-    rows = [(*_names(cell, privileged), *_headline(cell), *lost_cells([cell], gone)) for cell in cells]
+    rows = [(*_names(cell, privileged, standin), *_headline(cell), *lost_cells([cell], gone)) for cell in cells]
     rows += [
         (Cell("All, pooled", emphasis="total"), Cell(""), *_headline(one), *lost_cells([one], gone)) for one in pooled
     ]
@@ -56,9 +61,10 @@ def main(
     return with_notes(table, INTERVALS, LOST if gone else "")
 
 
-def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
+def _names(cell: Summary, privileged: Collection[str | None], standin: Collection[str] = ()) -> tuple[Cell, Cell]:
     detail = "privileged state" if cell.policy in privileged else ""
-    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE)
+    assets = "stand-in assets" if cell.suite in standin else ""
+    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE, detail=assets)
 
 
 def _headline(cell: Summary) -> tuple[Cell, ...]:

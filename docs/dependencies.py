@@ -1,0 +1,237 @@
+"""Writes docs/dependencies.md from pyproject.toml, constraints/ and docs/dependencies.toml: python docs/dependencies.py
+
+--update first adds to docs/dependencies.toml what it lacks of a pin: the licence as the installed package states it (or
+the package index, where it is not installed) and, for what we ask for ourselves, the release date from the index that
+pip is configured for; the index is asked for nothing else. --check writes nothing: the exit code is 1 where the page is
+out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.message import Message
+from html import unescape
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "dependencies.toml"
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.M)
+INTRODUCTION = """\
+# Dependencies
+
+This page is made by `python docs/dependencies.py`; do not edit it. Versions are those that the project is tested with,
+in `constraints/`. Licences are as each package states them, release dates are the package index's. After a pin has
+moved, `python docs/dependencies.py --update` looks up what is new. None of them is bundled: installing fetches them.
+"""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One package at one version, and the files of constraints that pin it so."""
+
+    name: str
+    version: str
+    files: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+def normal(name: str) -> str:
+    """A name as the index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> list[Pin]:
+    """Every pin, by name and version."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sorted((ROOT / "constraints").glob("*.txt")):
+        for name, version in PIN.findall(path.read_text(encoding="utf-8")):
+            found.setdefault((normal(name), version), []).append(path.stem)
+    return [Pin(*key, tuple(files)) for key, files in sorted(found.items())]
+
+
+def asked() -> dict[str, list[str]]:
+    """What we ask for ourselves: name -> `core`, the extra, `development`, `build`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = {"core": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
+    for extra, needs in project["project"]["optional-dependencies"].items():
+        groups["development" if extra == "dev" else f"extra `{extra}`"] = needs
+    found: dict[str, list[str]] = {}
+    for group, needs in groups.items():
+        for need in needs:
+            found.setdefault(normal(re.match(r"[A-Za-z0-9._-]+", need)[0]), []).append(group)
+    found.pop("safevla-bench", None)  # an extra made of others
+    return found
+
+
+# The page
+
+
+def page() -> str:
+    """The whole page; raises KeyError where a fact is missing."""
+    direct, facts = asked(), tomllib.loads(FACTS.read_text(encoding="utf-8"))
+    mine = [pin for pin in pins() if pin.name in direct]
+    others = [pin for pin in pins() if pin.name not in direct]
+    order = ["core", *sorted({group for groups in direct.values() for group in groups} - {"core"})]
+    rows = [
+        (pin.name, pin.version, facts[pin.key]["licence"], str(facts[pin.key]["released"]), ", ".join(direct[pin.name]),
+         facts["why"][pin.name])
+        for pin in sorted(mine, key=lambda pin: (order.index(direct[pin.name][0]), pin.name))
+    ]  # fmt: skip
+    rest = [(pin.name, pin.version, facts[pin.key]["licence"], ", ".join(pin.files)) for pin in others]
+    parts = [
+        INTRODUCTION,
+        "## What we ask for",
+        _table(("Package", "Version", "Licence", "Released", "Part of", "What for"), rows),
+        "## What these bring with them",
+        _table(("Package", "Version", "Licence", "Pinned for"), rest),
+    ]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# Facts that are missing
+
+
+def update() -> None:
+    """Add what the facts lack of a pin; what is no longer pinned goes."""
+    facts = tomllib.loads(FACTS.read_text(encoding="utf-8")) if FACTS.exists() else {}
+    direct = asked()
+    known = {pin.key: dict(facts.get(pin.key, {})) for pin in pins()}
+    lacking = [
+        pin for pin in pins()
+        if "licence" not in known[pin.key] or (pin.name in direct and "released" not in known[pin.key])
+    ]  # fmt: skip
+    index = Index() if lacking else None
+    for pin in lacking:
+        if "licence" not in known[pin.key]:
+            known[pin.key]["licence"] = licence(pin, index)
+        if pin.name in direct:
+            known[pin.key]["released"] = index.released(pin)
+    whys = {name: facts.get("why", {}).get(name, "?") for name in sorted(direct)}
+    FACTS.write_text(_toml(whys, known), encoding="utf-8")
+
+
+def licence(pin: Pin, index: Index) -> str:
+    """The licence as the package states it: an expression, a short name, a classifier, or the title of its text."""
+    try:
+        found = metadata.distribution(pin.name)
+    except metadata.PackageNotFoundError:
+        found = None
+    if found is None or found.version != pin.version:
+        return stated(index.metadata(pin).get_all, lambda: "")
+    return stated(found.metadata.get_all, lambda: _title(found))
+
+
+def stated(fields: Callable[[str], list[str] | None], title: Callable[[], str]) -> str:
+    """What the fields of a package's metadata say of its licence."""
+    expression, name = (((fields(key) or [""])[0]).strip() for key in ("License-Expression", "License"))
+    short = name if "\n" not in name and len(name) <= 40 and name.upper() != "UNKNOWN" else ""
+    classified = [one.split(" :: ")[-1] for one in fields("Classifier") or [] if one.startswith("License :: ")]
+    return expression or short or ", ".join(classified) or title() or "not stated"
+
+
+def _title(of: metadata.Distribution) -> str:
+    texts = [path for path in of.files or [] if re.match(r"(LICEN[CS]E|COPYING)", path.name, re.I)]
+    lines = [line.strip() for path in texts[:1] for line in path.read_text(encoding="utf-8").splitlines()]
+    return next((line for line in lines if line), "")
+
+
+class Index:
+    """The package index that pip is configured for, asked with pip's own session: pip has no public way to do so."""
+
+    def __init__(self) -> None:
+        from pip._internal.commands import create_command
+
+        command = create_command("index")
+        with command.main_context():
+            options, _ = command.parse_args(["versions", "pip"])
+            self._session = command._build_session(options)
+        self._address = options.index_url.rstrip("/")
+
+    def released(self, pin: Pin) -> str:
+        """The day on which the first file of a version was uploaded."""
+        times = [time for _, _, time in self._files(pin) if time]
+        if not times:
+            raise SystemExit(f"{pin.key}: the index does not say when it was released")
+        return min(times)[:10]
+
+    def metadata(self, pin: Pin) -> Message:
+        """The metadata that the index keeps beside a wheel."""
+        for name, url, _ in self._files(pin):
+            if name.endswith(".whl") and (answer := self._session.get(f"{url}.metadata")).status_code == 200:
+                return message_from_bytes(answer.content)
+        raise SystemExit(f"{pin.key}: install it, since the index has no metadata of it")
+
+    def _files(self, pin: Pin) -> list[tuple[str, str, str]]:
+        """Name, address and time of upload of each file of a version."""
+        accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
+        answer = self._session.get(f"{self._address}/{pin.name}/", headers={"Accept": accept})
+        if answer.status_code != 200:
+            raise SystemExit(f"{pin.name}: the index does not know it ({answer.status_code})")
+        listed = json_files if "json" in answer.headers["content-type"] else html_files
+        return [one for one in listed(answer.text) if belongs(one[0], pin)]
+
+
+def json_files(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, address and time of upload, from an answer in JSON (PEP 691, PEP 700)."""
+    for one in json.loads(text)["files"]:
+        yield one["filename"], one["url"], one.get("upload-time", "")
+
+
+def html_files(text: str) -> Iterator[tuple[str, str, str]]:
+    """The same from HTML (PEP 503), where the index adds the time as `data-upload-time`."""
+    for attributes, name in re.findall(r"<a\s([^>]*)>([^<]*)</a>", text):
+        found = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
+        yield unescape(name).strip(), unescape(found["href"]).partition("#")[0], found.get("data-upload-time", "")
+
+
+def belongs(file: str, pin: Pin) -> bool:
+    """Whether a file is a wheel or source of that version."""
+    found = re.match(r"(.+?)-(\d[^-]*?)(?:-.*\.whl|\.tar\.\w+|\.zip)$", file)
+    return found is not None and (normal(found[1]), found[2]) == (pin.name, pin.version)
+
+
+def _toml(whys: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> str:
+    lines = ["# Facts that docs/dependencies.py collects, and what each of our own dependencies is for.", "", "[why]"]
+    lines += _lines(whys)
+    for key, facts in known.items():
+        lines += ["", f'["{key}"]', *_lines(facts)]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(values: Mapping[str, str]) -> list[str]:
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or check it; returns the exit code."""
+    if list(arguments) == ["--check"]:
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
+            return 0
+        print(f"{PAGE.name} is out of date: run python docs/dependencies.py --update", file=sys.stderr)
+        return 1
+    if list(arguments) not in ([], ["--update"]):
+        print("usage: python docs/dependencies.py [--update | --check]", file=sys.stderr)
+        return 2
+    if arguments:
+        update()
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

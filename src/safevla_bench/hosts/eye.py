@@ -1,0 +1,120 @@
+"""Pictures of a MuJoCo model, off screen: colour, and which body each pixel shows."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.interface import Camera
+
+if TYPE_CHECKING:
+    import mujoco
+
+VISUAL_GROUPS = frozenset({1, 2})
+"""robosuite's models: group 0 holds the collision geometry, 1 what is to be seen; 2 is MuJoCo's other visible one."""
+_SHADOWS = 1024  # texels; more cost a second a picture where the graphics are software
+_NOTHING = -1
+
+
+class Eye:
+    """Renders one model off screen, up to one size (height, width).
+
+    It has an OpenGL context of its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in
+    which order MuJoCo and robosuite were imported.
+    """
+
+    def __init__(self, model: mujoco.MjModel, size: tuple[int, int]) -> None:
+        """Make the context.
+
+        Raises:
+            HostError: nothing can be rendered here.
+        """
+        import mujoco
+
+        self.size = size
+        self._model = model
+        self._gl = _gl_context(size)
+        self._gl.make_current()
+        model.vis.global_.offheight, model.vis.global_.offwidth = size
+        model.vis.quality.shadowsize = _SHADOWS
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._scene = mujoco.MjvScene(model, maxgeom=10_000)
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[:] = [group in VISUAL_GROUPS for group in range(len(self._option.geomgroup))]
+        self._option.sitegroup[:] = 0
+
+    def look(self, data: mujoco.MjData, camera: Camera) -> None:
+        """Take in the scene as it stands in `data`, whose kinematics are up to date."""
+        import mujoco
+
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        seen_by = mjv_camera(self._model, camera)
+        mujoco.mjv_updateScene(self._model, data, self._option, None, seen_by, everything, self._scene)
+
+    def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
+        """What was looked at, [H, W, 3]."""
+        return self._pixels(size)
+
+    def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
+        """The id of the body that each pixel shows, -1 = none, [H, W]."""
+        import mujoco
+
+        flags = self._scene.flags
+        flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
+        pixels = self._pixels(size).astype(np.int64)
+        flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
+        drawn = pixels @ np.array([1, 256, 65536])  # 0 = background, else one more than the drawn thing's number
+        owner = np.full(self._scene.ngeom + 1, _NOTHING)
+        for geom in self._scene.geoms[: self._scene.ngeom]:
+            if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and 0 <= geom.segid < self._scene.ngeom:
+                owner[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
+        return np.where(drawn <= self._scene.ngeom, owner[np.minimum(drawn, self._scene.ngeom)], _NOTHING)
+
+    def _pixels(self, size: tuple[int, int]) -> NDArray[np.uint8]:
+        import mujoco
+
+        self._gl.make_current()
+        height, width = size
+        rectangle = mujoco.MjrRect(0, 0, width, height)
+        mujoco.mjr_render(rectangle, self._scene, self._context)
+        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
+        return pixels[::-1].copy()  # OpenGL begins with the bottom row
+
+    def close(self) -> None:
+        """Free the context."""
+        self._gl.make_current()
+        self._context.free()
+        self._gl.free()
+
+
+def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
+    """MuJoCo's own value for a camera."""
+    import mujoco
+
+    made = mujoco.MjvCamera()
+    if camera.lookat_m is None:
+        made.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        made.fixedcamid = model.camera(camera.name).id
+        return made
+    made.type = mujoco.mjtCamera.mjCAMERA_FREE
+    made.lookat[:] = camera.lookat_m
+    made.distance, made.azimuth, made.elevation = camera.distance_m, camera.azimuth_deg, camera.elevation_deg
+    return made
+
+
+def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
+    backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
+    height, width = size
+    try:
+        return importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
+    # Each backend fails in its own ways: no such module, no library, no device, no display.
+    except Exception as error:
+        remedy = "`safevla doctor` says what is missing. Without a GPU: apt-get install libegl-mesa0, unset MUJOCO_GL."
+        raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=remedy) from error

@@ -1,0 +1,9 @@
+"""Scripts for a mobile manipulator in RoboCasa's kitchens, in the same two styles as the scripts for a fixed arm.
+
+`moves` are what the robot can do, `scripts` what to do for each goal, `style` how fast and how near.
+"""
+
+from safevla_bench.policies.mobile.policy import Mobile
+from safevla_bench.policies.mobile.style import STYLES, Style
+
+__all__ = ["STYLES", "Mobile", "Style"]

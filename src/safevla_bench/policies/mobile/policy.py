@@ -1,0 +1,63 @@
+"""The policy that follows a script for the goal at hand, and stands still after it or where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Action, Observation, Task, Wants
+from safevla_bench.policies.mobile.moves import Move
+from safevla_bench.policies.mobile.scripts import SCRIPTS
+from safevla_bench.policies.mobile.style import Style
+
+
+class Mobile:
+    """Go, press, put or close in one style; the seed changes nothing, for nothing is drawn."""
+
+    wants = Wants(privileged=True)
+
+    def __init__(self, style: Style) -> None:
+        self.style = style
+        self._still: tuple[float, ...] = ()
+        self._begun = False
+        self._script: Move | None = None
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Forget the last episode."""
+        self._still, self._begun, self._script = task.still, False, None
+
+    def act(self, observation: Observation) -> Action:
+        """[12]; still where there is no script for the goal.
+
+        Raises:
+            PolicyError: the observation has no privileged state, or no base.
+        """
+        if observation.privileged is None or observation.base_pos_m is None:
+            problem = "policy 'scripted' needs privileged state and, on a mobile robot, the pose of its base"
+            raise PolicyError(problem, remedy="Use a host that gives them.")
+        if not self._begun:
+            self._begun = True
+            return self._first(observation)
+        return self._next(observation)
+
+    def _first(self, seen: Observation) -> Action:
+        assert seen.privileged is not None
+        script = SCRIPTS.get(seen.privileged.goal[0][0])
+        self._script = script(seen, self.style) if script else None
+        try:
+            return next(self._script) if self._script else np.array(self._still)
+        except StopIteration:
+            return self._end()
+
+    def _next(self, seen: Observation) -> Action:
+        try:
+            return self._script.send(seen) if self._script else np.array(self._still)
+        except StopIteration:
+            return self._end()
+
+    def _end(self) -> Action:
+        self._script = None
+        return np.array(self._still)
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,84 @@
+// Filters, sorting and links of the register. Without it everything is on the page, in the order of the sources.
+(() => {
+  "use strict";
+  const list = document.getElementById("register");
+  if (!list) return;
+  const rows = Array.from(list.children, (row) => ({ row, keys: row.dataset.keys.split(" ").map(Number) }));
+  const selects = Array.from(document.querySelectorAll("#tools select"));
+  const buttons = Array.from(document.querySelectorAll("#columns button"));
+  const status = document.getElementById("status");
+  const opener = document.getElementById("open-all");
+  const reset = document.getElementById("reset");
+  let column = 0, down = false;
+
+  const fits = (row) => selects.every(
+    (one) => one.value === "" || (row.dataset[one.dataset.facet] || "").split(" ").includes(one.value));
+  const shown = () => rows.filter((one) => !one.row.hidden);
+
+  function filter() {
+    for (const { row } of rows) row.hidden = !fits(row);
+    const count = shown().length;
+    const order = column || down ? `, by ${buttons[column].textContent.toLowerCase()}${down ? ", greatest first" : ""}` : "";
+    status.textContent = `${count} of ${rows.length} episodes shown${order}.`;
+    reset.disabled = selects.every((one) => one.value === "");
+    opener.disabled = count === 0;
+    label();
+  }
+
+  function label() {
+    const closed = shown().some((one) => !one.row.firstElementChild.open);
+    opener.textContent = closed ? "Open all shown" : "Close all shown";
+  }
+
+  // Equal ones stay in the order of the sources; what has no value comes last either way.
+  function sort() {
+    const known = rows.filter((one) => !Number.isNaN(one.keys[column]));
+    const unknown = rows.filter((one) => Number.isNaN(one.keys[column]));
+    const sign = down ? -1 : 1;
+    known.sort((a, b) => sign * (a.keys[column] - b.keys[column]) || a.keys[0] - b.keys[0]);
+    unknown.sort((a, b) => a.keys[0] - b.keys[0]);
+    list.append(...[...known, ...unknown].map((one) => one.row));
+    buttons.forEach((one, k) => {
+      one.setAttribute("aria-pressed", String(k === column));
+      one.dataset.order = k === column ? (down ? "down" : "up") : "";
+    });
+    filter();
+  }
+
+  function press(k) {
+    down = k === column ? !down : buttons[k].dataset.first === "down";
+    column = k;
+    sort();
+  }
+
+  // A link to an episode opens it, whatever is filtered.
+  function follow() {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target || target.parentElement.parentElement !== list) return;
+    if (target.parentElement.hidden) clear();
+    target.open = true;
+    target.scrollIntoView();
+  }
+
+  function clear() {
+    for (const one of selects) one.value = "";
+    filter();
+  }
+
+  buttons.forEach((one, k) => {
+    one.disabled = false;
+    one.addEventListener("click", () => press(k));
+  });
+  for (const one of selects) one.addEventListener("change", filter);
+  reset.addEventListener("click", clear);
+  opener.addEventListener("click", () => {
+    const open = shown().some((one) => !one.row.firstElementChild.open);
+    for (const { row } of shown()) row.firstElementChild.open = open;
+    label();
+  });
+  list.addEventListener("toggle", label, true);
+  window.addEventListener("hashchange", follow);
+  document.getElementById("tools").hidden = false;
+  sort();
+  if (location.hash) follow();
+})();

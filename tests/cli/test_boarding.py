@@ -1,0 +1,54 @@
+"""`safevla board`, as a user meets it."""
+
+from __future__ import annotations
+
+import pytest
+
+from safevla_bench import demo
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return demo.unpack(tmp_path_factory.mktemp("demo") / "records")
+
+
+def test_runs_and_published_results_stand_on_one_site(safevla, archive, tmp_path):
+    out = tmp_path / "site"
+    code, printed, err = safevla("board", archive, "--out", out)
+    assert (code, err) == (0, "")
+    assert f"Board: {out / 'index.html'}" in printed
+    index = (out / "index.html").read_text()
+    for name in ("scripted:<wbr>careful", "scripted:<wbr>hasty", "pi-<wbr>RL-<wbr>130", "PRTS"):
+        assert name in index
+    reports = sorted((out / "reports").iterdir())
+    assert [path.name[:-18] for path in reports] == ["scripted-careful", "scripted-hasty"]
+    assert "Safety report: scripted:hasty" in reports[1].read_text()
+    before = {path: path.read_bytes() for path in out.rglob("*.html")}
+    assert safevla("board", archive, "--out", out)[0] == 0
+    assert before == {path: path.read_bytes() for path in out.rglob("*.html")}
+
+
+def test_without_runs_the_published_results_are_all_there_is(safevla, tmp_path):
+    code, _, err = safevla("board", "--out", tmp_path / "site", "--title", "Lab <3")
+    assert (code, err) == (0, "")
+    assert "<title>Lab &lt;3</title>" in (tmp_path / "site" / "index.html").read_text()
+    assert not (tmp_path / "site" / "reports").exists()
+
+
+def test_reports_can_be_left_out(safevla, archive, tmp_path):
+    assert safevla("board", archive, "--out", tmp_path / "site", "--no-reports")[0] == 0
+    assert not (tmp_path / "site" / "reports").exists()
+
+
+def test_an_ablation_is_refused(safevla, archive, tmp_path):
+    code, _, err = safevla("board", archive, "--out", tmp_path / "site", "--applicability", "off")
+    assert code == 2
+    assert "no result to publish" in err
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_folder_that_is_in_the_way_is_refused_before_anything_is_judged(safevla, tmp_path):
+    (tmp_path / "mine.txt").write_text("")
+    code, _, err = safevla("board", tmp_path / "missing.jsonl", "--out", tmp_path)
+    assert code == 2
+    assert "holds no board" in err

@@ -1,0 +1,103 @@
+"""Every pinned dependency is on its page, with its licence; ours with the day of release and a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tomllib
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def dependencies(request) -> ModuleType:
+    found = importlib.util.spec_from_file_location("dependencies", request.config.rootpath / "docs" / "dependencies.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["dependencies"] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(dependencies):
+    assert dependencies.PAGE.read_text(encoding="utf-8") == dependencies.page(), (
+        "run python docs/dependencies.py --update"
+    )
+
+
+def test_every_pin_is_listed_with_a_licence(dependencies):
+    page = dependencies.PAGE.read_text(encoding="utf-8")
+    for pin in dependencies.pins():
+        row = re.search(rf"^\| {re.escape(pin.name)} \| {re.escape(pin.version)} \| ([^|]+) \|", page, re.M)
+        assert row, f"{pin.key} is not on the page"
+        assert row[1] not in ("", "not stated"), f"{pin.key} states no licence: look it up"
+
+
+def test_all_that_we_ask_for_is_pinned_dated_and_has_a_reason(dependencies):
+    facts = tomllib.loads(dependencies.FACTS.read_text(encoding="utf-8"))
+    pinned = {pin.name: pin for pin in dependencies.pins()}
+    for name in dependencies.asked():
+        assert name in pinned, f"{name} is pinned in no file of constraints/"
+        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", facts[pinned[name].key]["released"])
+        assert facts["why"][name] != "?", f"say in docs/dependencies.toml what {name} is for"
+    assert set(facts["why"]) == set(dependencies.asked())
+
+
+def test_the_check_tells_an_outdated_page(dependencies, tmp_path, monkeypatch, capsys):
+    assert dependencies.main(["--check"]) == 0
+    monkeypatch.setattr(dependencies, "PAGE", tmp_path / "dependencies.md")
+    assert dependencies.main(["--check"]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert dependencies.main([]) == 0
+    assert dependencies.main(["--check"]) == 0
+    assert dependencies.main(["nonsense"]) == 2
+
+
+def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependencies, tmp_path, monkeypatch):
+    before = dependencies.FACTS.read_text(encoding="utf-8")
+    monkeypatch.setattr(dependencies, "FACTS", tmp_path / "dependencies.toml")
+    dependencies.FACTS.write_text(before, encoding="utf-8")
+    monkeypatch.setattr(dependencies, "Index", lambda: pytest.fail("the index was asked"))
+    dependencies.update()
+    assert dependencies.FACTS.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("Some.Thing-1.2.tar.gz", True),
+        ("some_thing-1.2-py3-none-any.whl", True),
+        ("some_thing-1.2-1-cp311-cp311-linux_x86_64.whl", True),
+        ("some-thing-1.2.zip", True),
+        ("some_thing-1.2.1-py3-none-any.whl", False),
+        ("some_thing_else-1.2-py3-none-any.whl", False),
+        ("some-thing-1.2.dev0.tar.gz", False),
+    ],
+)
+def test_files_of_another_version_or_package_are_not_taken(dependencies, file, found):
+    assert dependencies.belongs(file, dependencies.Pin("some-thing", "1.2", ("core",))) == found
+
+
+def test_both_forms_of_an_answer_say_the_same(dependencies):
+    time, address = "2026-01-02T03:04:05Z", "files/a-1.tar.gz"
+    html = f'<a href="{address}#sha256=00" data-upload-time="{time}">a-1.tar.gz</a><br/>'
+    json = f'{{"files": [{{"filename": "a-1.tar.gz", "url": "{address}", "upload-time": "{time}"}}]}}'
+    assert list(dependencies.html_files(html)) == [("a-1.tar.gz", address, time)] == list(dependencies.json_files(json))
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence"),
+    [
+        ({"License-Expression": ["MIT"], "License": ["other"]}, "MIT"),
+        ({"License": ["BSD"]}, "BSD"),
+        ({"License": ["UNKNOWN"], "Classifier": ["License :: OSI Approved :: MIT License"]}, "MIT License"),
+        ({"License": ["A long text\nof several lines"], "Classifier": ["License :: Other"]}, "Other"),
+        ({"Classifier": ["Topic :: Games"]}, "Title of the text"),
+    ],
+)
+def test_the_licence_is_what_the_package_states(dependencies, fields, licence):
+    assert dependencies.stated(fields.get, lambda: "Title of the text") == licence
+    assert dependencies.stated({}.get, lambda: "") == "not stated"

@@ -1,0 +1,216 @@
+"""The site: whole pages that link only to each other, inert whatever a policy is called, the same bytes each time."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from report.board.made import episodes, measured
+from report.scenes import NAN, verdicts
+from report.test_page import HOSTILE, Checked, colours, contrast
+from safevla_bench.errors import RunError
+from safevla_bench.report.board import check, report_page, site, write
+from safevla_bench.report.board.naming import OURS, file_name, published_page, run_page
+from safevla_bench.scores import Absent
+
+NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
+         "a\\b", "index.html", "{{ 7*7 }}", "%2e%2e", "javascript:alert(1)", "\x00", None]  # fmt: skip
+LOST = Absent(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="a", outcome="crashed")
+STATES = {
+    "published alone": None,
+    "one policy": measured(episodes("a", "10")),
+    "all safe": measured(episodes("a", "11"), episodes("b", "11")),
+    "all unsafe": measured(episodes("a", "00"), episodes("b", "00")),
+    "nothing at all": measured(),
+    "all crashed": measured(episodes("a", "", absent=(LOST,))),
+    "hostile suite": measured(
+        episodes("a", "10", suite=HOSTILE, tasks=[HOSTILE, ".."]), episodes("b", "1", suite="..")
+    ),
+    "hostile names": measured(*(episodes(name, "10") for name in NAMES), privileged=[HOSTILE]),
+}
+
+
+@pytest.fixture(scope="module", params=STATES)
+def made(request) -> dict[str, str]:
+    of = STATES[request.param]
+    reports = {policy: report_page(policy) for policy in of.policies} if of else {}
+    pages = site(of, title=HOSTILE, provenance={"sources": [{HOSTILE: HOSTILE}]}, reports=reports)
+    assert pages == site(of, title=HOSTILE, provenance={"sources": [{HOSTILE: HOSTILE}]}, reports=reports)
+    return pages | dict.fromkeys(reports.values(), "")
+
+
+def pages(made: dict[str, str]) -> dict[str, Checked]:
+    return {path: Checked(text) for path, text in made.items() if text}
+
+
+def test_every_page_is_whole_and_every_link_leads_to_one(made):
+    for path, page in pages(made).items():
+        assert [tag for tag, _ in page.tags].count("h1") == 1
+        ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        for tag, attributes in page.tags:
+            if tag not in ("a", "use"):
+                continue
+            to, _, part = attributes["href"].partition("#")
+            assert not part or part in ids
+            assert not to or posixpath.normpath(posixpath.join(posixpath.dirname(path), to)) in made, (path, to)
+
+
+def test_every_page_is_linked_from_the_index(made):
+    links = {attributes["href"] for tag, attributes in Checked(made["index.html"]).tags if tag == "a"}
+    assert {path for path in made if path.startswith("policies/")} <= links
+    assert "method.html" in links
+
+
+def test_nothing_is_fetched_nothing_runs_and_the_policy_says_so(made):
+    for page in pages(made).values():
+        tags = {tag for tag, _ in page.tags}
+        assert tags.isdisjoint({"script", "link", "iframe", "object", "embed", "form", "base"})
+        names = {name for _, attributes in page.tags for name in attributes}
+        assert not [name for name in names if name.startswith("on") or name in ("style", "action", "srcset")]
+        assert all(a["src"].startswith("data:image/svg+xml;base64,") for tag, a in page.tags if tag == "img")
+        (policy,) = [a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "unsafe" not in policy
+
+
+def test_text_is_inert_and_can_be_written(made):
+    for text in made.values():
+        text.encode()
+        assert "\u202e" not in text
+        assert "\x1b" not in text
+        assert "\x00" not in text
+        assert "<script" not in text
+
+
+def test_tables_and_pictures_are_named(made):
+    for page in pages(made).values():
+        tables = [tag for tag, _ in page.tags if tag == "table"]
+        assert len([tag for tag, _ in page.tags if tag == "caption"]) == len(tables)
+        assert all("scope" in attributes for tag, attributes in page.tags if tag == "th")
+        assert all(attributes["alt"] for tag, attributes in page.tags if tag == "img")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name is not None])
+def test_a_name_is_never_a_path(name):
+    for made in (file_name("run", name), run_page(name).partition("/")[2], published_page(name).partition("/")[2]):
+        assert OURS.fullmatch(made)
+        assert len(made) < 64
+
+
+def test_names_that_look_alike_have_pages_of_their_own():
+    found = [run_page(name).lower() for name in NAMES]
+    assert len(set(found)) == len(found)
+    assert run_page("pi0.5") != published_page("pi0.5")
+
+
+def test_a_page_keeps_its_name_whoever_else_is_on_the_board():
+    alone, among = site(measured(episodes("a", "10"))), site(measured(episodes("b", "11"), episodes("a", "10")))
+    assert run_page("a") in alone
+    assert run_page("a") in among
+
+
+def test_the_lead_of_a_policy_s_page_counts_its_episodes():
+    text = Checked(site(measured(episodes("a", "1000", "1100"), episodes("b", "1")))[run_page("a")]).text
+    assert "In 4 episodes, 3 broke a limit; 2 succeeded, 1 of these unsafely." in text
+
+
+def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
+    made = site(STATES["all crashed"])
+    assert "No episode was counted. 1 crashed or stopped" in Checked(made[run_page("a")]).text
+    assert "no episode" in Checked(made["index.html"]).text
+
+
+def test_what_was_never_judged_is_not_called_safe():
+    silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
+    text = Checked(site(measured(silent))[run_page("silent")]).text
+    assert "In 1 episode no specification reached a verdict: whether they were safe is not known." in text
+    assert "no verdict" in text
+    assert "100.0" in text  # its success rate, which is known
+    assert text.count("100.0 20.7–100.0") == 1
+
+
+def test_a_page_shows_the_sources_of_its_policy_and_no_others():
+    sources = [{"host": "mine", "policies": [{"policy": "a", "privileged": False}]},
+               {"host": "theirs", "policies": [{"policy": "b"}]}, {"archive": "other.jsonl"}]  # fmt: skip
+    of = measured(episodes("a", "10"), episodes("b", "11"))
+    headers = [msgspec.structs.replace(one, versions={"mujoco": f"3.{one.policy}"}) for one in of.headers]
+    text = Checked(site(replace(of, headers=headers), provenance={"sources": sources})[run_page("a")]).text
+    assert "sources.0.host mine" in text
+    assert "sources.0.policies.0.privileged no" in text
+    assert "other.jsonl" in text
+    assert "theirs" not in text
+    assert "recorded_ with.mujoco 3.a" in text
+
+
+def test_published_numbers_are_never_called_runs():
+    text = Checked(site()["index.html"]).text
+    assert "None yet." in text
+    assert text.count("Not comparable with your runs.") == 2
+
+
+# Writing
+
+
+def test_a_board_is_written_over_and_its_old_pages_go(tmp_path):
+    write(site(measured(episodes("a", "10"))), tmp_path)
+    assert (tmp_path / run_page("a")).exists()
+    (tmp_path / "policies" / "mine.txt").write_text("kept")
+    files = site(measured(episodes("b", "10")))
+    write(files, tmp_path)
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*files, "policies/mine.txt"}
+
+
+@pytest.mark.parametrize("held", ["notes.txt", "index.html"])
+def test_what_is_no_board_is_never_written_over(tmp_path, held):
+    (tmp_path / held).write_text("<html>mine</html>")
+    with pytest.raises(RunError, match="holds no board"):
+        write(site(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [held]
+
+
+def test_a_board_whose_writing_was_cut_off_is_written_again(tmp_path):
+    files = site()
+    write({path: text for path, text in files.items() if path != "index.html"}, tmp_path)
+    check(tmp_path)
+    write(files, tmp_path)
+    assert (tmp_path / "index.html").exists()
+
+
+def test_a_file_in_the_way_is_an_error_with_a_remedy(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="Choose another --out"):
+        write(site(), tmp_path / "file")
+    with pytest.raises(RunError, match="can be written to"):
+        write(site(), tmp_path / "file" / "below")
+
+
+# The drawing
+
+
+def test_the_diagram_shows_the_way_from_record_to_scores():
+    text = site()["method.html"]
+    labels = re.findall(r'aria-label="(From record to score[^"]*)"', text)
+    assert len(labels) == 2
+    for step in ("Record", "Signals", "tags", "margin", "Scores"):
+        assert step in labels[0]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("text", "ground"), [("ink", "tint"), ("muted", "tint"), ("unsafe-ink", "tint"), ("on-unsafe", "unsafe")]
+)
+def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
+    found = colours()[scheme]
+    assert contrast(found[text], found[ground]) >= 4.5
+
+
+def test_no_colour_but_those_of_the_two_schemes_is_used():
+    sheet = re.search("<style>(.*?)</style>", site()["index.html"], re.DOTALL)[1]
+    ours = sheet[sheet.index("/* The board") :]
+    assert set(re.findall(r"#[0-9a-fA-F]{3,6}\b", ours)) == {"#ffffff"}  # the ground of a figure, drawn for paper

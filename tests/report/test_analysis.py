@@ -1,0 +1,119 @@
+"""What the report computes beyond the summaries agrees with the commands that say the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from report.scenes import run, verdicts
+from safevla_bench.compare import compare, entrants
+from safevla_bench.metrics import aggregate, cells
+from safevla_bench.report import curves
+from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse
+from safevla_bench.report.headline import headline
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import empty
+
+LIBRARY, REGISTRY = library(), registry()
+
+
+def started(batch):
+    """With an initial state and a seed for each episode, the same for each policy."""
+    count = len({one.policy for one in batch.headers})
+    each = len(batch.headers) // count
+    headers = [msgspec.structs.replace(one, init_state_index=k % each, seed=0) for k, one in enumerate(batch.headers)]
+    return replace(batch, headers=tuple(headers))
+
+
+BATCH = started(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
+SCORES = score(BATCH, LIBRARY, REGISTRY)
+FOUND = analyse(SCORES, BATCH, LIBRARY, REGISTRY)
+
+
+def test_two_policies_on_the_same_states_are_compared_in_pairs():
+    assert FOUND.comparison == compare(entrants(SCORES, BATCH.headers))
+    assert FOUND.comparison.paired
+    assert FOUND.unpaired == ""
+
+
+def test_what_cannot_be_paired_is_compared_as_independent_and_says_why():
+    plain = run(["calm", "rough"], [0.1, 1.0], 2, ["libero-10"])
+    found = analyse(score(plain, LIBRARY, REGISTRY), plain, LIBRARY, REGISTRY)
+    assert not found.comparison.paired
+    assert "initial state" in found.unpaired
+    other = analyse(SCORES, BATCH, LIBRARY, REGISTRY, protocols=[{"settle": 1}, {"settle": 2}])
+    assert not other.comparison.paired
+    assert "protocols" in other.unpaired
+
+
+def test_one_policy_or_too_many_are_not_compared():
+    one = started(run(["calm"], [0.1], 2, ["libero-10"]))
+    assert analyse(score(one, LIBRARY, REGISTRY), one, LIBRARY, REGISTRY).comparison is None
+    count = MOST_COMPARED + 1
+    many = started(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
+    found = analyse(score(many, LIBRARY, REGISTRY), many, LIBRARY, REGISTRY)
+    assert found.comparison is None
+    assert f"{count} policies" in found.uncompared
+
+
+def test_nothing_scored_is_nothing_said():
+    assert analyse(verdicts(), empty(), LIBRARY, REGISTRY) == Analysis()
+
+
+def test_each_sweep_passes_through_the_reported_safety():
+    reported = {(cell.policy, cell.suite): cell.rates["safety"] for cell in cells(SCORES)}
+    assert FOUND.sweeps
+    for sweep in FOUND.sweeps:
+        middle = sweep.thresholds.index(sweep.default)
+        assert middle == len(sweep.thresholds) // 2
+        assert {(curve.policy, curve.suite): curve.points[middle].safety for curve in sweep.curves} == reported
+
+
+def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
+    panels = curves.panels(FOUND.sweeps, ["calm", "rough"])
+    assert set(panels) == {"libero-10", "libero-goal"}
+    for panel in (one for some in panels.values() for one in some):
+        assert [line.style for line in panel.lines] == ["s0", "s1"]
+        for line in panel.lines:
+            places = [tuple(map(float, place.split(","))) for place in line.path.removeprefix("M").split()]
+            assert [places[0][0], places[-1][0]] == [0, 1000]
+            assert all(curves.TOP <= y <= curves.BOTTOM for _, y in places)
+
+
+def test_series_beyond_the_colours_differ_in_their_dash():
+    assert len({curves.style(k) for k in range(2 * curves.SERIES)}) == 2 * curves.SERIES
+
+
+def test_bars_say_what_the_comparison_says():
+    bars = {(bar.where, bar.kind): bar for bar in curves.bars(FOUND.comparison)}
+    (safety,) = [one for one in FOUND.comparison.scopes[-1].metrics if one.metric == "safety"]
+    (one,) = safety.differences
+    bar = bars["all, pooled", "safety"]
+    assert float(bar.at) == pytest.approx(50 + 50 * one.difference, abs=0.01)
+    assert float(bar.low) + float(bar.length) == pytest.approx(50 + 50 * one.ci[1], abs=0.01)
+    assert bar.told.startswith("told apart") == (one.p_value <= 0.05)
+
+
+def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
+    batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
+    found = analyse(score(batch, LIBRARY, REGISTRY), batch, LIBRARY, REGISTRY).comparison
+    assert [(bar.name, bar.where) for bar in curves.bars(found)] == [
+        ("a", "minus b"),
+        ("a", "minus c"),
+        ("b", "minus c"),
+    ]
+
+
+def test_the_headline_says_whether_two_policies_can_be_told_apart():
+    many = cells(SCORES)
+    total = aggregate(SCORES)
+    said = " ".join(headline(many, total, FOUND.comparison).support)
+    (safety,) = [one for one in FOUND.comparison.scopes[-1].metrics if one.metric == "safety"]
+    told = safety.differences[0].p_value <= 0.05
+    assert ("calm is" in said and "points safer than rough" in said) == told
+    assert ("does not tell calm from rough" in said) == (not told)
+    assert "On the same 10 episodes" in said

@@ -1,0 +1,428 @@
+"""The report in a real browser: quiet, legible, reachable by keyboard, whole on paper and on a telephone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from report.browser import CHROMIUM, Browser
+from report.scenes import rollout, run, verdicts
+from safevla_bench.report.analysis import analyse
+from safevla_bench.report.page import page
+from safevla_bench.report.register import ENDINGS
+from safevla_bench.scores import Absent, Scores
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import Batch, concatenate, select
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
+LIBRARY, REGISTRY = library(), registry()
+HOSTILE = (
+    "</script><script>document.title = 'owned'</script>\"'><img src=x onerror=\"document.title = 'owned'\">\u202e&amp;"
+)
+LONG = "n" * 10_000
+SUITES = ("libero-10", "libero-goal")
+
+
+def crashed(policy: str, k: int, reason: str = "Traceback\n  E: boom") -> Absent:
+    return Absent(episode_id=f"gone/{k}", benchmark="libero-goal", task_id=f"task_{k % 10}", policy=policy,
+                  outcome="crashed", reason=reason)  # fmt: skip
+
+
+def stated(batch: Batch, **changes: object) -> Batch:
+    """With initial states, so that the policies' episodes pair up, and ids that differ."""
+    seen: dict[tuple[object, ...], int] = {}
+    headers = []
+    for k, one in enumerate(batch.headers):
+        key = (one.policy, one.benchmark, one.task_id)
+        seen[key] = seen.get(key, -1) + 1
+        headers.append(msgspec.structs.replace(one, episode_id=f"{one.episode_id}/{k}", seed=7,
+                                               init_state_index=seen[key], **changes))  # fmt: skip
+    return replace(batch, headers=tuple(headers))
+
+
+def large() -> Batch:
+    """400 episodes, in which every outcome occurs."""
+    part = run(["careful", "hasty"], [0.3, 1.0], 10, SUITES, n=120)
+    batch = concatenate([part] * 10)
+    return stated(replace(batch, headers=tuple(
+        msgspec.structs.replace(one, success=k % 3 > 0) for k, one in enumerate(batch.headers))))  # fmt: skip
+
+
+def written(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
+    found = analyse(scores, batch, LIBRARY, REGISTRY) if batch is not None else None
+    more = {} if found is None else {"analysis": found}
+    return page(scores, batch, LIBRARY, title=title, provenance={"version": "1", "sources": [{"host": "fake"}]}, **more)
+
+
+def judged(batch: Batch, *absent: Absent) -> Scores:
+    return score(batch, LIBRARY, REGISTRY, absent=absent)
+
+
+CALM = stated(run(["careful"], [0.05], 3, ["libero-10"]))
+ROUGH = stated(select(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
+NAMES = [f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)]
+MANY = stated(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
+STRANGE = stated(concatenate([
+    rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10", task_id="task_0"),
+    rollout(6, 1.0, policy=LONG, episode_id=LONG, instruction=LONG, benchmark="libero-10", task_id="task_0"),
+]))  # fmt: skip
+MIXED = stated(run(["careful", "hasty"], [0.2, 1.0], 4, SUITES))
+STATES = {
+    "nothing": lambda: (verdicts(), None),
+    "one episode": lambda: (judged(select(MIXED, [9])), select(MIXED, [9])),
+    "all safe": lambda: (judged(CALM), CALM),
+    "all unsafe": lambda: (judged(ROUGH), ROUGH),
+    "all crashed": lambda: (verdicts(absent=tuple(crashed("hasty", k) for k in range(5))), None),
+    "ten long names": lambda: (judged(MANY), MANY),
+    "hostile": lambda: (judged(STRANGE, crashed(HOSTILE, 1, HOSTILE), crashed(LONG, 2, LONG)), STRANGE),
+    "mixed": lambda: (judged(MIXED, *(crashed("hasty", k) for k in range(2))), MIXED),
+}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file for each state."""
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, make in STATES.items():
+        title = HOSTILE if name == "hostile" else "Safety report"
+        found[name] = folder / f"{name.replace(' ', '-')}.html"
+        found[name].write_text(written(*make(), title=title), encoding="utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
+    batch = large()
+    scores = judged(batch)
+    target = tmp_path_factory.mktemp("big") / "report.html"
+    target.write_text(written(scores, batch), encoding="utf-8")
+    return target, scores
+
+
+OPEN_EVERYTHING = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+
+
+# Every state
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_loads_alone_and_in_silence(browser: Browser, pages: dict[str, Path], state: str, scheme: str) -> None:
+    browser.open(pages[state], scheme=scheme)
+    browser.run(OPEN_EVERYTHING)
+    assert browser.complaints() == []
+    assert browser.requests() == [pages[state].as_uri()]
+    assert browser.run("document.title") != "owned"
+
+
+WIDE = """
+[...document.querySelectorAll("body *")].filter((e) => e.checkVisibility()
+  && !e.closest(".scroll, svg, .unseen, .label")
+  && getComputedStyle(e).position !== "absolute" && e.getBoundingClientRect().right > innerWidth + 0.5
+).map((e) => e.outerHTML.slice(0, 150))
+"""
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_telephone_never_scrolls_sideways(browser: Browser, pages: dict[str, Path], state: str) -> None:
+    browser.open(pages[state], width=390, height=844)
+    browser.run(OPEN_EVERYTHING)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.run(WIDE) == []
+
+
+CONTRAST = """
+(() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = ([r, g, b, a], [R, G, B]) => [a * r + (1 - a) * R, a * g + (1 - a) * G, a * b + (1 - a) * B];
+  const ground = (e) => {
+    const layers = [];
+    for (; e; e = e.parentElement) layers.unshift(rgba(getComputedStyle(e).backgroundColor));
+    return layers.reduce((below, layer) => over(layer, below), [255, 255, 255]);
+  };
+  const light = (c) => c.map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !e.checkVisibility() || e.closest("script, :disabled, option")) continue;
+    const style = getComputedStyle(e), below = ground(e);
+    const mine = light(over(rgba(e.closest("svg") ? style.fill : style.color), below)), theirs = light(below);
+    const ratio = (Math.max(mine, theirs) + 0.05) / (Math.min(mine, theirs) + 0.05);
+    if (ratio < 4.5) found.push([ratio.toFixed(2), e.outerHTML.slice(0, 120)]);
+  }
+  return found;
+})()
+"""
+
+
+@pytest.mark.parametrize("state", ["mixed", "ten long names", "all crashed"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_double_a_contrast_as_rendered(
+    browser: Browser, pages: dict[str, Path], state: str, scheme: str
+) -> None:
+    browser.open(pages[state], scheme=scheme)
+    browser.run(OPEN_EVERYTHING)
+    assert browser.run(CONTRAST) == []
+
+
+def test_the_contrast_check_finds_pale_text(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"])
+    browser.run("document.querySelector('h2').setAttribute('style', 'color: #bbb')")
+    browser.run("document.styleSheets[0].insertRule('h2 { color: #bbb }', document.styleSheets[0].cssRules.length)")
+    assert browser.run(CONTRAST)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_link_leads_somewhere(browser: Browser, pages: dict[str, Path], state: str) -> None:
+    browser.open(pages[state])
+    lost = "[...document.links].map((a) => a.hash).filter((one) => !document.getElementById(one.slice(1)))"
+    assert browser.run(lost) == []
+    for link in browser.run("[...document.querySelectorAll('nav a')].map((a) => a.hash)"):
+        browser.click(f"nav a[href='{link}']")
+        assert browser.run("location.hash") == link
+
+
+# Filters and sorting
+
+SHOWN = """
+[...document.querySelectorAll("#register > li")].filter((e) => e.checkVisibility())
+  .map((e) => e.dataset.keys.split(" "))
+"""
+
+
+def choose(browser: Browser, facet: str, index: int | str) -> None:
+    browser.run(f"""(() => {{ const e = document.querySelector("select[data-facet='{facet}']"); e.value = "{index}";
+        e.dispatchEvent(new Event("change", {{bubbles: true}})); }})()""")
+
+
+def numbers(browser: Browser) -> list[int]:
+    return [int(keys[0]) for keys in browser.run(SHOWN)]
+
+
+def options(browser: Browser, facet: str) -> list[str]:
+    found = browser.run(
+        f"[...document.querySelector(\"select[data-facet='{facet}']\").options].map((o) => o.textContent)"
+    )
+    return [re.sub(r" \(\d+\)$", "", one) for one in found[1:]]
+
+
+def test_filters_show_what_they_say_and_nothing_else(browser: Browser, big: tuple[Path, Scores]) -> None:
+    target, scores = big
+    browser.open(target)
+    kinds = [("s" if s else "f") + ("s" if safe else "u") for s, safe in zip(scores.success, scores.safe, strict=True)]
+    values = {
+        "policy": list(scores.policy),
+        "suite": list(scores.benchmark),
+        "task": [f"{a} / {b}" for a, b in zip(scores.benchmark, scores.task_id, strict=True)],
+        "outcome": [ENDINGS[kind] for kind in kinds],
+    }
+    for facet, mine in values.items():
+        for index, label in enumerate(options(browser, facet)):
+            choose(browser, facet, index)
+            assert numbers(browser) == [k + 1 for k, one in enumerate(mine) if one == label], (facet, label)
+        assert set(options(browser, facet)) == set(mine)
+        choose(browser, facet, "")
+    ids = [spec.spec_id for spec in scores.specs]
+    for index, label in enumerate(options(browser, "broken")):
+        choose(browser, "broken", index)
+        assert numbers(browser) == (np.flatnonzero(scores.violated[ids.index(label)]) + 1).tolist()
+    choose(browser, "policy", 1)
+    assert 0 < len(numbers(browser)) < 400
+    assert browser.run("document.getElementById('status').textContent").startswith(f"{len(numbers(browser))} of 400")
+    browser.click("#reset")
+    assert len(numbers(browser)) == 400
+
+
+def test_columns_sort_both_ways_and_what_has_no_value_comes_last(browser: Browser, big: tuple[Path, Scores]) -> None:
+    browser.open(big[0])
+    for column in range(7):
+        for _ in range(2):
+            browser.click(f"#columns button:nth-child({column + 1})")
+            keys = [row[column] for row in browser.run(SHOWN)]
+            known = [float(one) for one in keys if one != "-"]
+            assert keys[len(known) :] == ["-"] * (len(keys) - len(known))
+            state = browser.run(f"document.querySelectorAll('#columns button')[{column}].dataset.order")
+            assert known == sorted(known, reverse=state == "down")
+    assert browser.run("document.querySelectorAll('#columns [aria-pressed=true]').length") == 1
+
+
+def test_the_first_press_on_severity_puts_the_worst_first(browser: Browser, big: tuple[Path, Scores]) -> None:
+    target, scores = big
+    browser.open(target)
+    browser.click("#columns button:nth-child(6)")
+    assert scores.vsi[numbers(browser)[0] - 1] == scores.vsi.max()
+
+
+def test_a_link_opens_its_episode_even_where_a_filter_hides_it(browser: Browser, big: tuple[Path, Scores]) -> None:
+    target, scores = big
+    browser.open(target)
+    choose(browser, "policy", 1)
+    number = 1 + list(scores.policy).index("careful")
+    assert number not in numbers(browser)
+    browser.run(f"location.hash = '#e{number}'")
+    browser.run("new Promise((done) => setTimeout(done, 100))")
+    assert browser.run(f"document.getElementById('e{number}').open")
+    assert number in numbers(browser)
+    browser.click("#case-1 a")
+    browser.run("new Promise((done) => setTimeout(done, 100))")
+    assert browser.run("document.querySelector(location.hash).open")
+
+
+def test_all_that_is_shown_opens_and_closes_at_once(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"])
+    choose(browser, "policy", 0)
+    count = len(numbers(browser))
+    opened = "document.querySelectorAll('.episode[open]').length"
+    browser.click("#open-all")
+    assert browser.run(opened) == count
+    browser.click("#open-all")
+    assert browser.run(opened) == 0
+
+
+# Keyboard
+
+FOCUSED = """
+(() => {
+  const e = document.activeElement, style = getComputedStyle(e);
+  const seen = e.matches(":focus-visible") && style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+  return [e.tagName, e.id || e.className, seen];
+})()
+"""
+
+
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"])
+    wanted = browser.run("""[...document.querySelectorAll("a, button:enabled, select, summary, [tabindex='0']")]
+        .filter((e) => e.checkVisibility()).length""")
+    reached = []
+    for _ in range(wanted):
+        browser.press("Tab")
+        reached.append(browser.run(FOCUSED))
+    assert [one for one in reached if not one[2]] == []
+    assert reached[0][0] == "A"
+    assert {"A", "SUMMARY", "BUTTON", "SELECT"} <= {tag for tag, _, _ in reached}
+
+
+def test_enter_opens_an_episode_and_sorts(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"])
+    browser.run("document.querySelector('#e2 > summary').focus()")
+    browser.press("Enter")
+    assert browser.run("document.getElementById('e2').open")
+    browser.run("document.querySelectorAll('#columns button')[5].focus()")
+    browser.press("Enter")
+    keys = [float(row[5]) for row in browser.run(SHOWN) if row[5] != "-"]
+    assert keys == sorted(keys, reverse=True)
+    browser.run("document.querySelector(\"select[data-facet='policy']\").focus()")
+    browser.press("ArrowDown")
+    assert browser.run("document.activeElement.value") == "0"
+    assert 0 < len(numbers(browser)) < len(STATES["mixed"]()[0]) + 2
+
+
+# Without scripts
+
+
+def test_without_scripts_everything_can_be_read(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.scripts(allowed=False)
+    try:
+        browser.open(pages["mixed"])
+        assert not browser.run("document.getElementById('tools').checkVisibility()")
+        assert len(numbers(browser)) == len(STATES["mixed"]()[0]) + 2
+        browser.click("#e1 > summary")
+        assert browser.run("document.querySelector('#e1 .clause').checkVisibility()")
+        assert browser.complaints() == []
+    finally:
+        browser.scripts(allowed=True)
+
+
+# On paper
+
+
+def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
+    """Left, right, width of its page, its bottom as a share of the height, and the text of every printed word."""
+    found = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], check=True, capture_output=True, text=True).stdout
+    width = height = 1.0
+    kept = []
+    for line in found.splitlines():
+        if size := re.search(r'<page width="([\d.]+)" height="([\d.]+)"', line):
+            width, height = float(size[1]), float(size[2])
+        elif word := re.search(r'xMin="([-\d.]+)" yMin="[-\d.]+" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*)</word>', line):
+            kept.append((float(word[1]), float(word[2]), width, float(word[3]) / height, word[4]))
+    return kept
+
+
+def test_paper_cuts_nothing(browser: Browser, big: tuple[Path, Scores], tmp_path: Path) -> None:
+    browser.open(big[0])
+    (tmp_path / "report.pdf").write_bytes(browser.pdf())
+    found = words(tmp_path / "report.pdf")
+    assert [one for one in found if one[0] < 0 or one[1] > one[2] + 0.5 or one[3] > 1.0] == []
+    text = subprocess.run(
+        ["pdftotext", "-layout", tmp_path / "report.pdf", "-"], check=True, capture_output=True, text=True
+    )
+    rows = [
+        int(one) for one in re.findall(r"^\f? *(\d+) +(?:Succeeded|Failed), (?:un)?safe", text.stdout, re.MULTILINE)
+    ]
+    assert rows == list(range(1, 401))
+
+
+@pytest.mark.parametrize("state", ["ten long names", "mixed", "all crashed"])
+def test_paper_shows_every_row_of_every_table(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path, state: str
+) -> None:
+    browser.open(pages[state])
+    (tmp_path / "report.pdf").write_bytes(browser.pdf())
+    found = words(tmp_path / "report.pdf")
+    assert [one for one in found if one[0] < 0 or one[1] > one[2] + 0.5] == []
+    printed = re.sub(r"\s", "", "".join(one[4] for one in found))
+    names = browser.run("""[...document.querySelectorAll("tbody th")].filter((e) => !e.closest(".episode, .meeting"))
+        .map((e) => e.textContent)""")
+    lost = [name for name in names if re.sub(r"\s", "", escaped(name)) not in printed]
+    assert lost == []
+    assert len(names) > 4
+
+
+def escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+
+
+# Size
+
+
+def test_400_episodes_stay_small_and_are_laid_out_only_when_opened(browser: Browser, big: tuple[Path, Scores]) -> None:
+    target, _ = big
+    assert target.stat().st_size < 10_000_000
+    browser.open(target)
+    drawn = "[...document.querySelectorAll('.episode .spark')].filter((e) => e.checkVisibility()).length"
+    assert browser.run("document.querySelectorAll('.episode .spark').length") > 1000
+    assert browser.run(drawn) == 0
+
+
+def test_episodes_stand_in_the_order_of_their_numbers_at_first(browser: Browser, big: tuple[Path, Scores]) -> None:
+    browser.open(big[0])
+    assert all(b - a == 1 for a, b in pairwise(numbers(browser)))

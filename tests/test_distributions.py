@@ -1,0 +1,143 @@
+"""The wheel and the sdist build from a clean checkout, and hold what belongs there and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from safevla_bench import __version__
+
+ROOT = Path(__file__).parents[1]
+NAME = f"safevla_bench-{__version__}"
+CODE = {".py", ".toml", ".lark", ".html", ".css", ".js", ".svg"}
+LARGE = {"safevla_bench/demo/rollouts.parquet": 1_500_000}
+"""The only files of the package that are no text, with the most that they may weigh."""
+TOP = {"src", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile", "LICENSE", "README.md",
+       "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "pyproject.toml", "PKG-INFO", ".gitignore"}  # fmt: skip
+JUNK = ("runs/mine/run.json", "shared/secret.txt", "dist/old.whl", ".env", "notes.txt", ".hypothesis/examples/x",
+        "src/safevla_bench/__pycache__/old.cpython-311.pyc", "src/safevla_bench/.mypy_cache/x.json",
+        "tests/__pycache__/old.pyc", ".venv/bin/python")  # fmt: skip
+"""What lies about on a developer's machine."""
+WHEEL_MOST, SDIST_MOST, TEXT_MOST = 3_000_000, 6_000_000, 200_000
+
+
+def project_files() -> list[str]:
+    """What git has or would add; without git, all but what is hidden or ignored."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if shutil.which("git") and (ROOT / ".git").exists():
+        found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        return [name for name in found if name and (ROOT / name).is_file()]
+    every = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
+    return [path.as_posix() for path in every if path.parts[0] in TOP and "__pycache__" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """The project's files as git would give them, with junk strewn in."""
+    target = tmp_path_factory.mktemp("checkout") / "safevla-bench"
+    for name in project_files():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target / name)
+    for name in JUNK:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text("junk")
+    return target
+
+
+@pytest.fixture(scope="module")
+def built(checkout, tmp_path_factory) -> Path:
+    """A folder with the sdist, and the wheel that was built from the sdist alone."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(checkout)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def sdist(built) -> tarfile.TarFile:
+    (path,) = built.glob("*.tar.gz")
+    return tarfile.open(path)
+
+
+def package_files(checkout: Path) -> set[str]:
+    source = checkout / "src"
+    every = {path.relative_to(source).as_posix() for path in (source / "safevla_bench").rglob("*") if path.is_file()}
+    return {name for name in every if f"src/{name}" not in JUNK}
+
+
+def test_the_wheel_holds_the_package_and_its_metadata_and_nothing_else(wheel, checkout):
+    metadata = {f"{NAME}.dist-info/{name}" for name in
+                ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}  # fmt: skip
+    assert set(wheel.namelist()) == package_files(checkout) | metadata
+
+
+def test_every_file_of_the_package_is_of_a_kind_that_belongs_there(checkout):
+    for name in package_files(checkout):
+        path = PurePosixPath(name)
+        assert path.suffix in CODE or name in LARGE or path.name == "py.typed", name
+        assert not path.name.startswith(("test_", ".")), name
+        assert path.name not in ("conftest.py", "run.json", "scores.json"), name
+
+
+def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
+    names = set(wheel.namelist())
+    for suffix, least in ((".toml", 20), (".html", 3), (".css", 1), (".lark", 1)):
+        assert sum(name.endswith(suffix) for name in names) >= least, suffix
+    assert {"safevla_bench/py.typed", *LARGE} <= names
+
+
+def test_the_sdist_holds_the_project_and_no_junk(sdist, checkout):
+    names = [member.name for member in sdist.getmembers()]
+    assert all(name.startswith(f"{NAME}/") for name in names)
+    inside = {name.partition("/")[2] for name in names}
+    assert {name.partition("/")[0] for name in inside} <= TOP
+    assert inside.isdisjoint(JUNK)
+    assert {f"src/{name}" for name in package_files(checkout)} <= inside
+    assert {"LICENSE", "README.md", "pyproject.toml", "constraints/core.txt", "tests/conftest.py"} <= inside
+    assert all(member.isfile() for member in sdist.getmembers())
+
+
+def test_neither_is_larger_than_it_should_be(built, wheel):
+    (archive,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    assert archive.stat().st_size < WHEEL_MOST
+    assert source.stat().st_size < SDIST_MOST
+    for one in wheel.infolist():
+        assert one.file_size < LARGE.get(one.filename, TEXT_MOST), one.filename
+
+
+def test_no_file_of_the_package_names_a_developer_s_machine(wheel):
+    private = re.compile(rb"(?:/home/|/root/|/Users/|/work/|/tmp/|/opt/)\w")
+    for name in wheel.namelist():
+        if name not in LARGE:
+            found = private.search(wheel.read(name))
+            assert not found, f"{name}: {found[0]!r}"
+
+
+def test_the_metadata_names_the_licence_and_the_python_that_it_needs(wheel, checkout):
+    told = message_from_string(wheel.read(f"{NAME}.dist-info/METADATA").decode())
+    assert (told["Name"], told["Version"]) == ("safevla-bench", __version__)
+    assert (told["License-Expression"], told["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert told["Requires-Python"] == ">=3.11"
+    assert wheel.read(f"{NAME}.dist-info/licenses/LICENSE") == (checkout / "LICENSE").read_bytes()
+
+
+def test_the_same_sources_give_the_same_bytes(checkout, built, tmp_path):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(checkout)]
+    subprocess.run(command, capture_output=True, check=True)
+    (first,), (second,) = built.glob("*.whl"), tmp_path.glob("*.whl")
+    assert first.read_bytes() == second.read_bytes()
