@@ -66,7 +66,7 @@ def peak_mb() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--episodes", type=int, default=1_000_000, help="of derived signals (default a million)")
-    parser.add_argument("--archived", type=int, default=320, help="episodes in the archives (default 320)")
+    parser.add_argument("--archived", type=int, default=96, help="episodes in the archives (default 96)")
     chosen = parser.parse_args()
     forms(chosen.archived)
     clauses(chosen.episodes)

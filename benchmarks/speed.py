@@ -88,10 +88,12 @@ def clauses() -> Iterator[Row]:
         for formula in formulas:
             stl.judge(formula, trace)
 
-    ratio = compared(judged, lambda: [array.max() for array in read])
-    yield Row(f"eight clauses over {EPISODES} × {RECORDS} records : np.max over the same bytes", ratio, 2.5)
+    ratio = compared(judged, lambda: [array.max() for array in read], 15)
+    what = f"eight clauses over {EPISODES} × {RECORDS} records : np.max over the same bytes"
+    reason = "a gated clause looks for the records where its gate opens, and finding a NaN takes a second look"
+    yield Row(what, ratio, 2.5, reason=reason)
     few = derived(20, np.random.default_rng(0))
-    ours = min(seconds(judged) for _ in range(7)) / EPISODES
+    ours = min(seconds(judged) for _ in range(15)) / EPISODES
     yield Row("rtamt, offline and discrete : ours, an episode", rtamt_s(formulas, few) / ours, 1000, more=True)
     yield Row("sentil : ours, an episode", sentil_s(formulas, few) / ours, 50, more=True)
 
@@ -160,7 +162,7 @@ def archives() -> Iterator[Row]:
         def ours() -> None:
             score_chunks(runs.Records(paths).first(), specs, tasks, missing="deactivate")
 
-        told = f"640 episodes × {RECORDS} records, 20 bodies, 6 contacts a record; {size:.0f} kB an episode"
+        told = f"640 episodes, 20 bodies, 6 contacts a record, {size:.0f} kB each; pyarrow checks no record"
         yield Row("Parquet to scores : pyarrow reading the same files", compared(ours, arrow, 3), 3.0, reason=told)
 
 
@@ -215,8 +217,9 @@ def reports() -> Iterator[Row]:
         paths = made.files(Path(folder), 2, 1000, 200)
         by = evaluate.Judge(missing="deactivate")
         judged = evaluate.judge(paths, by)
-        ratio = compared(lambda: evaluate.report(judged), lambda: evaluate.judge(paths, by), 3)
-    yield Row("report of 2,000 episodes : scoring them", ratio, 2)
+        ratio = compared(lambda: evaluate.report(judged), lambda: evaluate.judge(paths, by), 1)
+    reason = "the page draws the signals of 400 episodes and lists all of them, a macro call each"
+    yield Row("report of 2,000 episodes : scoring them", ratio, 2, reason=reason)
 
 
 def workers() -> Iterator[Row]:
@@ -257,7 +260,7 @@ def table(rows: list[Row], load: float) -> str:
     for row in rows:
         ratio = "–" if row.ratio is None else f"{row.ratio:.3g}"
         told = [] if row.met else ["**missed**" if row.ratio is not None else ""]
-        told += [row.reason] if row.reason else []
+        told += [row.reason] if row.reason else []  # what it was measured on, or why it is missed
         bound = f"≥ {row.target:g}" if row.more else f"≤ {row.target:g}"
         lines.append(f"| {row.what} | {ratio} | {bound} | {': '.join(filter(None, told))} |")
     return f"{INTRODUCTION}\n{chr(10).join(lines)}\n\n{machine(load)}\n"

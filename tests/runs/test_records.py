@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from builders import episode, same_bits
 from safevla_bench import archive, beyond, runs
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.evaluate import Judge, judge, write
+from safevla_bench.evaluate import Judge, judge, report, write
+from safevla_bench.report import beside, register
 from safevla_bench.runs import records
 from safevla_bench.scoring import score, score_chunks
 from safevla_bench.specs import library
@@ -161,3 +163,40 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
         list(read.chunks())
     with pytest.raises(RunError, match="it changed while it was read"):
         read.episodes([0])
+
+
+def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
+    page = sys.modules["safevla_bench.report.page"]  # the package's name is the function
+    for module in (page, register, beside):
+        monkeypatch.setattr(module, "MOST_DRAWN", 3)
+    judged = judge([DEMO], Judge())
+    lean = report(judged)
+    assert len(set(page.drawn(judged.scores, judged.records.headers))) < len(judged.records)
+    whole = judged.batch
+    monkeypatch.setattr(runs.Records, "some", lambda self, indices: whole)
+    monkeypatch.setattr(runs.Records, "chunks", lambda self: iter([whole]))
+    assert report(judged) == lean
+
+
+def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_path):
+    path = tmp_path / "all.parquet"
+    archive.write(path, concatenate(EPISODES))
+    read = runs.Records([path])
+    list(read.first())
+    some = read.some([4, 1, 4])
+    assert some.headers == tuple(read.headers)
+    assert some.lengths.tolist() == read.lengths.tolist()
+    assert [k for k in range(7) if some.contacts.present[k]] == [1, 4]
+    assert all(same_bits(select(some, [k]), EPISODES[k]) for k in (1, 4))
+    assert len(read.some([])) == 7
+
+
+def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
+    path = tmp_path / "all.jsonl"
+    archive.write(path, concatenate(EPISODES))
+    read = runs.Records([path])
+    list(read.first())
+    mine = read.only([1, 3, 5])
+    assert same_bits(mine.whole(), concatenate([EPISODES[k] for k in (1, 3, 5)]))
+    assert same_bits(mine.episodes([2]), EPISODES[5])
+    assert len(read) == 7
