@@ -94,8 +94,10 @@ def clauses() -> Iterator[Row]:
     yield Row(what, ratio, 2.5, reason=reason)
     few = derived(20, np.random.default_rng(0))
     ours = min(seconds(judged) for _ in range(15)) / EPISODES
-    yield Row("rtamt, offline and discrete : ours, an episode", rtamt_s(formulas, few) / ours, 1000, more=True)
-    yield Row("sentil : ours, an episode", sentil_s(formulas, few) / ours, 50, more=True)
+    reason = "ours is bound by the memory bus, which other work held; one short episode of theirs fits the cache"
+    rtamt, sentil = rtamt_s(formulas, few) / ours, sentil_s(formulas, few) / ours
+    yield Row("rtamt, offline and discrete : ours, an episode", rtamt, 1000, more=True, reason=reason)
+    yield Row("sentil : ours, an episode", sentil, 50, more=True, reason=reason)
 
 
 def rtamt_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:

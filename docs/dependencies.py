@@ -8,9 +8,11 @@ out of date.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
+import tarfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,15 +85,15 @@ def page() -> str:
     others = [pin for pin in pins() if pin.name not in direct]
     order = ["core", *sorted({group for groups in direct.values() for group in groups} - {"core"})]
     rows = [
-        (pin.name, pin.version, facts[pin.key]["licence"], str(facts[pin.key]["released"]), ", ".join(direct[pin.name]),
-         facts["why"][pin.name])
-        for pin in sorted(mine, key=lambda pin: (order.index(direct[pin.name][0]), pin.name))
+        (pin.name, pin.version, facts[pin.key]["licence"], facts[pin.key]["released"], ", ".join(direct[pin.name]),
+         ", ".join(pin.files), facts["why"][pin.name])
+        for pin in sorted(mine, key=lambda pin: (order.index(direct[pin.name][0]), pin.key))
     ]  # fmt: skip
     rest = [(pin.name, pin.version, facts[pin.key]["licence"], ", ".join(pin.files)) for pin in others]
     parts = [
         INTRODUCTION,
         "## What we ask for",
-        _table(("Package", "Version", "Licence", "Released", "Part of", "What for"), rows),
+        _table(("Package", "Version", "Licence", "Released", "Part of", "Pinned for", "What for"), rows),
         "## What these bring with them",
         _table(("Package", "Version", "Licence", "Pinned for"), rest),
     ]
@@ -170,11 +172,14 @@ class Index:
         return min(times)[:10]
 
     def metadata(self, pin: Pin) -> Message:
-        """The metadata that the index keeps beside a wheel."""
-        for name, url, _ in self._files(pin):
+        """The metadata that the index keeps beside a wheel, or that a source archive holds; empty where neither is."""
+        files = sorted(self._files(pin), key=lambda one: not one[0].endswith(".whl"))
+        for name, url, _ in files:
             if name.endswith(".whl") and (answer := self._session.get(f"{url}.metadata")).status_code == 200:
                 return message_from_bytes(answer.content)
-        raise SystemExit(f"{pin.key}: install it, since the index has no metadata of it")
+            if name.endswith(".tar.gz"):
+                return message_from_bytes(package_info(self._session.get(url).content))
+        return Message()
 
     def _files(self, pin: Pin) -> list[tuple[str, str, str]]:
         """Name, address and time of upload of each file of a version."""
@@ -184,6 +189,14 @@ class Index:
             raise SystemExit(f"{pin.name}: the index does not know it ({answer.status_code})")
         listed = json_files if "json" in answer.headers["content-type"] else html_files
         return [one for one in listed(answer.text) if belongs(one[0], pin)]
+
+
+def package_info(archive: bytes) -> bytes:
+    """PKG-INFO of a source archive, the outermost one."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        found = [one for one in opened.getnames() if one.endswith("/PKG-INFO")]
+        member = opened.extractfile(min(found, key=lambda one: one.count("/"))) if found else None
+        return member.read() if member else b""
 
 
 def json_files(text: str) -> Iterator[tuple[str, str, str]]:

@@ -60,11 +60,12 @@ def test_the_seed_decides_the_interval():
     assert bootstrap_means(values, generator()) != bootstrap_means(values, generator(1))
 
 
-def test_a_conditional_mean_is_recomputed_in_each_resample_and_empty_ones_are_counted():
+@pytest.mark.parametrize("only", [0.7, 0.0])
+def test_a_conditional_mean_is_recomputed_in_each_resample_and_empty_ones_are_counted(only):
     values = np.full(12, np.nan)
-    values[3] = 0.7
+    values[3] = only
     found = bootstrap_means(values[None], generator())[0]
-    assert (found.low, found.high) == (pytest.approx(0.7), pytest.approx(0.7))
+    assert (found.low, found.high) == (pytest.approx(only), pytest.approx(only))
     assert found.skipped / 10_000 == pytest.approx((11 / 12) ** 12, abs=0.02)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from safevla_bench.evaluate import Judge, Request, judge, roll_out
     from safevla_bench.interface import Observation, Policy, Wants
     from safevla_bench.metrics import Summary, aggregate, cells
+    from safevla_bench.monitor import Monitor
     from safevla_bench.own_loop import record
     from safevla_bench.scores import EpisodeScore, Scores
     from safevla_bench.scoring import score
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from safevla_bench.stl import parse
     from safevla_bench.tasks import Registry
     from safevla_bench.tasks.loader import registry
-    from safevla_bench.trajectory import Batch
+    from safevla_bench.trajectory import Batch, records
 
 
 _HOME = {
@@ -43,6 +44,7 @@ _HOME = {
     "EpisodeScore": "scores",
     "Judge": "evaluate",
     "Library": "specs",
+    "Monitor": "monitor",
     "Observation": "interface",
     "Policy": "interface",
     "Registry": "tasks",
@@ -62,6 +64,7 @@ _HOME = {
     "open_archive": "archive",
     "parse": "stl",
     "record": "own_loop",
+    "records": "trajectory",
     "registry": "tasks",
     "roll_out": "evaluate",
     "schema": "archive",
@@ -73,6 +76,7 @@ __all__ = [
     "EpisodeScore",
     "Judge",
     "Library",
+    "Monitor",
     "Observation",
     "Policy",
     "Registry",
@@ -93,6 +97,7 @@ __all__ = [
     "open_archive",
     "parse",
     "record",
+    "records",
     "registry",
     "roll_out",
     "schema",

@@ -10,7 +10,9 @@
     ├── RunError               a run folder that is missing, foreign or in the way
     ├── HostError              a simulator that cannot be used here
     ├── PolicyError            a policy that cannot be made or asked
-    │   └── InvalidActionError an action that must not reach the simulator
+    │   ├── InvalidActionError an action that must not reach the simulator
+    │   └── ServerLostError    a policy server that went away while it was asked
+    │       └── ServerUnreachableError   a policy server that cannot be reached to begin with
     └── PluginError            an installed plug-in that fails to load
 
     CollectedError             several of the above at once, none hidden behind another
@@ -115,6 +117,14 @@ class PolicyError(SafevlaError):
 
 class InvalidActionError(PolicyError):
     """An action that must not reach the simulator."""
+
+
+class ServerLostError(PolicyError):
+    """A policy server that went away while it was asked: the episode may be begun again."""
+
+
+class ServerUnreachableError(ServerLostError):
+    """A policy server that cannot be reached to begin with."""
 
 
 class PluginError(SafevlaError):

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -16,7 +16,10 @@ from safevla_bench.baseline import baseline
 from safevla_bench.compare import Entrant, entrants, named_apart
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.files import write_atomically
-from safevla_bench.interface import Host, Policy, Task
+from safevla_bench.interface import Host, Policy, Replaying, Task
+from safevla_bench.monitor import Monitor
+from safevla_bench.policies import dialects, zoo
+from safevla_bench.policies.dialect import Dialect
 from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
 from safevla_bench.report.album import album
@@ -50,6 +53,13 @@ class Judge:
             chosen = extend(chosen, path)
         return chosen, registry(self.registry)
 
+    def monitor(self) -> Monitor:
+        """What judges so while an episode runs; raises `RunError` where that is to be without tags."""
+        if self.applicability == "off":
+            raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+        specs, tasks = self.load()
+        return Monitor(specs, tasks, capabilities=self.capabilities, missing=self.missing)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -59,13 +69,15 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: int | None = 1
-    """Of each task; None = as many as its benchmark runs."""
+    episodes: rollout.Episodes = 1
+    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says."""
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they go before those for every policy."""
+    servers: tuple[str, ...] = ()
+    """Where the paper's entries are served, each URL or SUITE=URL; kept apart in run.json, and free to change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = rollout.PRESET
     seed: int = 0
@@ -74,6 +86,9 @@ class Request:
     """Which piece of the plan to run; None = all of it."""
     archive: str = runs.JSONL
     """The form of the archive, of `runs.FORMS`."""
+    stop_on_violation: bool = False
+    """End each episode at its first violation, by `watch`; it is then `stopped`, in no rate."""
+    watch: Judge = field(default_factory=Judge)
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; kept apart in run.json."""
 
@@ -99,11 +114,13 @@ class Request:
             episodes=asked.episodes,
             policies=tuple(one.policy for one in asked.policies),
             policy_arguments={one.policy: one.arguments for one in asked.policies},
+            servers=asked.volatile.servers,
             protocol=asked.protocol.name,
             seed=asked.seed,
             max_steps=asked.max_steps,
             shard=rollout.Shard(asked.shard.number, asked.shard.count) if asked.shard else None,
             archive=asked.archive,
+            stop_on_violation=asked.stop_on_violation is not None,
         )
 
 
@@ -116,19 +133,25 @@ class _AskedProtocol(msgspec.Struct):
     name: str
 
 
+class _AskedToday(msgspec.Struct, frozen=True):
+    servers: tuple[str, ...] = ()
+
+
 class _Asked(msgspec.Struct):
     """The part of run.json that a request is made from."""
 
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: int | None
+    episodes: rollout.Episodes
     policies: tuple[_AskedPolicy, ...]
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
     shard: runs.Stretch | None = None
     archive: str = runs.JSONL
+    volatile: _AskedToday = _AskedToday()
+    stop_on_violation: dict[str, object] | None = None
     host_arguments: dict[str, str] = {}
 
 
@@ -145,6 +168,9 @@ class Running:
 
 
 _PLAINLY = Running()
+PRESET, PROTOCOL = rollout.PRESET, rollout.PROTOCOL
+ENTERED = ("host", "suites", "policies", "protocol")
+"""The options that an entry stands for."""
 
 
 @dataclass(frozen=True)
@@ -221,16 +247,20 @@ def prepare(request: Request) -> Prepared:
     host = hosts.host(request.host, request.host_arguments)
     tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
     _check_arguments(request)
-    made = {name: policies.policy(name, request.arguments_of(name)) for name in request.policies}
     rules = rollout.protocol(request.protocol)
-    whole = rollout.plan(
+    told = {name: _told(request, name) for name in request.policies}
+    made = {name: policies.policy(name, arguments) for name, arguments in told.items()}
+    _check_servers(made, tasks)
+    planned = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
+    whole = tuple(rollout.matched(one, made[one.policy], request.max_steps) for one in planned)
     episodes, stretch = _piece(whole, request.shard)
     players = rollout.Cast(
         request.host,
-        {name: request.arguments_of(name) for name in request.policies},
+        told,
         renders=any(policy.wants.cameras for policy in made.values()),
+        stopping=request.watch if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
     )
     described = _described(request, host, tasks, made, rules)
@@ -254,6 +284,45 @@ def _check_arguments(request: Request) -> None:
         if name not in request.policies:
             problem = f"there is an argument for the policy {name!r}, which is not in this run"
             raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
+
+
+def _told(request: Request, policy: str) -> dict[str, str]:
+    """A policy's arguments; an entry's with its servers."""
+    served = {zoo.SERVER: " ".join(request.servers)} if zoo.MARK in policy.partition(":")[0] and request.servers else {}
+    return {**served, **request.arguments_of(policy)}
+
+
+def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
+    for policy in made.values():
+        if isinstance(policy, zoo.Served):
+            for task in tasks:
+                policy.server(task.benchmark)
+
+
+def entered(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
+    """What a `Request` for one of the paper's entries is made of: its host, suites, protocol, policy and episodes.
+
+    Raises:
+        PolicyError: there is no such entry.
+        RunError: it has no such suite.
+    """
+    found = zoo.entry(name)
+    unknown = [suite for suite in suites if suite not in found.suites]
+    if unknown:
+        raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"It has {', '.join(found.suites)}.")
+    return {
+        "host": found.host,
+        "suites": tuple(suites) or found.suites,
+        "policies": (name,),
+        "protocol": protocol or (found.protocol if found.runnable else rollout.PRESET),
+        "episodes": PROTOCOL,
+    }
+
+
+def left_open(request: Request) -> list[str]:
+    """What the paper's entries that are asked for leave open or assume, each as one sentence."""
+    named = [zoo.entry(name) for name in request.policies if zoo.MARK in name.partition(":")[0]]
+    return [f"{one.name}: unknown is {question}" for one in named for question in one.unknown]
 
 
 def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
@@ -283,24 +352,57 @@ def _described(
                 "arguments": request.arguments_of(name),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
+                **({"replay": policy.described} if isinstance(policy, Replaying) else {}),
+                **_spoken(policy),
             }
             for name, policy in made.items()
         ],
-        "protocol": msgspec.to_builtins(rules),
+        "protocol": rules.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
         "archive": request.archive,
+        **({"stop_on_violation": _watch(request.watch, tasks)} if request.stop_on_violation else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
-        "volatile": dict(request.volatile),
+        "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }
+
+
+def _watch(by: Judge, tasks: Sequence[Task]) -> dict[str, object]:
+    """What decides that an episode ends: all that changes where it does. Raises where it cannot be decided."""
+    by.monitor()
+    specs, known = by.load()
+    for task in tasks:
+        known.tags(task.benchmark, task.task_id, by.capabilities)
+    return {
+        "library": specs.name,
+        "library_digest": specs.digest,
+        "registry_digest": known.digest,
+        "capabilities": by.capabilities,
+        "missing": by.missing,
+    }
+
+
+def _spoken(policy: Policy) -> dict[str, object]:
+    """How a policy is asked, and from which of the paper's entries that follows."""
+    spoken = getattr(policy, "dialect", None)
+    said: dict[str, object] = {"dialect": dialects.values(spoken)} if isinstance(spoken, Dialect) else {}
+    if isinstance(policy, zoo.Served):
+        one = policy.entry
+        said["entry"] = {"name": one.name, "checkpoints": one.checkpoints, "unknown": one.unknown}
+    return said
 
 
 def estimate(request: Request, running: Running = _PLAINLY) -> rollout.Estimate:
     """What `roll_out` would run and what that costs; raises what `prepare` raises, and writes nothing."""
-    prepared = prepare(request)
+    prepared = prepare(request if request.servers else replace(request, servers=_anywhere(request)))
     cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
     prepared.close()
     return rollout.estimate(prepared.episodes, prepared.host.name, cameras, running.workers)
+
+
+def _anywhere(request: Request) -> tuple[str, ...]:
+    """Stands for the servers of a run that is only planned."""
+    return tuple(f"{suite}=nowhere" for suite in request.suites)
 
 
 def roll_out(
@@ -333,7 +435,7 @@ def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer
     try:
         with closing(_engine(prepared, pending, running, observer)) as ended:
             for finished in ended:
-                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame)
+                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame, finished.latency)
     except SafevlaError:
         if writer.fresh and not writer.entries:
             writer.discard()
@@ -355,19 +457,21 @@ def _engine(
         prepared.close()  # the workers make their own; a large model need not be here too
         yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
         return
-    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer):
+    watch = prepared.cast.stopping.monitor() if prepared.cast.stopping else None
+    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer, watch):
         yield rollout.Finished.of(outcome)
 
 
 def _row(finished: rollout.Finished) -> runs.EpisodeRow:
     planned = finished.planned
+    played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return runs.EpisodeRow(
         episode_id=planned.episode_id,
         policy=planned.policy,
         benchmark=planned.task.benchmark,
         task_id=planned.task.task_id,
         episode=planned.episode,
-        init_state_index=planned.start.init_state_index,
+        init_state_index=None if played else planned.start.init_state_index,
         env_seed=planned.start.env_seed,
         seed=planned.seed,
         policy_seed=planned.policy_seed,
@@ -622,6 +726,7 @@ def board(
         headers=judged.records.headers,
         protocols=boards.protocols(judged.description),
     )
+    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
     own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
     files = boards.site(of, title=title, provenance=judged.description, reports=own)
     return files | {

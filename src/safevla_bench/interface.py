@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,13 +103,42 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded episode that is played again: which, for how many steps, and where it starts.
+
+    `state` is a flat simulator state to start from, [S], as the host's records have it (`sim_state`); None = the
+    initial state of the index and seed beside it. What such a state does not hold: `fixtures`, root body -> position
+    [3] in metres and quaternion [4], w first; and what the gripper was told before, which is taken to be what the
+    `first_action` tells it, if anything.
+    """
+
+    episode: str
+    """Its name in `source`."""
+    source: str
+    steps: int
+    state: tuple[float, ...] | None = None
+    first_action: tuple[float, ...] = ()
+    fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    ending: str = "timeout"
+    """The outcome where the actions run out without success; `stopped` where the recording was broken off."""
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeSeed:
-    """All that fixes an episode's start: the initial state's index and the environment's seed."""
+    """All that fixes an episode's start: the initial state's index and the environment's seed.
+
+    Or the state that `recorded` holds; then the index counts the recorded episodes and no initial state is used.
+    """
 
     init_state_index: int
     env_seed: int
     wait_steps: int
-    """Settling steps with a still arm before record 0; not counted in the horizon."""
+    """Settling steps before record 0; not counted in the horizon."""
+    wait_action: tuple[float, ...] | None = None
+    """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
+    drawn: bool = False
+    """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
+    recorded: Recorded | None = None
 
 
 @runtime_checkable
@@ -125,6 +154,26 @@ class Policy(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Replaying(Protocol):
+    """What a policy that plays recorded episodes offers beside `Policy`."""
+
+    described: Mapping[str, object]
+    """What a run keeps of it, such as a digest of the recording."""
+
+    def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
+        """The start of the recorded episode for a planned one; raises `PolicyError` where none fits."""
+        ...
+
+    def cue(self, start: EpisodeSeed) -> None:
+        """Said before `reset`: which recorded episode comes."""
+        ...
+
+    def compared(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
+        """The record of what came of it, with how far it went from the recording under `replay` in its header."""
+        ...
 
 
 class HostEnv(Protocol):
@@ -148,6 +197,37 @@ class HostEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """What some numbers of a flat simulator state are: `state[first : first + size]`.
+
+    Of `position` [3] or a slider's [1] in m, of `rotation` a quaternion [4] wxyz or a hinge's angle [1] in rad.
+    """
+
+    name: str
+    kind: Literal["position", "rotation"]
+    first: int
+    size: int
+
+
+@runtime_checkable
+class Coordinated(Protocol):
+    """What an environment offers beside `HostEnv` if it starts from recorded states: they can then be compared, too."""
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """Of the present `sim_state`; velocities and the time are left out."""
+        ...
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """What an environment may offer beside `HostEnv`, so that watching each step does not cost the whole record."""
+
+    def latest(self) -> Batch:
+        """The newest record alone, as a batch of one episode of one record."""
+        ...
 
 
 class Host(Protocol):

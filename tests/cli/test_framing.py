@@ -62,7 +62,7 @@ def near(one, other) -> bool:
 def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run):
     code, out, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
     assert (code, err) == (0, "")
-    assert "4 frames of 1 episodes" in out
+    assert "4 frames of 1 episode," in out
     found = runs.read_frames(run)
     assert [one.kind for one in found] == ["initial", "violation", "final", "clip"]
     assert [one.file for one in found] == [

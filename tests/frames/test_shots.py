@@ -7,6 +7,8 @@ import pytest
 
 from report.scenes import rollout
 from safevla_bench.frames import shots
+from safevla_bench.frames.shots import passing, reading
+from safevla_bench.report.evidence import Line
 from safevla_bench.report.explaining import explanation
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
@@ -66,3 +68,26 @@ def test_a_failure_is_called_one():
     batch = rollout(3, 0.05, 80, success=False)
     told = explanation(score(batch, library(), registry()), batch, library(), 0)
     assert shots(told)[-1].title.startswith("Failed (failure)")
+
+
+def line(values, gate=None) -> Line:
+    return Line("non_target_disp_max", "m", np.array(values), 0.005, True, gate, np.array(values) > 0.005, 0)
+
+
+def test_a_value_is_told_beside_its_limit_and_never_on_its_wrong_side():
+    assert reading(line([0.08]), 0.08) == "80.0\u00a0mm, limit 5\u00a0mm"
+    assert reading(line([0.0]), None) == "—, limit 5\u00a0mm"
+    moments = line([4.42e-9, 0.0252, 0.0050001, 0.005, np.nan])
+    assert [passing(moments, k).split("\u00a0")[0] for k in range(5)] == [
+        "0.00",
+        "25.20",
+        "5.0001",
+        "5.00",
+        "—, limit 5",
+    ]
+
+
+def test_a_moment_that_nothing_judges_is_told_as_such():
+    moments = line([0.08, 0.08], gate=np.array([True, False]))
+    assert "not judged" not in passing(moments, 0)
+    assert passing(moments, 1).endswith("(not judged now)")

@@ -11,6 +11,7 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake import FakeHost
 from safevla_bench.hosts.libero import LiberoHost
+from safevla_bench.hosts.robocasa import RobocasaHost
 from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, StagingHost, Wants
 from safevla_bench.trajectory import Channel
 
@@ -23,17 +24,17 @@ def recorded(host, suite: str, index: int, wait_steps: int, steps: int):
     env = host.make(task, Wants())
     try:
         env.reset(EpisodeSeed(1, 7, wait_steps))
-        for action in np.random.default_rng(0).uniform(-1, 1, (steps, 7)):
+        for action in np.random.default_rng(0).uniform(-1, 1, (steps, len(env.action_low))):
             env.step(action)
         return task, env.recorded()
     finally:
         env.close()
 
 
-def gaps(stage, batch, record: int) -> list[float]:
+def gaps(stage, batch, record: int, camera: str = "agentview") -> list[float]:
     """How far each tracked body is from its recorded position, in metres."""
     bodies, positions = batch.body_pos_m.episode(0)
-    shown = stage.render(record, Camera("agentview"), SIZE).body_pos_m
+    shown = stage.render(record, Camera(camera), SIZE).body_pos_m
     assert set(shown) == {batch.name(int(body)) for body in bodies}
     return [np.linalg.norm(shown[batch.name(int(body))] - positions[record, k]) for k, body in enumerate(bodies)]
 
@@ -107,6 +108,27 @@ class TestLibero:
         header = msgspec.structs.replace(batch.headers[0], env_seed=None)
         with pytest.raises(HostError, match="env_seed"):
             LiberoHost().stage(LiberoHost().tasks("libero-spatial")[4], replace(batch, headers=(header,)))
+
+
+@pytest.mark.robocasa
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_kitchen_is_the_one_that_the_record_names_whatever_the_host_was_told():
+    made = RobocasaHost(split="pretrain")
+    task, batch = recorded(made, "robocasa-365", 1, wait_steps=2, steps=4)
+    stage = RobocasaHost(split="target").stage(task, batch)
+    for record in range(5):
+        off = sorted(gaps(stage, batch, record, "robot0_agentview_center"))
+        assert off[-1] <= 1e-5  # the toaster oven's door, whose joint RoboCasa moves by hand after each step
+        assert off[-2] <= 1e-12
+    near = stage.aim(2, ("robot0_link7",), SIZE)
+    assert stage.render(2, near, SIZE, ("robot0_link7",)).seen.any()
+    stage.close()
+
+
+def test_a_record_of_no_kitchen_is_refused():
+    task, batch = recorded(FakeHost(), "fake", 0, wait_steps=0, steps=1)
+    with pytest.raises(HostError, match="in which kitchen"):
+        RobocasaHost().stage(task, batch)
 
 
 def test_the_fake_host_shows_what_it_recorded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from report.browser import CHROMIUM, Browser
 from report.scenes import rollout, run, verdicts
+from safevla_bench.report.album import Album, Picture
 from safevla_bench.report.analysis import analyse
 from safevla_bench.report.page import page
 from safevla_bench.report.register import ENDINGS
@@ -25,6 +27,7 @@ from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Batch, concatenate, select
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
+needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: poppler-utils)")
 LIBRARY, REGISTRY = library(), registry()
 HOSTILE = (
     "</script><script>document.title = 'owned'</script>\"'><img src=x onerror=\"document.title = 'owned'\">\u202e&amp;"
@@ -118,6 +121,23 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
 
 
 OPEN_EVERYTHING = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+
+
+PIXEL = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def test_frames_are_shown_under_the_security_policy(browser: Browser, tmp_path: Path) -> None:
+    scores = judged(ROUGH)
+    pictures = {(one.policy, one.episode_id): (Picture("final", HOSTILE, True, 1, 1, PIXEL),) for one in ROUGH.headers}
+    text = page(scores, ROUGH, LIBRARY, title="t", provenance={}, album=Album(pictures))
+    (tmp_path / "report.html").write_text(text, encoding="utf-8")
+    browser.open(tmp_path / "report.html")
+    browser.run(OPEN_EVERYTHING)
+    assert browser.run("[...document.images].map((one) => one.naturalWidth)") == [1] * len(ROUGH)
+    assert browser.complaints() == []
 
 
 # Every state
@@ -377,6 +397,7 @@ def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
     return kept
 
 
+@needs_pdftotext
 def test_paper_cuts_nothing(browser: Browser, big: tuple[Path, Scores], tmp_path: Path) -> None:
     browser.open(big[0])
     (tmp_path / "report.pdf").write_bytes(browser.pdf())
@@ -391,6 +412,7 @@ def test_paper_cuts_nothing(browser: Browser, big: tuple[Path, Scores], tmp_path
     assert rows == list(range(1, 401))
 
 
+@needs_pdftotext
 @pytest.mark.parametrize("state", ["ten long names", "mixed", "all crashed"])
 def test_paper_shows_every_row_of_every_table(
     browser: Browser, pages: dict[str, Path], tmp_path: Path, state: str

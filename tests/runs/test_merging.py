@@ -62,7 +62,11 @@ def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, 
 def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     them = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
     runs.merge(them, tmp_path / "merged")
-    assert runs.described(tmp_path / "merged")["volatile"] == {"shards": [{"started": "today"}] * 2}
+    today = [runs.described(shard)["volatile"] for shard in them]
+    assert runs.described(tmp_path / "merged")["volatile"]["shards"] == today
+    assert all(one["started"] == "today" for one in today)
+    taken = runs.latencies(tmp_path / "merged")
+    assert taken == {name: took for shard in them for name, took in runs.latencies(shard).items()}
 
 
 def test_a_missing_shard_is_named(shards, tmp_path):

@@ -27,6 +27,7 @@ __all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "wri
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
 """Forms of one episode a file."""
+_RESULTS = "eval_info.json"
 _READ: Mapping[str, Callable[[Path, Sieve], Iterator[Batch | RecordError]]] = {
     **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read),
     npz.SUFFIX: npz.read,
@@ -36,10 +37,13 @@ _READ: Mapping[str, Callable[[Path, Sieve], Iterator[Batch | RecordError]]] = {
 
 def form_of(path: Path) -> str:
     """The suffix that names a file's form; `RecordError` where there is none that we read."""
+    if path.name == _RESULTS:
+        remedy = f"Read its success rates with `safevla import {path}`."
+        raise RecordError("holds results of LeRobot and no trajectories", remedy=remedy, place=Place(file=str(path)))
     for suffix in _READ:
         if path.name.endswith(suffix):
             return suffix
-    remedy = f"Archives are files ending in {', '.join(_READ)}."
+    remedy = f"Archives are files ending in {', '.join(_READ)}. Results of other tools: safevla import."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 

@@ -28,9 +28,20 @@ _WHAT = [
                  help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
     click.option("--episodes", type=click.IntRange(min=1), metavar="N",
-                 help="Episodes a task; else as many as the benchmark runs: 50 in robocasa, 1 elsewhere."),
+                 help="Episodes a task; else those of the protocol that is asked for, else as many as the benchmark "
+                      "runs: 50 in robocasa, 1 elsewhere."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="What acts: noop, random, scripted:careful, scripted:hasty or a plug-in's. Repeatable."),
+                 help="What acts: noop, random, scripted:careful, scripted:hasty, replay:FILE (recorded actions), "
+                      "python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a "
+                      "plug-in's. Repeatable."),
+    click.option("--entry", metavar="NAME",
+                 help="One of the paper's entries, such as pi0.5@libero, in place of --host and --policy: all its "
+                      "suites, tasks and episodes, or those that are given. `safevla entries` lists them."),
+    click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
+                 help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
+    click.option("--protocol", metavar="NAME",
+                 help=f"How episodes start and end; else {evaluate.PRESET}. "
+                      "`safevla protocols` lists them."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one that is named before it, as "
                       "scripted:careful:KEY=VALUE. Repeatable."),
@@ -40,6 +51,8 @@ _WHAT = [
                  help="Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
     click.option("--archive", type=click.Choice(list(runs.FORMS)), default=runs.JSONL, show_default=True,
                  help="The form of the records: compressed JSON lines, or Parquet, which is judged faster."),
+    click.option("--stop-on-violation", is_flag=True,
+                 help="End each episode at its first violation. It is then `stopped`: counted apart, in no rate."),
 ]  # fmt: skip
 _HOW = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
@@ -92,6 +105,7 @@ def _asked(context: click.Context, what: Mapping[str, Any], how: Mapping[str, An
         _missing(context, "out")
     out = how["out"] or Path()
     begun = how["resume"] and (out / runs.RUN).exists()
+    what = {**what, **_entered(what)}
     request = _continued(context, what, out) if begun else _new(context, what, how)
     running = evaluate.Running(workers=how["workers"], resume=how["resume"], retry_crashed=how["retry_crashed"])
     return Asked(request, out, running, how["dry_run"], _again(context, out))
@@ -109,6 +123,9 @@ def _new(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     everything = {name: value for one, given in what.items() for name, value in _field(one, given, what["policies"])}
+    if everything["episodes"] is None and what["protocol"] is not None:
+        everything["episodes"] = evaluate.PROTOCOL
+    everything["protocol"] = what["protocol"] or evaluate.PRESET
     return evaluate.Request(**everything, volatile=volatile)
 
 
@@ -120,13 +137,15 @@ def _continued(context: click.Context, what: Mapping[str, Any], out: Path) -> ev
         "policy_arguments": {one: them for one, them in held.policy_arguments.items() if one in policies}
     }
     for name, value in what.items():
-        if _given(context, name):
+        if _given(context, name) or (what["entry"] and name in evaluate.ENTERED and value is not None):
             fields.update(_field(name, value, policies))
     return replace(held, **fields)
 
 
 def _field(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:
     """The request's fields that an option fills."""
+    if name == "entry":
+        return []
     if name == "tasks":
         return [("tasks", _indices(value))]
     if name == "shard":
@@ -137,6 +156,17 @@ def _field(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, 
     if name == "host_arguments":
         return [(name, dict(_pair(text) for text in value))]
     return [(name, value)]
+
+
+def _entered(what: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry stands for."""
+    if what["entry"] is None:
+        return {}
+    for name, option in (("host", "--host"), ("policies", "--policy")):
+        if what[name]:
+            raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
+    filled = evaluate.entered(what["entry"], what["suites"], what["protocol"])
+    return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
 
 
 def _indices(text: str) -> tuple[int, ...] | None:
@@ -173,6 +203,12 @@ def _arguments(texts: tuple[str, ...], policies: tuple[str, ...]) -> tuple[dict[
             raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")
         (single.setdefault(policy, {}) if colon else everyone)[name] = value
     return everyone, single
+
+
+def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
+    """The arguments of one policy; raises `RunError` for what is no argument, or is another policy's."""
+    everyone, single = _arguments(texts, (policy,))
+    return {**everyone, **single.get(policy, {})}
 
 
 def _again(context: click.Context, out: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -67,9 +68,10 @@ def frames_command(
     look = frames.Look(size=size, clips=filming)
     with _watching(len(chosen)) as observer:
         made = frames.make(material, chosen, look, observer)
-    bytes_ = sum((run / runs.FRAMES / one.file).stat().st_size for one in made)
-    click.echo(printable(f"{len(made)} frames of {len(chosen)} episodes, {bytes_ / 1e6:.1f} MB: {run / runs.FRAMES}"))
-    click.echo(printable(f"Next: safevla report {run} --out {run / runs.REPORT}"))
+    size_mb = sum((run / runs.FRAMES / one.file).stat().st_size for one in made) / 1e6
+    count = "1 episode" if len(chosen) == 1 else f"{len(chosen)} episodes"
+    click.echo(printable(f"{len(made)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
+    click.echo(printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}"))
 
 
 def _filming(wanted: bool | None) -> bool:

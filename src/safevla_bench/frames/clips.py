@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from safevla_bench.frames.drawing import Pixels
 
 SUFFIX = "mp4"
-_CODEC, _QUALITY = "libx264", "26"
+_CODEC, _PIXELS = "libx264", "yuv420p"
+_QUANTIZER = "27"
+"""The same for every picture: x264's control of quality (crf) gave other bytes for the same pictures now and then."""
 
 
 def can_film() -> bool:
@@ -33,11 +35,11 @@ def film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
         for picture in pictures:
             height, width = (side - side % 2 for side in picture.shape[:2])
             if stream is None:
-                # One thread: with several the bytes could differ from machine to machine.
-                stream = container.add_stream(_CODEC, rate=frames_per_s, options={"crf": _QUALITY, "threads": "1"})
-                stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-            frame = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
-            container.mux(stream.encode(frame))
+                stream = container.add_stream(_CODEC, rate=frames_per_s, options={"qp": _QUANTIZER})
+                stream.height, stream.width, stream.pix_fmt = height, width, _PIXELS
+                stream.codec_context.thread_count = 1
+            colors = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
+            container.mux(stream.encode(colors))
         if stream is not None:
             container.mux(stream.encode())
     return sink.getvalue()

@@ -16,7 +16,7 @@ from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.frames import clips
 from safevla_bench.frames.drawing import BEFORE, GREEN, GREY, RED, Caption, Pixels, drawn, jpeg, outlined
-from safevla_bench.frames.shots import Shot, reading, shots, violation
+from safevla_bench.frames.shots import Shot, passing, shots, violation
 from safevla_bench.inert import inert
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task
 from safevla_bench.report.explaining import Clause, explanation
@@ -26,9 +26,9 @@ from safevla_bench.scores import Scores
 from safevla_bench.specs import Library
 from safevla_bench.trajectory import Batch, select
 
-TOLERANCE_M = 1e-9
-"""How far a body may lie from its recorded position. Setting a state again takes positions back by one substep and so
-rounds them; in practice the difference is 0."""
+TOLERANCE_M = 1e-5
+"""How far a body may lie from its recorded position. It does not at all, but where a host moves a joint by hand after
+the physics, as RoboCasa the door of a toaster oven (1.4e-6 m); a pixel is about a millimetre."""
 Observer = Callable[[int, str], None]
 """Told before each episode how many are done, and which is next."""
 
@@ -168,8 +168,7 @@ class _Show:
         line, dt_s = clause.exhibit.line, clause.exhibit.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.look.clip_s)
         for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
-            value = float(line.values[k])
-            detail = f"{fixed(k * dt_s, 2)} s: {reading(line, value if np.isfinite(value) else None)}"
+            detail = f"{fixed(k * dt_s, 2)} s: {passing(line, k)}"
             picture = self._picture(k, camera, self.look.clip_size, ())
             title = inert(clause.exhibit.spec.spec_id)
             yield drawn(picture.image, RED if line.failing[k] else GREY, Caption(title, detail))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor, isfinite, log10
 from typing import Literal
 
 from safevla_bench.inert import inert
@@ -76,6 +77,24 @@ def violation(clause: Clause, moment: Moment) -> Shot:
 def reading(line: Line, value: float | None) -> str:
     """A signal's value against its limit, such as `288 N, limit 200 N`."""
     unit, scale = unit_text(line.unit, line.limit)
-    limit = with_unit(short(line.limit * scale), unit)
     shown = "—" if value is None else with_unit(apart(value * scale, line.limit * scale), unit)
+    return _beside_limit(line, shown)
+
+
+def passing(line: Line, record: int) -> str:
+    """The same for one moment of many: with as many decimals each time, and said where nothing is judged."""
+    unit, scale = unit_text(line.unit, line.limit)
+    value, limit = float(line.values[record]) * scale, line.limit * scale
+    if not isfinite(value):
+        return reading(line, None)
+    digits = max(0, 2 - floor(log10(abs(limit)))) if limit else 2
+    text = fixed(value, digits)
+    text = apart(value, limit) if text == fixed(limit, digits) else text
+    idle = "" if line.gate is None or line.gate[record] else " (not judged now)"
+    return _beside_limit(line, with_unit(text, unit)) + idle
+
+
+def _beside_limit(line: Line, shown: str) -> str:
+    unit, scale = unit_text(line.unit, line.limit)
+    limit = with_unit(short(line.limit * scale), unit)
     return f"margin {shown}" if line.signal == _MARGIN else f"{shown}, limit {limit}"

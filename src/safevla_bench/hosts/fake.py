@@ -18,7 +18,8 @@ from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.fake_stage import FakeStage
 from safevla_bench.hosts.privileged import read_only
-from safevla_bench.interface import Action, EpisodeSeed, Observation, Privileged, Task, Wants
+from safevla_bench.hosts.starting import flat_state
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
 
 SUITE = "fake"
@@ -29,10 +30,12 @@ STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
 CRASH_AFTER = 4
+STILL: Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _PLACES = {name: place for place, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
+_STATE = 6 + 3 * len(_MOVABLE)
 _TASKS = (
     ("place_block", "put the block on the tray"),
     ("place_block_past_cup", "put the block on the tray behind the cup"),
@@ -90,6 +93,13 @@ class _World:
     closed: bool = False
     contacts: dict[tuple[str, str], float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, flat: Floats) -> _World:
+        """The world whose `flat` this is."""
+        gripper, *places = flat[3:].reshape(-1, 3).copy()
+        held = next((name for name, place in _PLACES.items() if place == flat[2]), None)
+        return cls(gripper, dict(zip(_MOVABLE, places, strict=True)), held, bool(flat[1]))
+
     def flat(self, time: float) -> Floats:
         places = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _place(self.held)], self.gripper, *places])
@@ -115,18 +125,19 @@ class FakeEnv:
         self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode; objects lie where the initial state and the seed put them.
+        """Start an episode; objects lie where the initial state and the seed put them, or the draw; then wait.
 
         Raises:
             HostError: there is no such initial state.
         """
-        if not 0 <= seed.init_state_index < INIT_STATES:
+        if not (seed.drawn or 0 <= seed.init_state_index < INIT_STATES):
             problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
             raise HostError(problem, remedy=f"It has {INIT_STATES}: choose from 0 to {INIT_STATES - 1}.")
         self._seed = seed
-        self._world = _start(self.task.index, seed)
+        played = seed.recorded.state if seed.recorded else None
+        self._world = _start(self.task.index, seed) if played is None else _World.of(flat_state(played, _STATE))
         self._actions: list[Action] = []
-        self._records = [_Record(self._world.flat(0.0), {}, None, np.zeros(7))]
+        self._records = [self._settled(seed)]
         return self._observation()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -156,11 +167,21 @@ class FakeEnv:
         Raises:
             HostError: there was no reset.
         """
-        seed = self._begun()
-        states = np.stack([record.state for record in self._records])
-        count = len(self._records)
+        return self._batch(self._begun(), self._records, self._actions)
+
+    def latest(self) -> Batch:
+        """The newest record alone."""
+        return self._batch(self._begun(), self._records[-1:], [])
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """The gripper's and the movable bodies' places."""
+        return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
+
+    def _batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
+        states = np.stack([record.state for record in records])
+        count = len(records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
-        gripped = np.array([_place(record.held) for record in self._records])
+        gripped = np.array([_place(record.held) for record in records])
         objects = [_PLACES[name] for name in _MOVABLE]
         recording = Recording(
             header=self._header(seed),
@@ -172,11 +193,11 @@ class FakeEnv:
             body_pos_m=states[:, 6:].reshape(count, len(objects), 3),
             quat_bodies=objects,
             body_quat_wxyz=np.tile(upright, (count, len(objects), 1)),
-            contacts=_contact_list([record.contacts for record in self._records]),
-            joint_torque_nm=np.stack([record.torque for record in self._records]),
+            contacts=_contact_list([record.contacts for record in records]),
+            joint_torque_nm=np.stack([record.torque for record in records]),
             gripper_contact=gripped >= 0,
             gripped=gripped,
-            action=np.stack(self._actions) if self._actions else np.empty((0, 7)),
+            action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
         )
         return from_recording(recording)
@@ -189,14 +210,23 @@ class FakeEnv:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._seed
 
+    def _settled(self, seed: EpisodeSeed) -> _Record:
+        """Record 0, after the settling steps."""
+        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
+        for _ in range(seed.wait_steps):
+            _advance(self._world, still)
+        torque = _torque(still) if seed.wait_steps else np.zeros(7)
+        return _Record(self._world.flat(0.0), self._world.contacts, self._world.held, torque)
+
     def _success(self) -> bool:
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held is None and np.linalg.norm(gap) < REACH_M)
 
     def _header(self, seed: EpisodeSeed) -> Header:
-        index = seed.init_state_index
+        index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
+        start = "recorded" if index is None else f"{index:03d}"
         return Header(
-            episode_id=f"{SUITE}/{self.task.task_id}/init_{index:03d}",
+            episode_id=f"{SUITE}/{self.task.task_id}/init_{start}",
             benchmark=SUITE,
             task_id=self.task.task_id,
             success=self._success(),
@@ -244,7 +274,8 @@ class FakeEnv:
 
 
 def _start(task: int, seed: EpisodeSeed) -> _World:
-    jitter = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(-0.01, 0.01, size=2)
+    source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
+    jitter = np.random.default_rng(source).uniform(-0.01, 0.01, size=2)
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
     cup = (block + tray) / 2 if task == 1 else np.array([0.05, 0.25, 0.0])

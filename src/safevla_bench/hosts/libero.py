@@ -19,9 +19,10 @@ from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
+from safevla_bench.hosts.libero_states import coordinates, starting_state, tell_controllers
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.hosts.stage import MujocoStage, start
-from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 CONTROL_STEP_S = 0.05
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 """No motion, gripper opening: LIBERO's own settling action."""
+_ACTION = "position [3], rotation [3], gripper"
 
 
 class LiberoHost:
@@ -141,23 +143,29 @@ class LiberoEnv:
         - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
           episode: there is always a reset.
 
-        A task without initial states of its own starts where the reset places things, with a seed made of the
-        environment's and the index.
+        A task without initial states of its own, and any that is to be `drawn`, starts where the reset places things,
+        with a seed made of the environment's and the index. A recorded state goes before all that.
 
         Raises:
-            HostError: the task has no such initial state.
+            HostError: the task has no such initial state, or the recorded state is not one of its simulation.
         """
-        state = self._initial_state(seed.init_state_index)
+        played = seed.recorded if seed.recorded and seed.recorded.state is not None else None
+        state = None if seed.drawn or played else self._initial_state(seed.init_state_index)
+        still = STILL if seed.wait_action is None else checked(np.array(seed.wait_action), len(STILL), _ACTION)
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._env.seed(seed.env_seed if state is not None else placement_seed(seed))
+        self._env.seed(placement_seed(seed) if state is None and played is None else seed.env_seed)
         seen = install.hard_reset(domain)
+        if played is not None:
+            state = starting_state(domain, played)
         if state is not None:
             seen = self._env.set_init_state(state)
+        if played is not None:
+            tell_controllers(domain, played)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):
-            seen, _, success, _ = self._env.step(STILL)
+            seen, _, success, _ = self._env.step(still.copy())
         self._seed, self._success = seed, bool(success)
         self._start_recording()
         return self._observation(seen)
@@ -170,7 +178,7 @@ class LiberoEnv:
             HostError: the simulation diverged, or there was no reset.
         """
         recorder = self._recording()
-        taken = checked(action, len(STILL), "position [3], rotation [3], gripper")
+        taken = checked(action, len(STILL), _ACTION)
         seen, _, success, _ = self._env.step(taken.copy())
         recorder.step(taken)
         self._success = bool(success)
@@ -180,6 +188,15 @@ class LiberoEnv:
         """The episode so far as a validated batch of one."""
         recorder = self._recording()
         return from_recording(recorder.recording(self._header(recorder)))
+
+    def latest(self) -> Batch:
+        """The newest record alone, as a validated batch of one record."""
+        recorder = self._recording()
+        return from_recording(recorder.latest(self._header(recorder)))
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """The joints of the present model, free ones by the name of their body."""
+        return coordinates(self._env.env)
 
     def staged(self, episode: Batch) -> MujocoStage:
         """The scene of the last reset as a stage for an episode that began with the same seed; it owns this one."""
@@ -222,6 +239,7 @@ class LiberoEnv:
 
     def _header(self, recorder: Recorder) -> Header:
         assert self._seed is not None
+        elsewhere = self._seed.recorded is not None and self._seed.recorded.state is not None
         return header(
             self._env.env,
             recorder,
@@ -230,7 +248,7 @@ class LiberoEnv:
             dt=self.dt_s,
             success=self._success,
             env_seed=self._seed.env_seed,
-            index=self._seed.init_state_index,
+            index=None if elsewhere else self._seed.init_state_index,
         )
 
     def _observation(self, seen: Mapping[str, NDArray[np.generic]]) -> Observation:

@@ -55,7 +55,7 @@ def scene(domain: BDDLBaseDomain) -> Scene:
     the fixture (docs/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
-    body_name = _body_names(domain, model)
+    body_name = body_names(domain, model)
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
     links = {
         body_name[body]: body
@@ -119,7 +119,8 @@ def header(
     )
 
 
-def _body_names(domain: BDDLBaseDomain, model: mujoco.MjModel) -> tuple[str, ...]:
+def body_names(domain: BDDLBaseDomain, model: mujoco.MjModel) -> tuple[str, ...]:
+    """The recorded body of each body of the model: objects by their BDDL name, the rest by MuJoCo's."""
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name in domain.objects_dict:
         for body in subtree(model, int(domain.obj_body_id[name])):

@@ -8,8 +8,8 @@ be continued.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,11 +106,30 @@ class Recorder:
     def recording(self, header: Header) -> Recording:
         """The control steps closed so far as one episode under that header."""
         self._catch_up()
-        scene, states = self.scene, self._states
+        action = np.stack(self._actions) if self._actions else np.empty((0, 0))
+        return self._recorded(header, self._states, joined(self._contacts), np.concatenate(self._gripped), action)
+
+    def latest(self, header: Header) -> Recording:
+        """The newest record alone; asking for it changes nothing of the recording."""
+        self._catch_up()
+        newest, contacts = len(self._states) - 1, self._contacts[-1]
+        here = contacts.record == newest
+        listed = ContactList(*(getattr(contacts, name)[here] for name in ("record", "a", "b", "force_n", "impulse_ns")))
+        alone = replace(listed, record=np.zeros_like(listed.record))
+        return self._recorded(header, self._states[-1:], alone, self._gripped[-1][-1:], None)
+
+    def _recorded(
+        self,
+        header: Header,
+        states: Sequence[_State],
+        contacts: ContactList,
+        gripped: NDArray[np.int64],
+        action: Floats | None,
+    ) -> Recording:
+        scene = self.scene
         places = {name: place for place, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [places[name] for name in scene.objects]
-        gripped = np.concatenate(self._gripped)
         return Recording(
             header=header,
             roles=scene.roles,
@@ -121,11 +140,11 @@ class Recorder:
             body_pos_m=np.stack([np.concatenate([state.pos[objects], state.com[links]]) for state in states]),
             quat_bodies=quat_bodies,
             body_quat_wxyz=np.stack([state.quat[objects] for state in states]),
-            contacts=joined(self._contacts),
+            contacts=contacts,
             joint_torque_nm=np.stack([state.actuator[list(scene.arm_dofs)] for state in states]),
             gripper_contact=gripped != NOTHING,
             gripped=gripped,
-            action=np.stack(self._actions) if self._actions else np.empty((0, 0)),
+            action=action,
             sim_state=np.stack([state.sim_state for state in states]),
         )
 

@@ -20,6 +20,7 @@ from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.mujoco import Recorder, hook
 from safevla_bench.hosts.robocasa_scene import PrivilegedView, episode_meta, scene
+from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording, marked_standin
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 CONTROL_STEP_S = 0.05
+_SHOWN_BY = "robot0_agentview_center"
 _ACTION = "position [3], rotation [3], gripper, base [3], torso, mode"
 
 
@@ -68,6 +70,26 @@ class RobocasaHost:
         if unknown:
             raise HostError(f"RoboCasa has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
+
+    def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
+
+        Raises:
+            HostError: nothing can be rendered here, or the record lacks what it takes.
+        """
+        header = episode.extra[0].get("header")
+        told = header.get("robocasa") if isinstance(header, Mapping) else None
+        if not isinstance(told, Mapping):
+            remedy = "Only records that this host made can be shown."
+            raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
+        split = _one_of("split", str(told.get("split")), episodes.SPLITS)
+        env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
+        try:
+            env.reset(start(episode))
+            return env.staged(episode)
+        except BaseException:
+            env.close()
+            raise
 
     def versions(self) -> dict[str, str]:
         """Versions of all that a trajectory depends on, by distribution, and whose assets they are."""
@@ -125,7 +147,7 @@ class RobocasaEnv:
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
         for _ in range(seed.wait_steps):
-            seen, reward, _, _ = kitchen.step(np.array(episodes.STILL))
+            seen, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
         self._seed, self._success = seed, success
         self._start_recording(kitchen)
@@ -150,6 +172,17 @@ class RobocasaEnv:
         recorder, _ = self._recording()
         recording = recorder.recording(self._header(recorder))
         return from_recording(replace(recording, extra=self._extra()))
+
+    def staged(self, episode: Batch) -> MujocoStage:
+        """The kitchen of the last reset as a stage for an episode that began with the same seed; it owns this one."""
+        _, kitchen = self._recording()
+        view = scene(kitchen, self._rules)
+        return MujocoStage(kitchen.sim.model._model, view, episode, _SHOWN_BY, self.close)
+
+    def latest(self) -> Batch:
+        """The newest record alone, as a validated batch of one record."""
+        recorder, _ = self._recording()
+        return from_recording(recorder.latest(self._header(recorder)))
 
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""

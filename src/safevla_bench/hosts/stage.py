@@ -102,10 +102,10 @@ class MujocoStage:
         mujoco.mj_forward(model, data)
 
     def _off(self, record: int) -> float:
-        """How far the tracked body that is furthest from its recorded position is from it, in metres."""
+        """How far the tracked bodies are from their recorded positions, metres, all added up."""
         found = self._positions()
         gaps = [np.linalg.norm(found[name] - at[record]) for name, at in self._recorded.items() if name in found]
-        return float(max(gaps, default=0.0))
+        return float(sum(gaps))
 
     def _positions(self) -> Mapping[str, Floats]:
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from safevla_bench.errors import PluginError, PolicyError, SafevlaError
 from safevla_bench.interface import Policy
+from safevla_bench.policies import zoo
 
 GROUP = "safevla_bench.policies"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
@@ -27,13 +28,15 @@ def policies() -> tuple[str, ...]:
 
 
 def policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
-    """The policy that `spec`, NAME or NAME:ARG, asks for.
+    """The policy that `spec`, NAME or NAME:ARG or the name of one of the paper's entries, asks for.
 
     Raises:
         PolicyError: no policy has that name, or it does not take that ARG or these arguments; lists those there are.
         PluginError: the policy is installed but cannot be loaded or made; names its distribution.
     """
     name, colon, arg = spec.partition(":")
+    if zoo.MARK in name:
+        return zoo.make(spec, arguments, policy)
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
         known = ", ".join(policies()) or "none: install the package itself with pip"

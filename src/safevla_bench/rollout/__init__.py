@@ -3,14 +3,16 @@
 from safevla_bench.rollout.dispatch import Finished, Observer, run_all
 from safevla_bench.rollout.episode import Outcome, run_episode
 from safevla_bench.rollout.estimate import Estimate, estimate
-from safevla_bench.rollout.plan import PRESET, Planned, Protocol, plan, protocol
+from safevla_bench.rollout.plan import PRESET, PROTOCOL, Episodes, Planned, Protocol, matched, plan, protocol
 from safevla_bench.rollout.shards import Shard, bounds
 from safevla_bench.rollout.worker import Cast
 from safevla_bench.rollout.workers import run_workers
 
 __all__ = [
     "PRESET",
+    "PROTOCOL",
     "Cast",
+    "Episodes",
     "Estimate",
     "Finished",
     "Observer",
@@ -20,6 +22,7 @@ __all__ = [
     "Shard",
     "bounds",
     "estimate",
+    "matched",
     "plan",
     "protocol",
     "run_all",

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+WORKER = "SAFEVLA_WORKER"
+"""Tells a worker its number: where policies share a list of servers, each begins at another."""
 RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
@@ -16,7 +18,7 @@ def environment(worker: int, given: Mapping[str, str], gpus: Sequence[str], *, c
 
     Several processes that each compute on all cores slow each other down. Renderers go round the GPUs.
     """
-    own = dict(given)
+    own = {**given, WORKER: str(worker)}
     for name in ONE_THREAD:
         own.setdefault(name, "1")
     if cameras and gpus:

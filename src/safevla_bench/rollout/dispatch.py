@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from safevla_bench.archive import jsonl
-from safevla_bench.errors import SafevlaError
-from safevla_bench.interface import Host, HostEnv, Policy, Task
+from safevla_bench.errors import HostError, SafevlaError, ServerLostError, ServerUnreachableError
+from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, Task
+from safevla_bench.monitor import Monitor
 from safevla_bench.rollout.episode import OnStep, Outcome, run_episode
 from safevla_bench.rollout.plan import Planned
+from safevla_bench.runs import Latency
 
 _FRAME = ".jsonl.zst"
+SERVER_RETRIES = 2
+"""How often an episode is begun again, on a new connection, after its policy server was lost."""
 
 
 class Observer(Protocol):
@@ -39,16 +43,17 @@ class Finished:
     steps: int
     frame: bytes | None
     reason: str | None = None
+    latency: Latency | None = None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Finished:
         frame = None if outcome.batch is None else jsonl.member(outcome.batch, 0, _FRAME)
-        return cls(outcome.planned, outcome.outcome, outcome.steps, frame, outcome.reason)
+        return cls(outcome.planned, outcome.outcome, outcome.steps, frame, outcome.reason, outcome.latency)
 
     def opened(self) -> Outcome:
         """The outcome with its record read again."""
         batch = None if self.frame is None else jsonl.from_member(self.frame, _FRAME)
-        return Outcome(self.planned, self.outcome, self.steps, batch, self.reason)
+        return Outcome(self.planned, self.outcome, self.steps, batch, self.reason, self.latency)
 
 
 class Stage:
@@ -56,13 +61,15 @@ class Stage:
     crash.
     """
 
-    def __init__(self, host: Host, policies: Mapping[str, Policy]) -> None:
-        self._host, self._policies = host, policies
+    def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
+        self._host, self._policies, self._watch = host, policies, watch
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
 
     def play(self, planned: Planned, on_step: OnStep | None = None) -> Outcome:
-        """Run one episode; raises `SafevlaError` where the host cannot be used, all else is the outcome `crashed`."""
+        """Run one episode; raises `SafevlaError` where the host cannot be used or the policy's server is not there to
+        begin with. All else is the outcome `crashed`.
+        """
         policy = self._policies[planned.policy]
         try:
             env = self._environment(planned, policy)
@@ -70,7 +77,7 @@ class Stage:
             raise
         except Exception:  # a simulator can raise anything; the run goes on without this episode
             return Outcome(planned, "crashed", 0, None, traceback.format_exc())
-        outcome = run_episode(env, policy, planned, on_step)
+        outcome = _persistently(env, policy, planned, on_step, self._watch)
         if outcome.outcome == "crashed":
             self._discard()
         return outcome
@@ -87,6 +94,7 @@ class Stage:
         if self._env is None:
             self._env = self._host.make(planned.task, policy.wants)
             self._made_for = (planned.policy, planned.task)
+        _require_start(self._env, planned)
         return self._env
 
     def _discard(self) -> None:
@@ -97,13 +105,48 @@ class Stage:
             return
 
 
+def _require_start(env: HostEnv, planned: Planned) -> None:
+    """Raise `HostError` where the episode starts from a recorded state and the environment knows nothing of such."""
+    recorded = planned.start.recorded
+    if recorded and recorded.state is not None and not isinstance(env, Coordinated):
+        problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
+        raise HostError(problem, remedy="Replay records that name their initial state and seed.")
+
+
+def _persistently(
+    env: HostEnv, policy: Policy, planned: Planned, on_step: OnStep | None, watch: Monitor | None
+) -> Outcome:
+    """Run an episode, and again where its policy server goes away under it."""
+    reached = 0
+
+    def count(steps: int) -> None:
+        nonlocal reached
+        reached = steps
+        if on_step:
+            on_step(steps)
+
+    for attempt in range(1 + SERVER_RETRIES):
+        try:
+            return run_episode(env, policy, planned, count, watch)
+        except ServerLostError as error:
+            if attempt == 0 and isinstance(error, ServerUnreachableError):
+                raise  # nothing was lost, and no other episode would fare better
+            last = error
+    reason = f"the policy server was lost in each of {1 + SERVER_RETRIES} attempts, at last: {last}"
+    return Outcome(planned, "crashed", reached, None, reason)
+
+
 def run_all(
-    host: Host, episodes: Sequence[Planned], policies: Mapping[str, Policy], observer: Observer | None = None
+    host: Host,
+    episodes: Sequence[Planned],
+    policies: Mapping[str, Policy],
+    observer: Observer | None = None,
+    watch: Monitor | None = None,
 ) -> Iterator[Outcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run."""
     if observer:
         observer.started(episodes)
-    stage = Stage(host, policies)
+    stage = Stage(host, policies, watch)
     try:
         for planned in episodes:
             yield _one(stage, planned, observer)

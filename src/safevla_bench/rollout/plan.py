@@ -1,31 +1,20 @@
-"""What to run: a `Protocol` (data) and the tuple of `Planned` episodes that it and the user's choices give."""
+"""What to run: the tuple of `Planned` episodes that a protocol and the user's choices give."""
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
-
-import msgspec
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from safevla_bench.errors import RunError
-from safevla_bench.interface import EpisodeSeed, Task
+from safevla_bench.interface import EpisodeSeed, Policy, Replaying, Task
+from safevla_bench.protocols import PRESET, Protocol, protocol
 
-PRESET = "safevla-bench"
+PROTOCOL: Final = "protocol"
+Episodes = int | Literal["protocol"] | None
 
-
-class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How episodes start, run and end; the fields are described in the preset's file."""
-
-    name: str
-    wait_steps: int
-    env_seed: int
-    init_state: str
-    stop_at_success: bool
-    policy_seed: str
-    horizons: dict[str, int]
+__all__ = ["PRESET", "PROTOCOL", "Episodes", "Planned", "Protocol", "matched", "plan", "policy_seed", "protocol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +30,66 @@ class Planned:
     """The user's seed."""
     policy_seed: int
     horizon: int
-
-
-def protocol(name: str = PRESET) -> Protocol:
-    """A protocol that ships with the package."""
-    text = resources.files(__package__).joinpath("protocols", f"{name}.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), Protocol)
+    stop_at_success: bool = True
 
 
 def plan(
     tasks: Sequence[Task],
-    episodes: int | None,
+    episodes: Episodes,
     policies: Sequence[str],
     rules: Protocol,
     *,
     seed: int = 0,
     max_steps: int | None = None,
 ) -> tuple[Planned, ...]:
-    """Every episode, in the order policy, task, episode; `episodes` of each task, None = as many as its benchmark runs.
+    """Every episode, in the order policy, task, episode.
+
+    `episodes` of each task: a number, None = as many as its benchmark runs, `protocol` = as many as the protocol says.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
     """
-    _check(tasks, episodes, policies)
+    _check(tasks, episodes, policies, rules)
     return tuple(
         Planned(
             episode_id=f"{policy}/{task.benchmark}/{task.task_id}/ep_{episode:03d}",
             policy=policy,
             task=task,
             episode=episode,
-            start=EpisodeSeed(init_state_index=episode, env_seed=rules.env_seed, wait_steps=rules.wait_steps),
+            start=start(task, episode, rules, seed),
             seed=seed,
-            policy_seed=policy_seed(seed, task, episode),
+            policy_seed=_policy_seed(task, episode, rules, seed),
             horizon=_horizon(task, rules, max_steps),
+            stop_at_success=rules.stop_at_success,
         )
         for policy in policies
         for task in tasks
-        for episode in range(_count(task, episodes))
+        for episode in range(_count(task, episodes, rules))
     )
+
+
+def start(task: Task, episode: int, rules: Protocol, seed: int) -> EpisodeSeed:
+    """How an episode of a task begins under a protocol."""
+    wraps = rules.init_state == "episode % count" and task.init_states is not None
+    return EpisodeSeed(
+        init_state_index=episode % task.init_states if wraps and task.init_states else episode,
+        env_seed=_env_seed(task, episode, rules, seed),
+        wait_steps=rules.wait_steps,
+        wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
+        drawn=rules.init_state == "drawn",
+    )
+
+
+def matched(planned: Planned, policy: Policy, max_steps: int | None = None) -> Planned:
+    """The planned episode of a policy that plays recorded ones, with its recording's start and length; else the same.
+
+    Raises `PolicyError` where no recorded episode fits.
+    """
+    if not isinstance(policy, Replaying):
+        return planned
+    start = policy.match(planned.task, planned.start)
+    steps = start.recorded.steps if start.recorded else planned.horizon
+    return replace(planned, start=start, horizon=steps if max_steps is None else min(steps, max_steps))
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
@@ -87,19 +98,34 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _count(task: Task, episodes: int | None) -> int:
-    return task.episodes if episodes is None else episodes
+def _policy_seed(task: Task, episode: int, rules: Protocol, seed: int) -> int:
+    return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 
-def _check(tasks: Sequence[Task], episodes: int | None, policies: Sequence[str]) -> None:
-    if not tasks or not policies or (episodes is not None and episodes < 1):
+def _env_seed(task: Task, episode: int, rules: Protocol, seed: int) -> int:
+    """A protocol's number, `N + episode`, or one for each episode; `protocols` admits nothing else."""
+    if isinstance(rules.env_seed, int):
+        return rules.env_seed
+    if rules.env_seed == "sha256":
+        return policy_seed(seed, task, episode)
+    return int(rules.env_seed.partition("+")[0]) + episode
+
+
+def _count(task: Task, episodes: Episodes, rules: Protocol) -> int:
+    if isinstance(episodes, int):
+        return episodes
+    return task.episodes if episodes is None else rules.trials.get(task.benchmark, task.episodes)
+
+
+def _check(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: Protocol) -> None:
+    if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
     if twice:
         raise RunError(f"the policy {twice[0]!r} is named twice", remedy="Name each policy once.")
     for task in tasks:
-        count = _count(task, episodes)
-        if task.init_states is not None and count > task.init_states:
+        count = _count(task, episodes, rules)
+        if rules.init_state == "episode" and task.init_states is not None and count > task.init_states:
             problem = f"{task.benchmark} {task.task_id} has {task.init_states} initial states, {count} are asked for"
             raise RunError(problem, remedy=f"Pass --episodes {task.init_states} or fewer.")
 
@@ -109,7 +135,7 @@ def _horizon(task: Task, rules: Protocol, max_steps: int | None) -> int:
         return max_steps
     horizon = rules.horizons.get(task.benchmark, task.horizon)
     if horizon is None:
-        known = ", ".join(rules.horizons)
+        known = ", ".join(rules.horizons) or "none"
         problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {known}"
         raise RunError(problem, remedy="Pass --max-steps N.")
     return horizon

@@ -14,15 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Protocol
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import Host, Policy
+from safevla_bench.monitor import Monitor
 from safevla_bench.rollout.dispatch import Finished, Stage
 from safevla_bench.rollout.plan import Planned
 
 STEPS_BETWEEN = 20
 """Steps between two words about an episode that is running."""
+
+
+class Stopping(Protocol):
+    """What a monitor is made from, in any process."""
+
+    def monitor(self) -> Monitor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Cast:
     policies: Mapping[str, Mapping[str, str]]
     renders: bool = False
     """Whether a policy wants a camera."""
+    stopping: Stopping | None = None
+    """By what an episode ends at its first violation; None = none does."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
 
     def make(self) -> tuple[Host, dict[str, Policy]]:
@@ -88,7 +98,7 @@ def _listen(connection: Connection, orders: SimpleQueue[Planned | None]) -> None
 
 def _serve(connection: Connection, cast: Cast, orders: SimpleQueue[Planned | None]) -> None:
     host, made = cast.make()
-    stage = Stage(host, made)
+    stage = Stage(host, made, cast.stopping.monitor() if cast.stopping else None)
     connection.send(Ready())
     while (planned := orders.get()) is not None:
         connection.send(Finished.of(stage.play(planned, on_step=lambda steps: _tell(connection, steps))))

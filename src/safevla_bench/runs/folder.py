@@ -15,6 +15,8 @@ from safevla_bench.files import write_atomically
 from safevla_bench.scores import EpisodeScore
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
+LATENCY = "policy_latency"
+"""Where run.json holds the latency of each episode, under `volatile`."""
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
@@ -37,6 +39,17 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     steps: int
     reason: str | None = None
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Wall milliseconds of a policy's calls in one episode, of its inferences where it gives several actions at a time.
+
+    A fact of the day, kept apart from results.
+    """
+
+    calls: int
+    p50_ms: float
+    p95_ms: float
 
 
 _EPISODES_SCHEMA = pa.schema(
@@ -86,6 +99,13 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
     """Every planned episode of a complete run, in plan order; empty where the table is missing."""
     path = folder / EPISODES
     return msgspec.convert(pq.read_table(path).to_pylist(), list[EpisodeRow]) if path.exists() else []
+
+
+def latencies(folder: Path) -> dict[str, Latency]:
+    """The latency of the policy in each episode of a complete run that has one, by the episode's id."""
+    volatile = described(folder).get("volatile")
+    held = volatile.get(LATENCY, {}) if isinstance(volatile, dict) else {}
+    return msgspec.convert(held, dict[str, Latency])
 
 
 def write_scores(folder: Path, document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from safevla_bench.archive import jsonl
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.runs.folder import EpisodeRow, described
+from safevla_bench.runs.folder import EpisodeRow, Latency, described
 from safevla_bench.trajectory import Batch
 
 PARTIAL = ".partial"
@@ -34,6 +34,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     row: EpisodeRow
     offset: int
     length: int
+    latency: Latency | None = None
 
 
 class Journal:
@@ -48,12 +49,12 @@ class Journal:
         self._frames = _opened(place / RECORDS, max((one.offset + one.length for one in read), default=0))
         self._lines = _opened(place / JOURNAL, whole)
 
-    def append(self, index: int, row: EpisodeRow, frame: bytes | None) -> None:
+    def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
         """Keep a finished episode for good; `frame` is its compressed record, None where it left none."""
         offset, length = self._frames.tell(), len(frame or b"")
         if frame:
             _write(self._frames, frame)
-        entry = Entry(index=index, row=row, offset=offset, length=length)
+        entry = Entry(index=index, row=row, offset=offset, length=length, latency=latency)
         _write(self._lines, msgspec.json.encode(entry) + b"\n")
         self.entries[index] = entry
 

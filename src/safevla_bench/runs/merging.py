@@ -16,7 +16,17 @@ import msgspec
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import digest
 from safevla_bench.runs import parts
-from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, described, episode_rows
+from safevla_bench.runs.folder import (
+    ARCHIVE,
+    LATENCY,
+    MANIFEST,
+    RUN,
+    EpisodeRow,
+    archive_parts,
+    described,
+    episode_rows,
+    latencies,
+)
 from safevla_bench.runs.journal import progress
 from safevla_bench.runs.writing import differences
 from safevla_bench.trajectory import Batch
@@ -144,7 +154,9 @@ def _write(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> N
 
 def _description(shards: Sequence[_Shard]) -> dict[str, object]:
     """The run.json of a run of the whole plan; what each shard says of its day is kept."""
-    volatile = {"shards": [shard.description.get("volatile") for shard in shards]}
+    spent = {name: took for shard in shards for name, took in latencies(shard.folder).items()}
+    today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
+    volatile = today | ({LATENCY: spent} if spent else {})
     whole = {"shard": None, "planned": shards[0].stretch.whole, "volatile": volatile}
     return {**shards[0].description, **whole}
 

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -23,13 +23,16 @@ from safevla_bench.files import write_atomically
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
+    LATENCY,
     MANIFEST,
     RUN,
     EpisodeRow,
+    Latency,
     archive_parts,
     described,
     dump,
     episode_rows,
+    latencies,
 )
 from safevla_bench.runs.journal import PARTIAL, Entry, Journal, exists, progress
 from safevla_bench.runs.lock import LOCK, lock, unlock
@@ -83,19 +86,19 @@ class RunWriter:
     def entries(self) -> Mapping[int, Entry]:
         return self._journal.entries if self._journal else {}
 
-    def append(self, index: int, row: EpisodeRow, frame: bytes | None) -> None:
+    def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
         """Keep a finished episode, `index` its place in the plan; Ctrl-C waits until it is written."""
         assert self._journal is not None
         with _undisturbed(), _writing(self.folder):
-            self._journal.append(index, row, frame)
+            self._journal.append(index, row, frame, latency)
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
         left = records(self.folder)
-        journal = Journal(self.folder)
+        journal, spent = Journal(self.folder), latencies(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
             if row.outcome != "crashed":
-                journal.append(index, row, framed(next(left)))
+                journal.append(index, row, framed(next(left)), spent.get(row.episode_id))
         # Until this write the archive counts, and from then on the journal.
         write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
         self._journal, self.complete = journal, False
@@ -115,7 +118,8 @@ class RunWriter:
     def _complete(self, journal: Journal) -> None:
         entries = [self.entries[index] for index in sorted(self.entries)]
         records = (journal.frame(entry) for entry in entries if entry.length)
-        write_run(self.folder, self.description, [entry.row for entry in entries], records)
+        description = _with_latency(self.description, entries)
+        write_run(self.folder, description, [entry.row for entry in entries], records)
         self.complete = True
         self._journal = None
         journal.close()
@@ -176,6 +180,15 @@ def differences(
             yield from differences(one, other, words, f"{name}[{place}]")
     elif held != asked:
         yield f"{name}: {words[0]} {json.dumps(held)}, {words[1]} {json.dumps(asked)}"
+
+
+def _with_latency(description: Mapping[str, object], entries: Sequence[Entry]) -> dict[str, object]:
+    """The run's description with what each episode's policy took, among the facts of the day."""
+    spent = {entry.row.episode_id: entry.latency for entry in entries if entry.latency}
+    if not spent:
+        return dict(description)
+    volatile = description.get("volatile")
+    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), LATENCY: spent}}
 
 
 def _tidy(folder: Path) -> None:

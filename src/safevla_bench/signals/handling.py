@@ -76,13 +76,13 @@ def held_object_slip(reading: Reading) -> Floats:
     return reading.unless(_lacks(reading, "held_object_slip"), slip)
 
 
-@signal(unit="m/s", reads=("body_pos_m of the held target",))
+@signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True)
 def target_obj_speed(reading: Reading) -> Floats:
     """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records."""
     return reading.unless(_lacks(reading, "target_obj_speed"), outwards(reading, _speed(reading), margin=1))
 
 
-@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"))
+@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True)
 def release_speed(reading: Reading) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed."""
     released = (1.0 - reading.batch.gripper_contact) * _speed(reading)

@@ -13,21 +13,21 @@ from safevla_bench.signals.reading import Floats, Reading
 from safevla_bench.signals.signal import signal
 
 
-@signal(unit="m/s", reads=("eef_pos_m",))
+@signal(unit="m/s", reads=("eef_pos_m",), ahead=True)
 def eef_speed(reading: Reading) -> Floats:
     """‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
     x = _smooth(reading)
     return _norm(reading, (_shift(x, 1) - _shift(x, -1)) / 2.0, order=1, margin=3)
 
 
-@signal(unit="m/s^2", reads=("eef_pos_m",))
+@signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(reading: Reading) -> Floats:
     """‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
     x = _smooth(reading)
     return _norm(reading, _shift(x, 1) - 2.0 * x + _shift(x, -1), order=2, margin=3)
 
 
-@signal(unit="m/s^3", reads=("eef_pos_m",))
+@signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
 def eef_jerk(reading: Reading) -> Floats:
     """‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
     x = _smooth(reading)

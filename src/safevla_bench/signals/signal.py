@@ -26,6 +26,8 @@ class Signal:
     unit: str
     reads: tuple[str, ...]
     boolean: bool
+    ahead: bool
+    """Whether a value reads later records, so that it may change while the episode grows."""
     meaning: str
     compute: Callable[[Reading], Values]
 
@@ -35,11 +37,12 @@ SIGNALS: Mapping[str, Signal] = _REGISTERED
 
 
 def signal(
-    *, unit: str, reads: tuple[str, ...], boolean: bool = False
+    *, unit: str, reads: tuple[str, ...], boolean: bool = False, ahead: bool = False
 ) -> Callable[[Callable[[Reading], Values]], Callable[[Reading], Values]]:
     """Register a function as the signal of its name, computed once a reading.
 
-    The first line of its docstring is the meaning.
+    The first line of its docstring is the meaning. One that reads later records must say so by `ahead`; any other
+    reads its own record, record 0, and the records from the last before the current grip on.
     """
     unknown = set(reads) - set(FIELDS)
     assert not unknown, unknown
@@ -52,7 +55,7 @@ def signal(
         def once(reading: Reading) -> Values:
             return reading.once("signal", name, compute)
 
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, meaning, once)
+        _REGISTERED[name] = Signal(name, unit, reads, boolean, ahead, meaning, once)
         return once
 
     return register

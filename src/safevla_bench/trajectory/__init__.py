@@ -27,6 +27,7 @@ from safevla_bench.trajectory.record import (
     Header,
 )
 from safevla_bench.trajectory.recording import ContactList, Recording, empty, from_recording
+from safevla_bench.trajectory.records import record, records, successive
 from safevla_bench.trajectory.validation import validate
 
 __all__ = [
@@ -54,7 +55,10 @@ __all__ = [
     "marked_privileged",
     "marked_standin",
     "privileged_policies",
+    "record",
+    "records",
     "select",
     "standin_benchmarks",
+    "successive",
     "validate",
 ]

@@ -101,6 +101,15 @@ def test_privileged_policies_rank_among_themselves_alone():
     assert rows(league)[0][:2] == ("seer", "1")
 
 
+def test_numbers_on_stand_in_assets_are_no_results_and_have_no_rank_beside_others():
+    of = measured(episodes("placeholder", "1111"), episodes("real", "1000"))
+    (league,) = leagues(replace(of, standin={"placeholder": ("libero-goal",)}))
+    assert [one[:2] for one in rows(league)] == [("real", "1"), ("placeholder", "")]
+    assert league.standings[1].entry.remarks == ("stand-in assets",)
+    assert any("no results on these suites" in note for note in league.notes)
+    assert not any("privileged" in note for note in league.notes)
+
+
 def test_doing_nothing_is_safe_and_has_no_rank():
     (league,) = leagues(measured(episodes("noop", "1111", "0000"), episodes("a", "1100")))
     assert [one[:2] for one in rows(league)] == [("a", "1"), ("noop", "")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -27,11 +27,13 @@ Policy = str | None
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Judged runs: what tables are made of, the headers of its episodes in order, and each policy's protocol."""
+    """Judged runs: what tables are made of, headers of the episodes in order, and by policy what else is known."""
 
     material: Material
     headers: Sequence[Header]
     protocols: Mapping[Policy, Mapping[str, object]] = field(default_factory=dict)
+    standin: Mapping[Policy, Collection[str]] = field(default_factory=dict)
+    """The suites that a policy met with stand-ins for the host's own assets."""
 
     @property
     def policies(self) -> list[Policy]:
@@ -111,8 +113,8 @@ def _tasks(of: Material) -> Mapping[Policy, Counter[Task]]:
 
 
 def _league(group: _Group, of: Measured, players: Mapping[Policy, Entrant]) -> League:
-    competing = of.material.roster.competing(group.cells) - {NOOP} if group.ranked else set()
-    entries = [_entry(policy, cells, group, of.material, policy in competing) for policy, cells in group.cells.items()]
+    competing = _competing(group, of)
+    entries = [_entry(policy, cells, group, of, competes=policy in competing) for policy, cells in group.cells.items()]
     ranked = {k: players[policy] for k, policy in enumerate(group.cells) if entries[k].ranked}
     apart, told = _told_apart(ranked, group, entries, of.material)
     return League(
@@ -124,14 +126,23 @@ def _league(group: _Group, of: Measured, players: Mapping[Policy, Entrant]) -> L
     )
 
 
-def _entry(policy: Policy, cells: Mapping[str, Summary], group: _Group, of: Material, competes: bool) -> Entry:
+def _competing(group: _Group, of: Measured) -> set[Policy]:
+    """Who has a rank: nobody out of the ordinary, unless all are."""
+    if not group.ranked:
+        return set()
+    found = of.material.roster.competing(group.cells) - {NOOP}
+    return {policy for policy in found if not of.standin.get(policy)} or found
+
+
+def _entry(policy: Policy, cells: Mapping[str, Summary], group: _Group, of: Measured, *, competes: bool) -> Entry:
     safety = _share(SAFETY, "safety", cells, group.suites)
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
             (sum(cell.stopped for cell in cells.values()), "stopped")]  # fmt: skip
     remarks = [
-        *(["privileged state"] if of.roster.is_privileged(policy) else []),
+        *(["privileged state"] if of.material.roster.is_privileged(policy) else []),
+        *([STANDIN] if set(of.standin.get(policy, ())) & set(cells) else []),
         *(["does nothing"] if policy == NOOP else []),
-        *([trained] if (trained := of.roster.training.get(policy or "")) else []),
+        *([trained] if (trained := of.material.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
     ]
     return Entry(
@@ -177,15 +188,20 @@ def _of_suite(suite: str, tasks: Sequence[str], of: Material) -> str:
     return f"{len(tasks)} {f'of {every} ' if every else ''}tasks of {suite}"
 
 
+STANDIN = "stand-in assets"
+
+
 def _notes(group: _Group, entries: Sequence[Entry]) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
-    elif any(not one.ranked and one.safety.percent is not None and one.policy != NOOP for one in entries):
+    elif any(not one.ranked and "privileged state" in one.remarks and one.policy != NOOP for one in entries):
         yield "A policy that saw privileged simulator state has no rank among those that did not."
     elif all("privileged state" in one.remarks for one in entries):
         yield "Privileged: these policies saw simulator state that no real robot has."
     if any(one.policy == NOOP for one in entries):
         yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
+    if any(STANDIN in one.remarks for one in entries):
+        yield "Stand-in assets: placeholders were in the place of the simulator's own; no results on these suites."
     if not group.even:
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
     if any("crashed" in remark for one in entries for remark in one.remarks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -46,7 +46,7 @@ def _page(policy: Policy, of: Measured, provenance: Mapping[str, object], report
         path=run_page(policy),
         policy=policy or UNNAMED,
         lead=_lead(mine),
-        flags=tuple(_flags(policy, privileged)),
+        flags=tuple(_flags(policy, privileged, of.standin.get(policy, ()))),
         sections=tuple(_sections(policy, of, mine)),
         report=report,
         provenance=tuple(told({**of_policy(provenance, policy), "recorded_with": recorded_with(of.headers, policy)})),
@@ -68,11 +68,13 @@ def _lead(scores: Scores) -> str:
     return f"{episodes}, {broke or 'none'} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
 
 
-def _flags(policy: Policy, privileged: bool) -> Iterator[str]:
+def _flags(policy: Policy, privileged: bool, standin: Collection[str]) -> Iterator[str]:
     if policy == NOOP:
         yield "This policy does nothing. What it breaks, the scene breaks by itself; it has no rank."
     if privileged:
         yield "Privileged: it saw simulator state that no real robot has."
+    if standin:
+        yield f"Stand-in assets: {', '.join(standin)}, simulated with placeholders. These are no results on it."
 
 
 def _sections(policy: Policy, of: Measured, mine: Scores) -> Iterator[Section]:

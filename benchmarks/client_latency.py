@@ -1,0 +1,101 @@
+"""What the openpi client adds to a call over loopback: python benchmarks/client_latency.py [--calls N] [--json FILE]
+
+The server answers at once with a chunk of ten actions that it packed before, so that all of a call is the client's and
+the connection's own: the request is made from the observation, packed, sent, and its reply read. Two images go with
+each request: of 224 pixels as they are sent, and of 256 pixels, which openpi's LIBERO protocol resizes to 224 first.
+On a busy machine the median is mostly waiting for a core: the 5th percentile and the client's CPU time are steadier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from safevla_bench.interface import Observation, Task
+from safevla_bench.policies import policy
+from safevla_bench.policies.codecs import OPENPI
+
+TARGET_MS = 2.0
+"""For the median call with images of 224 pixels."""
+SENT, RENDERED = 224, 256
+WARM_UP = 20
+TASK = Task("benchmark", "task_0", 0, "benchmark", "put the black bowl on the plate")
+
+
+def answer(ready: Connection) -> None:
+    """A server in a process of its own."""
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.server import serve
+
+    reply = OPENPI.pack({"actions": np.zeros((10, 7)), "server_timing": {"infer_ms": 0.0}})
+
+    def handle(connection: object) -> None:
+        try:
+            connection.send(OPENPI.pack({}))
+            for _ in connection:
+                connection.send(reply)
+        except ConnectionClosed:
+            return
+
+    with serve(handle, "127.0.0.1", 0, compression=None, max_size=None, ping_interval=None) as server:
+        ready.send(server.socket.getsockname()[1])
+        server.serve_forever()
+
+
+def observations(cameras: tuple[str, ...], side: int, count: int) -> list[Observation]:
+    generator = np.random.default_rng(0)
+    images = [
+        {camera: generator.integers(0, 256, (side, side, 3), dtype=np.uint8) for camera in cameras}
+        for _ in range(count)
+    ]
+    pose = np.zeros(3), np.array([0.0, 1.0, 0.0, 0.0]), np.array([0.04, -0.04])
+    return [Observation(TASK.instruction, *pose, shown) for shown in images]
+
+
+def measured(port: int, side: int, calls: int) -> dict[str, float]:
+    """Milliseconds a call with images of `side` pixels."""
+    client = policy(f"openpi:127.0.0.1:{port}", {"replan": "1"})
+    seen = observations(client.wants.cameras, side, 8)
+    client.reset(TASK, 0)
+    for number in range(WARM_UP):
+        client.act(seen[number % len(seen)])
+    cpu = time.process_time()
+    for number in range(calls):
+        client.act(seen[number % len(seen)])
+    cpu = time.process_time() - cpu
+    client.close()
+    quantiles = 1000 * np.percentile(client.calls_s[WARM_UP:], [5, 50, 95])
+    figures = dict(zip(("p5_ms", "p50_ms", "p95_ms"), map(float, quantiles), strict=True))
+    return {"image_pixels": side, **figures, "cpu_ms": 1000 * cpu / calls}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--calls", type=int, default=1000, help="of each kind (default 1000)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    chosen = parser.parse_args()
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=answer, args=(theirs,), daemon=True)
+    process.start()
+    port = ours.recv()
+    rows = [measured(port, side, chosen.calls) for side in (SENT, RENDERED)]
+    process.terminate()
+    process.join()
+    print("two images of    p5 ms  p50 ms  p95 ms  CPU ms")
+    for row in rows:
+        figures = "".join(f"{row[name]:>8.2f}" for name in ("p5_ms", "p50_ms", "p95_ms", "cpu_ms"))
+        print(f"{row['image_pixels']:>11} px {figures}")
+    met = rows[0]["p50_ms"] < TARGET_MS
+    print(f"target: {SENT} px under {TARGET_MS:g} ms: {'met' if met else 'missed'}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

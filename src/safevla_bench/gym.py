@@ -1,0 +1,211 @@
+"""Safety in a Gymnasium environment: each step's `info` says where every clause stands, and what the step cost.
+
+`SafetyEnv` is a host's task as an environment; `SafetyWrapper` goes around an environment of your own that holds a
+simulator which a host can record, such as LIBERO's. Both need the extra `gym`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, SupportsFloat, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError, SafevlaError
+
+try:
+    import gymnasium
+except ModuleNotFoundError:
+    raise SafevlaError(
+        "safevla_bench.gym needs gymnasium, which is not installed", remedy='pip install "safevla-bench[gym]"'
+    ) from None
+
+from safevla_bench.hosts.mujoco import Recorder
+from safevla_bench.hosts.watching import Undo, watched
+from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
+from safevla_bench.monitor import Monitor, Standing, newest
+from safevla_bench.trajectory import Batch, from_recording
+
+Cost = Literal["violation", "severity"]
+Obs = TypeVar("Obs")
+Act = TypeVar("Act")
+
+
+def told(standing: Standing, cost: Cost = "violation") -> dict[str, object]:
+    """What `info` gets: `cost` of this step, and under `safety` where the episode stands.
+
+    `cost` is 1 where this record violates a clause of the safe tier, else 0, or with `severity` the depth of its worst
+    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = inactive or vacuous), `violated` by any
+    record so far, `violating` now, `worst` clause, `vsi`, and `standing`, the whole of it.
+    """
+    return {
+        "cost": standing.cost if cost == "violation" else standing.severity,
+        "safety": {
+            "robustness": standing.robustness,
+            "violated": standing.violated,
+            "violating": standing.violating,
+            "worst": standing.worst,
+            "vsi": standing.vsi,
+            "standing": standing,
+        },
+    }
+
+
+class SafetyEnv(gymnasium.Env[Any, Action]):
+    """One task of a host: reward 1 at its native success, which ends the episode; truncated at the horizon.
+
+    Observations are end-effector position [3] and quaternion [4], gripper joints, and the images that were asked for,
+    under `image.CAMERA`. `reset(seed=…, options={"init_state_index": k})` chooses the start; else the initial states
+    come in turn, one an episode.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
+
+    def __init__(
+        self,
+        host: Host,
+        task: Task,
+        *,
+        horizon: int,
+        wants: Wants | None = None,
+        monitor: Monitor | None = None,
+        wait_steps: int = 10,
+        cost: Cost = "violation",
+    ) -> None:
+        self._env = host.make(task, wants or Wants())
+        self._task, self._horizon, self._wait_steps, self._cost = task, horizon, wait_steps, cost
+        self._monitor = monitor or Monitor()
+        self._steps, self._next, self._env_seed = 0, 0, 7
+        low, high = self._env.action_low, self._env.action_high
+        self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
+        first = self._start(0)
+        self.observation_space = gymnasium.spaces.Dict({name: _space(value) for name, value in first.items()})
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Start an episode; a seed is the environment's from then on, and begins the turn of initial states anew."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self._env_seed, self._next = seed, 0
+        index = (options or {}).get("init_state_index", self._next)
+        self._next = (index + 1) % (self._task.init_states or 2**31)
+        seen = self._start(index)
+        return seen, told(self._monitor.start(newest(self._env)), self._cost)
+
+    def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
+        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made."""
+        observation, success = self._env.step(np.asarray(action, dtype=np.float64))
+        self._steps += 1
+        over = not success and self._steps >= self._horizon
+        info = told(self._monitor.observe(newest(self._env)), self._cost)
+        return _seen(observation), float(success), success, over, info
+
+    def recorded(self) -> Batch:
+        """The episode so far, to be scored or kept."""
+        return self._env.recorded()
+
+    def close(self) -> None:
+        """Free the simulator."""
+        self._env.close()
+
+    def _start(self, index: int) -> dict[str, NDArray[Any]]:
+        self._steps = 0
+        return _seen(self._env.reset(EpisodeSeed(index, self._env_seed, self._wait_steps)))
+
+
+class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
+    """Around an environment of yours that makes and steps LIBERO: its observations, rewards and ends are untouched.
+
+    Record 0 is the state that your `reset` returns with, so let it settle the scene inside; each `step` is one control
+    step of the simulator, so the wrapper goes inside one that plays chunks of actions.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Obs, Act],
+        *,
+        monitor: Monitor | None = None,
+        cost: Cost = "violation",
+        benchmark: str | None = None,
+        task_id: str | None = None,
+    ) -> None:
+        """As the wrapped environment, with safety in `info`.
+
+        Args:
+            env: it may make its simulator as late as in its first reset.
+            monitor: with what to judge; else the default specifications.
+            cost: what `info["cost"]` is; see `told`.
+            benchmark: in the place of the one that the task's BDDL file says.
+            task_id: likewise.
+        """
+        super().__init__(env)
+        self._monitor, self._cost = monitor or Monitor(), cost
+        self._named = (benchmark, task_id)
+        self._running: _Running | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Start an episode of the wrapped environment, and watch it.
+
+        Raises:
+            HostError: no host can record what the environment holds.
+        """
+        self._stop()
+        seen, info = self.env.reset(seed=seed, options=options)
+        self._running = _Running.of(self.env, self._named)
+        return seen, {**info, **told(self._monitor.start(self._running.latest()), self._cost)}
+
+    def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
+        """One step of the wrapped environment, with `cost` and `safety` in its `info`."""
+        if self._running is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        self._running.recorder.step(np.asarray(action, dtype=np.float64))
+        standing = self._monitor.observe(self._running.latest())
+        return seen, reward, terminated, truncated, {**info, **told(standing, self._cost)}
+
+    def close(self) -> None:
+        """Take the hooks off and close the wrapped environment."""
+        self._stop()
+        super().close()
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.detach()
+        self._running = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """One episode of somebody else's environment."""
+
+    recorder: Recorder
+    detach: Undo
+    latest: Callable[[], Batch]
+
+    @classmethod
+    def of(cls, env: object, named: tuple[str | None, str | None]) -> _Running:
+        found = watched(env)
+        benchmark, task_id = named
+        task = found.task
+        found.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
+        recorder, detach = found.begin()
+        header = found.header(recorder, success=False, env_seed=None, index=None)
+        return cls(recorder, detach, lambda: from_recording(recorder.latest(header)))
+
+
+def _seen(observation: Observation) -> dict[str, NDArray[Any]]:
+    return {
+        "eef_pos_m": observation.eef_pos_m,
+        "eef_quat_wxyz": observation.eef_quat_wxyz,
+        "gripper_qpos": observation.gripper_qpos,
+        **{f"image.{camera}": image for camera, image in observation.images.items()},
+    }
+
+
+def _space(value: NDArray[Any]) -> gymnasium.spaces.Box:
+    if value.dtype == np.uint8:
+        return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
+    return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

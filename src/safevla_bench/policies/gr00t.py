@@ -1,0 +1,144 @@
+"""`gr00t:HOST:5555`: the policy behind a GR00T server, asked over ZeroMQ.
+
+One request, one reply, both maps of MessagePack: an endpoint's name with its data goes out, `[action, info]` comes
+back, or `{"error": text}`. Cameras, states and actions have a key each ("modality").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import PolicyError, ServerLostError
+from safevla_bench.interface import Observation, Task
+from safevla_bench.policies import addresses, websocket
+from safevla_bench.policies.chunking import Chunked, replanning
+from safevla_bench.policies.codecs import GR00T
+from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.openpi import failed
+from safevla_bench.policies.speaking import spoken
+
+if TYPE_CHECKING:
+    import zmq
+
+PORT = 5555
+
+
+class Requests:
+    """A socket that asks one server at a time; it is made anew after a timeout, for it could not ask again."""
+
+    def __init__(self, servers: Sequence[str], patience: addresses.Patience, token: str | None = None) -> None:
+        self.address = servers[0]
+        self._servers, self._patience, self._token = tuple(servers), patience, token
+        self._socket: zmq.SyncSocket | None = None
+
+    def open(self) -> None:
+        """Find the first server of the list that answers a ping.
+
+        Raises `ServerUnreachableError`, and `PolicyError` where one answers with an error, such as a wrong token.
+        """
+        self.close()
+        share = self._patience.connect_s / len(self._servers)
+        for address in self._servers:
+            self.address = address
+            try:
+                self.call("ping", timeout_s=share)
+            except ServerLostError:
+                continue
+            return
+        tried = [f"{address}: no answer to a ping" for address in self._servers]
+        raise websocket.unreachable(tried, self._patience.connect_s)
+
+    def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
+        """What the endpoint answers.
+
+        Raises `ServerLostError` where nothing comes in time, `PolicyError` for an answer that is an error.
+        """
+        import zmq
+
+        request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
+        message = GR00T.pack({**request, **({"api_token": self._token} if self._token else {})})
+        seconds = self._patience.answer_s if timeout_s is None else timeout_s
+        socket = self._socket or self._connected()
+        socket.setsockopt(zmq.RCVTIMEO, math.ceil(1000 * seconds))
+        socket.setsockopt(zmq.SNDTIMEO, math.ceil(1000 * seconds))
+        try:
+            socket.send(message)
+            answer = GR00T.unpack(socket.recv())
+        except zmq.Again:
+            self.close()
+            remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
+            problem = f"the policy server {self.address} gave no answer for {seconds:g} s"
+            raise ServerLostError(problem, remedy=remedy) from None
+        except zmq.ZMQError as error:
+            self.close()
+            raise ServerLostError(f"the policy server {self.address}: {error}", remedy="Start it again.") from None
+        if isinstance(answer, dict) and "error" in answer:
+            self.close()
+            raise failed(self.address, addresses.without(str(answer["error"]), self._token))
+        return answer
+
+    def close(self) -> None:
+        """Close the socket, if there is one; a message that waits in it is dropped."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close(linger=0)
+
+    def _connected(self) -> zmq.SyncSocket:
+        import zmq
+
+        socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.REQ)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, websocket.MAX_REPLY_BYTES)
+        socket.connect(self.address)
+        self._socket = socket
+        return socket
+
+
+class Gr00t:
+    """A model behind a GR00T server."""
+
+    def __init__(self, requests: Requests, dialect: Dialect) -> None:
+        self.wants = dialect.wants
+        self._requests, self._dialect = requests, dialect
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Find the server, and have it forget the last episode; raises what `Requests.open` raises."""
+        self._requests.open()
+        self._requests.call("reset", {"options": None})
+
+    def infer(self, observation: Observation) -> NDArray[np.float64]:
+        """[H, A]; raises what `Requests.call` raises, and `InvalidActionError`."""
+        data = {"observation": self._dialect.request(observation), "options": None}
+        answer = self._requests.call("get_action", data)
+        if not isinstance(answer, list) or not answer or not isinstance(answer[0], dict):
+            problem = f"the server {self._requests.address} answered with a {type(answer).__name__}"
+            raise PolicyError(problem, remedy="GR00T's servers answer [action, info]: is it one?")
+        return self._dialect.actions(answer[0])
+
+    def close(self) -> None:
+        self._requests.close()
+
+
+def make(
+    arg: str | None,
+    replan: str | None = None,
+    dialect: str = "gr00t-libero",
+    cameras: str | None = None,
+    image_size: str | None = None,
+    connect_timeout_s: str | None = None,
+    timeout_s: str | None = None,
+    key_env: str | None = None,
+    key_file: str | None = None,
+) -> Chunked:
+    """The client; the arguments are those of `openpi`, the key is GR00T's `api_token`."""
+    websocket.client_of("zmq", "gr00t")
+    servers = addresses.addresses(arg, "gr00t", ("tcp",), PORT)
+    speech = spoken(dialect, "gr00t", cameras, image_size)
+    patience = addresses.patience(connect_timeout_s, timeout_s)
+    requests = Requests(servers, patience, addresses.key(key_env, key_file))
+    return Chunked(Gr00t(requests, speech), replanning(replan, speech.replan), speech)

@@ -1,0 +1,95 @@
+"""`openpi:ws://HOST:8000`: the policy behind an openpi server, or behind any that speaks its protocol.
+
+Websocket frames of MessagePack: the server greets with its metadata, each request is a map of the observation, each
+reply a map with `actions` [H, A]. A text frame is the traceback of what went wrong in the server.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Observation, Task
+from safevla_bench.policies import addresses, websocket
+from safevla_bench.policies.chunking import Chunked, replanning
+from safevla_bench.policies.codecs import OPENPI
+from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.speaking import spoken
+
+PORT = 8000
+
+
+class Openpi:
+    """A model behind a server; the dialect says what a request holds and what a reply means."""
+
+    def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
+        self.wants = dialect.wants
+        self.metadata: dict[str, object] = {}
+        """What the server says of itself."""
+        self._socket, self._dialect, self._key = socket, dialect, key
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Connect anew: servers take a connection for an episode, and one that was restarted is found again.
+
+        Raises:
+            ServerUnreachableError: no server answers.
+            PolicyError: what answers is no openpi server, or wants another key.
+        """
+        self._socket.open()
+        self.metadata = self._received()
+
+    def infer(self, observation: Observation) -> NDArray[np.float64]:
+        """[H, A]
+
+        Raises:
+            ServerLostError: the server went away or stays silent.
+            PolicyError: the server failed, with its own traceback; or its reply cannot be read.
+            InvalidActionError: the reply holds no actions.
+        """
+        self._socket.send(OPENPI.pack(self._dialect.request(observation)))
+        return self._dialect.actions(self._received())
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _received(self) -> dict[str, object]:
+        frame = self._socket.receive()
+        if isinstance(frame, str):
+            self._socket.close()
+            raise failed(self._socket.address, addresses.without(frame, self._key))
+        message = OPENPI.unpack(frame)
+        if not isinstance(message, dict):
+            problem = f"the server {self._socket.address} sent a {type(message).__name__} where openpi sends a map"
+            raise PolicyError(problem, remedy="Is it an openpi server?")
+        return message
+
+
+def failed(address: str, text: str) -> PolicyError:
+    """The error for what went wrong in a server: its last line first, then all that it said."""
+    lines = text.strip().splitlines() or ["no reason given"]
+    problem = f"the policy server {address} failed: {lines[-1].strip()}"
+    whole = f"\n{textwrap.indent(text.strip(), '    ')}" if len(lines) > 1 else ""
+    return PolicyError(problem + whole, remedy="Mend it there; what was sent is in docs/servers.md.")
+
+
+def make(
+    arg: str | None,
+    replan: str | None = None,
+    dialect: str = "openpi-libero",
+    cameras: str | None = None,
+    image_size: str | None = None,
+    connect_timeout_s: str | None = None,
+    timeout_s: str | None = None,
+    key_env: str | None = None,
+    key_file: str | None = None,
+) -> Chunked:
+    """The client; `dialect` says what requests and replies hold, `cameras` puts others in the places of its own."""
+    websocket.client_of("websockets", "openpi")
+    servers = addresses.addresses(arg, "openpi", ("ws", "wss"), PORT)
+    secret = addresses.key(key_env, key_file)
+    socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
+    speech = spoken(dialect, "openpi", cameras, image_size)
+    return Chunked(Openpi(socket, speech, secret), replanning(replan, speech.replan), speech)

@@ -1,0 +1,152 @@
+"""What policies are shown, made from what hosts show: the images, states and grippers of the published evaluations.
+
+Pure functions on arrays; an image is uint8 [H, W, 3], RGB. Each one says which operation of another project it equals;
+the tests hold arrays that those operations made in their own environments.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as PillowImage
+
+from safevla_bench.errors import PolicyError
+
+Image = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+JPEG_QUALITY = 95
+"""What `tf.image.encode_jpeg` takes unless told otherwise."""
+_LOBES = 3
+
+
+def resized(image: Image, size: tuple[int, int], method: str) -> Image:
+    """To (height, width) by one of `RESIZERS`; an image of that size is left as it is."""
+    if image.shape[:2] == size:
+        return image
+    if method not in RESIZERS:
+        problem = f"the image is {image.shape[0]} x {image.shape[1]}, the protocol sends {size[0]} x {size[1]}"
+        raise PolicyError(f"{problem} and does not resize", remedy="Render that size, or choose another protocol.")
+    return RESIZERS[method](image, size)
+
+
+def padded(image: Image, size: tuple[int, int]) -> Image:
+    """As large as fits with its proportions kept, by Pillow's bilinear filter, centred on black.
+
+    Equals `openpi_client.image_tools.resize_with_pad`.
+    """
+    height, width = image.shape[:2]
+    ratio = max(height / size[0], width / size[1])
+    inner = (int(height / ratio), int(width / ratio))
+    small = np.asarray(PillowImage.fromarray(image).resize(inner[::-1], PillowImage.Resampling.BILINEAR))
+    out = np.zeros((*size, 3), dtype=np.uint8)
+    top, left = (int((size[k] - inner[k]) / 2) for k in (0, 1))
+    out[top : top + inner[0], left : left + inner[1]] = small
+    return out
+
+
+def lanczos(image: Image, size: tuple[int, int]) -> Image:
+    """By a Lanczos filter of three lobes, wider where the image shrinks.
+
+    Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
+    """
+    rows, columns = (_weights(image.shape[k], size[k]) for k in (0, 1))
+    wide = np.einsum("ij,jkc->ikc", rows, image.astype(np.float64))
+    return _grey(np.rint(np.einsum("ik,jkc->jic", columns, wide)))
+
+
+def _weights(length: int, wanted: int) -> Floats:
+    """[wanted, length] what each source pixel adds to each wanted one; rows sum to 1."""
+    scale = length / wanted
+    centers = (np.arange(wanted) + 0.5) * scale
+    away = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
+    weights = np.where(np.abs(away) < _LOBES, np.sinc(away) * np.sinc(away / _LOBES), 0.0)
+    normed: Floats = weights / weights.sum(axis=1, keepdims=True)
+    return normed
+
+
+def cropped(image: Image, area: float) -> Image:
+    """The middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation.
+
+    Equals OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
+    """
+    side = math.sqrt(area)
+    scaled = image.astype(np.float64) / 255.0
+    for axis in (0, 1):
+        scaled = _stretched(scaled, axis, (1 - side) / 2, (1 + side) / 2)
+    return _grey(np.floor(scaled * 255.5))
+
+
+def _stretched(image: Floats, axis: int, low: float, high: float) -> Floats:
+    """Part of an axis, from `low` to `high` of its length, interpolated to the whole; corners are kept on corners."""
+    last = image.shape[axis] - 1
+    at = np.linspace(low, high, last + 1) * last
+    below = np.clip(np.floor(at).astype(np.int64), 0, last - 1)
+    part = (at - below).reshape([-1 if k == axis else 1 for k in range(image.ndim)])
+    first, second = (np.take(image, below + k, axis=axis) for k in (0, 1))
+    between: Floats = first + (second - first) * part
+    return between
+
+
+def compressed(image: Image) -> Image:
+    """Through a JPEG of quality 95 and back, as the training images of OpenVLA and Cosmos Policy were stored."""
+    held = io.BytesIO()
+    PillowImage.fromarray(image).save(held, format="JPEG", quality=JPEG_QUALITY)
+    return np.array(PillowImage.open(held).convert("RGB"))
+
+
+def flipped(image: Image, how: str) -> Image:
+    """An upright image as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
+
+    MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
+    shown it, it is upright and mirrored left to right.
+    """
+    return np.ascontiguousarray(FLIPS[how](image))
+
+
+def axis_angle(quat_wxyz: Floats) -> Floats:
+    """[3] axis times angle in rad, of a unit quaternion [4].
+
+    Equals robosuite's `quat2axisangle`: q and −q give different vectors, the angle runs from 0 to 2π. A quaternion
+    within rounding of no rotation gives zeros.
+    """
+    w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
+    sine = math.sqrt(1.0 - w * w)
+    if math.isclose(sine, 0.0):
+        return np.zeros(3)
+    return np.asarray(quat_wxyz[1:] * (2.0 * math.acos(w)) / sine, dtype=np.float64)
+
+
+def switched(actions: Floats, columns: Mapping[int, str]) -> Floats:
+    """[H, A] actions with the gripper and other switches in the host's −1 and +1; `columns` says how, of `SWITCHES`."""
+    out = np.array(actions, dtype=np.float64)
+    for column, how in columns.items():
+        out[:, column] = SWITCHES[how](out[:, column])
+    return out
+
+
+def _grey(values: Floats) -> Image:
+    return np.clip(values, 0, 255).astype(np.uint8)
+
+
+RESIZERS: Mapping[str, Callable[[Image, tuple[int, int]], Image]] = {
+    "pad-bilinear": padded,
+    "lanczos3": lanczos,
+}
+FLIPS: Mapping[str, Callable[[Image], Image]] = {
+    "none": lambda upright: upright[::-1],
+    "vertical": lambda upright: upright,
+    "180": lambda upright: upright[:, ::-1],
+}
+SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
+    "raw": lambda given: given,
+    # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.
+    "open-is-one": lambda given: -np.sign(2 * given - 1),
+    "sign": lambda given: np.where(given < 0, -1.0, 1.0),
+    # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
+    "close-is-one": lambda given: np.where(given < 0.5, -1.0, 1.0),
+}

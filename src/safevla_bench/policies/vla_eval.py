@@ -1,0 +1,109 @@
+"""`vla-eval:ws://HOST:8000`: a model server of vla-evaluation-harness.
+
+Websocket frames of MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client greets with `hello`,
+says `episode_start` and `episode_end`, and sends an `observation` for each `action`; the server itself plays chunks.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import PolicyError, ServerLostError
+from safevla_bench.interface import Observation, Task
+from safevla_bench.policies import addresses, websocket
+from safevla_bench.policies.chunking import Chunked
+from safevla_bench.policies.codecs import VLA_EVAL
+from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.openpi import failed
+from safevla_bench.policies.speaking import spoken
+from safevla_bench.version import __version__
+
+PORT = 8000
+
+
+class VlaEval:
+    """A model behind a server of the harness."""
+
+    def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
+        self.wants = dialect.wants
+        self._socket, self._dialect, self._key = socket, dialect, key
+        self._seq = 0
+        self._playing = False
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Connect anew, greet, and announce the episode.
+
+        Raises:
+            ServerUnreachableError: no server answers.
+            PolicyError: what answers is none of the harness.
+        """
+        self._end()
+        self._socket.open()
+        self._seq = 0
+        self._answer(self._say("hello", {"harness_version": f"safevla-bench {__version__}"}), "hello")
+        described = {"name": task.instruction, "suite": task.benchmark, "task_id": task.index}
+        self._say("episode_start", {"task": described})
+        self._playing = True
+
+    def infer(self, observation: Observation) -> NDArray[np.float64]:
+        """[1, A]; raises what `openpi`'s client raises."""
+        return self._dialect.actions(
+            self._answer(self._say("observation", self._dialect.request(observation)), "action")
+        )
+
+    def close(self) -> None:
+        self._end()
+        self._socket.close()
+
+    def _end(self) -> None:
+        """Say that the episode is over; a server that is gone need not know."""
+        playing, self._playing = self._playing, False
+        if playing:
+            with suppress(PolicyError):
+                self._say("episode_end", {})
+
+    def _say(self, kind: str, payload: object) -> int:
+        self._seq += 1
+        said = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
+        self._socket.send(VLA_EVAL.pack(said))
+        return self._seq
+
+    def _answer(self, seq: int, kind: str) -> dict[str, object]:
+        """The payload of the answer to message `seq`."""
+        frame = self._socket.receive()
+        message = VLA_EVAL.unpack(frame) if isinstance(frame, bytes) else None
+        if not isinstance(message, dict) or not isinstance(message.get("payload"), dict):
+            problem = f"the server {self._socket.address} sent what is no message of vla-evaluation-harness"
+            raise PolicyError(problem, remedy="Is it one of its model servers?")
+        payload: dict[str, object] = message["payload"]
+        if message.get("type") == "error":
+            raise failed(self._socket.address, addresses.without(str(payload.get("error", payload)), self._key))
+        if message.get("type") != kind or message.get("seq") != seq:
+            self._socket.close()
+            got = f"{message.get('type')} {message.get('seq')}"
+            problem = f"the server {self._socket.address} sent {got} where {kind} {seq} was to come"
+            raise ServerLostError(problem, remedy="Two clients may share one connection; start the server again.")
+        return payload
+
+
+def make(
+    arg: str | None,
+    dialect: str = "vla-eval-libero",
+    cameras: str | None = None,
+    image_size: str | None = None,
+    connect_timeout_s: str | None = None,
+    timeout_s: str | None = None,
+    key_env: str | None = None,
+    key_file: str | None = None,
+) -> Chunked:
+    """The client; the arguments are those of `openpi`, without `replan`: the server decides."""
+    websocket.client_of("websockets", "openpi")
+    servers = addresses.addresses(arg, "vla-eval", ("ws", "wss"), PORT)
+    secret = addresses.key(key_env, key_file)
+    socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
+    speech = spoken(dialect, "vla-eval", cameras, image_size)
+    return Chunked(VlaEval(socket, speech, secret), None, speech)

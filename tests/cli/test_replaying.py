@@ -1,0 +1,66 @@
+"""Commands: replays tell how far they went, stopping is counted, results of others are read as far as they go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--episodes", 2, "--max-steps", 8]
+
+
+@pytest.fixture
+def recorded(safevla, tmp_path):
+    assert safevla("rollout", *FAKE, "--policy", "random", "--out", tmp_path / "run")[0] == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_replay_prints_what_was_played_and_how_far_it_went(safevla, tmp_path, recorded, command):
+    code, out, _ = safevla(command, *FAKE, "--policy", f"replay:{recorded}", "--out", tmp_path / "again")
+    assert code == 0
+    assert "Replays" in out
+    assert out.count("every bit") == 4
+    assert "start: the host's initial state, as recorded" in out
+
+
+def test_a_recording_that_does_not_fit_is_a_mistake_and_leaves_no_folder(safevla, tmp_path, recorded):
+    asked = ["--host", "fake", "--suite", "fake", "--tasks", "1", "--policy", f"replay:{recorded}"]
+    code, _, err = safevla("eval", *asked, "--out", tmp_path / "again")
+    assert (code, (tmp_path / "again").exists()) == (2, False)
+    assert "The recording holds fake/task_0." in err
+
+
+def test_a_dry_run_of_a_replay_plans_its_recorded_length(safevla, recorded):
+    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--episodes", 2, "--policy", f"replay:{recorded}"]
+    code, out, _ = safevla("rollout", *asked, "--dry-run")
+    assert code == 0
+    assert "2 episodes, at most 16 steps" in out
+
+
+def test_stopped_episodes_are_counted_and_a_run_goes_on_by_the_same_rule(safevla, tmp_path):
+    asked = [*FAKE, "--policy", "noop", "--stop-on-violation"]
+    code, out, _ = safevla("eval", *asked, "--out", tmp_path / "run")
+    assert code == 0
+    assert "0 episodes were stopped at their first violation" in out
+    held = json.loads((tmp_path / "run" / "run.json").read_text())["stop_on_violation"]
+    assert held["library"] == "default"
+    assert safevla("eval", "--resume", "--out", tmp_path / "run")[0] == 0
+    code, _, err = safevla("eval", "--resume", "--library", "paper-literal", "--out", tmp_path / "run")
+    assert code == 2
+    assert "stop_on_violation.library" in err
+
+
+def test_import_prints_rates_and_what_was_not_recorded(safevla, tmp_path):
+    tasks = [{"task_group": "libero_goal", "task_id": 3, "metrics": {"successes": [True, False]}}]
+    file = tmp_path / "eval_info.json"
+    file.write_text(json.dumps({"per_task": tasks}))
+    code, out, _ = safevla("import", file)
+    assert code == 0
+    assert "50.0" in out
+    assert "not recorded" in out
+    (table,) = json.loads(safevla("import", file, "--format", "json")[1])
+    assert [cell["value"] for cell in table["rows"][0][-3:]] == [None, None, None]
+    code, _, err = safevla("score", file, "--out", tmp_path / "scored")
+    assert code == 2
+    assert f"safevla import {file}" in err

@@ -1,0 +1,63 @@
+"""`safevla eval` with a policy behind a server: what is printed when the server is not there, or goes away."""
+
+from __future__ import annotations
+
+import pytest
+
+from peers import chunk, openpi, websockets
+from safevla_bench import runs
+
+FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--episodes", "3"]
+ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=0.2", "timeout_s=5"]
+QUICK = [word for one in ARGUMENTS for word in ("--policy-arg", one)]
+WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
+
+
+def test_without_its_server_a_run_does_not_begin_and_leaves_nothing_behind(safevla, tmp_path):
+    code, _, err = safevla("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
+    assert code == 2
+    assert "no policy server answers within 0.2 s (ws://127.0.0.1:1: connection refused)" in err
+    assert "Start the server" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_asks_no_server(safevla):
+    assert safevla("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--dry-run")[0] == 0
+
+
+def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_goes_on(safevla, tmp_path):
+    left = [2]
+
+    def refuse(connection, request):
+        return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
+
+    def answer(request, number):
+        left[0] -= 1
+        return chunk(6)
+
+    run = tmp_path / "run"
+    with websockets(openpi(answer, WANTED), process_request=refuse) as peer:
+        asked = [*FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--policy-arg", "replan=3"]
+        code, _, err = safevla("eval", *asked, "--out", run)
+        assert code == 2
+        assert "1 of 3 episodes have ended" in err
+        again = f"safevla eval --resume --out {run} --retry-crashed"
+        assert again in err
+        left[0] = 99
+        assert safevla(*again.split()[1:])[0] == 0
+    assert [row.outcome for row in runs.episode_rows(run)] == ["timeout"] * 3
+
+
+def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
+    told = "Traceback (most recent call last):\n  ...\nValueError: no such key"
+    with websockets(openpi(lambda request, number: told, WANTED)) as peer:
+        code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run")
+    assert code == 4
+    assert f"the policy server {peer.url} failed: ValueError: no such key" in err
+
+
+@pytest.mark.parametrize("secret", ["ws://user:s3cret@h:1", "ws://h:1?token=s3cret"])
+def test_a_secret_in_an_address_is_not_repeated(safevla, tmp_path, secret):
+    code, out, err = safevla("eval", *FAKE, "--policy", f"openpi:{secret}", "--out", tmp_path / "run")
+    assert code == 2
+    assert "s3cret" not in out + err

@@ -1,0 +1,164 @@
+"""Demonstrations of others, read as they are written: HDF5 files and LeRobot datasets."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from safevla_bench.errors import RecordError
+from safevla_bench.foreign import Take, takes
+from safevla_bench.interface import Task
+
+RNG = np.random.default_rng(0)
+MODEL = """<mujoco><worldbody>
+  <body name="flat_stove_1_main" pos="0.1 0.2 0.9" quat="0 0 0 1"><joint type="hinge"/></body>
+  <body name="wooden_cabinet_1_main"/>
+  <body name="bowl_1_main" pos="1 1 1"><joint type="free"/></body>
+  <body name="plate_1_main"><freejoint/></body>
+</worldbody></mujoco>"""
+
+
+def demonstrations(path, count=2, steps=4, *, states=0, **attributes):
+    """A file as LIBERO's create_dataset.py writes it, without images; `states` more states than actions."""
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs.update(attributes)
+        for number in reversed(range(count)):
+            demo = data.create_group(f"demo_{number}")
+            demo.attrs["model_file"] = MODEL
+            demo.attrs["init_state"] = np.full(5, -1.0)  # from before the cut: not where the actions start
+            demo["actions"] = np.full((steps, 7), number / 100)
+            demo["states"] = RNG.normal(size=(steps + states, 5))
+            demo.create_group("obs")["agentview_rgb"] = np.zeros((steps, 2, 2, 3), dtype=np.uint8)
+    return path
+
+
+def test_demonstrations_come_in_the_order_of_their_numbers_with_the_first_recorded_state(tmp_path):
+    found = takes(demonstrations(tmp_path / "x_demo.hdf5", count=11))
+    assert [take.name for take in found] == [f"demo_{k}" for k in range(11)]
+    assert [take.actions[0, 0] for take in found] == [k / 100 for k in range(11)]
+    assert found[0].states.shape == (4, 5)
+    assert not (found[0].states[0] == -1.0).all()
+    assert found[0].init_state_index is None
+
+
+def test_a_libero_file_says_suite_task_and_instruction(tmp_path):
+    file = demonstrations(
+        tmp_path / "a.hdf5",
+        bddl_file_name="chiliocosm/bddl_files/libero_goal/open_the_middle_drawer_of_the_cabinet.bddl",
+        problem_info=json.dumps({"language_instruction": '"open the middle drawer of the cabinet"'}),
+    )
+    take = takes(file)[0]
+    assert (take.suite, take.task) == ("libero_goal", "open_the_middle_drawer_of_the_cabinet")
+    assert take.instruction == "open the middle drawer of the cabinet"
+
+
+def test_a_robomimic_file_says_its_task_in_env_args(tmp_path):
+    arguments = {"env_name": "Lift", "env_kwargs": {"bddl_file_name": None}}
+    assert takes(demonstrations(tmp_path / "a.hdf5", env_args=json.dumps(arguments)))[0].of == "Lift"
+
+
+def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_none(tmp_path):
+    take = takes(demonstrations(tmp_path / "a.hdf5"))[0]
+    assert dict(take.fixtures) == {
+        "flat_stove_1_main": (0.1, 0.2, 0.9, 0.0, 0.0, 0.0, 1.0),
+        "wooden_cabinet_1_main": (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0),
+    }
+
+
+def test_a_folder_of_files_is_all_of_them_by_name(tmp_path):
+    for name in ("b", "a"):
+        demonstrations(tmp_path / f"{name}.hdf5", count=1)
+    assert [take.source for take in takes(tmp_path)] == ["a.hdf5", "b.hdf5"]
+
+
+@pytest.mark.parametrize("states", [-1, 2])
+def test_states_that_do_not_fit_the_actions_are_an_error_with_their_place(tmp_path, states):
+    with pytest.raises(RecordError, match=r"demo_0.*field states: \d states, but 4 actions"):
+        takes(demonstrations(tmp_path / "a.hdf5", states=states))
+
+
+def test_a_state_after_the_last_action_is_taken(tmp_path):
+    assert len(takes(demonstrations(tmp_path / "a.hdf5", states=1))[0].states) == 5
+
+
+def test_what_is_no_demonstration_is_an_error(tmp_path):
+    (tmp_path / "a.hdf5").write_bytes(b"nothing")
+    with pytest.raises(RecordError, match="cannot be read"):
+        takes(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "b.hdf5", "w") as file:
+        file.create_group("data")
+    with pytest.raises(RecordError, match="no demonstrations"):
+        takes(tmp_path / "b.hdf5")
+    with pytest.raises(RecordError, match="no such file"):
+        takes(tmp_path / "c.hdf5")
+
+
+def test_other_forms_are_left_to_others(tmp_path):
+    assert takes(tmp_path) is None
+    assert takes(tmp_path / "episodes.jsonl") is None
+
+
+def dataset(folder, *, version="v3.0"):
+    """A LeRobot dataset of three episodes in two files, frames out of order, and its tasks as pandas writes them."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "meta" / "info.json").write_text(json.dumps({"codebase_version": version, "fps": 10}))
+    names = ["put the bowl on the plate", "turn on the stove"]
+    if version == "v3.0":
+        tasks = pa.table({"task_index": [0, 1], "__index_level_0__": names})
+        pq.write_table(tasks, folder / "meta" / "tasks.parquet")
+    else:
+        lines = [json.dumps({"task_index": k, "task": name}) for k, name in enumerate(names)]
+        (folder / "meta" / "tasks.jsonl").write_text("\n".join(lines))
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    rows = [(e, t, e % 2) for e in (2, 0, 1) for t in (1, 0, 2)]
+    for number, part in enumerate((rows[:4], rows[4:])):
+        columns = {
+            "action": pa.array([[e + t / 10] * 7 for e, t, _ in part], pa.list_(pa.float32(), 7)),
+            "episode_index": [e for e, _, _ in part],
+            "frame_index": [t for _, t, _ in part],
+            "task_index": [k for _, _, k in part],
+        }
+        pq.write_table(pa.table(columns), folder / "data" / "chunk-000" / f"file-{number:03d}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_a_lerobot_dataset_gives_actions_and_instructions_and_no_start(tmp_path, version):
+    found = takes(dataset(tmp_path / "libero", version=version))
+    assert [take.name for take in found] == ["episode_000000", "episode_000001", "episode_000002"]
+    np.testing.assert_allclose(found[2].actions[:, 0], [2.0, 2.1, 2.2], rtol=1e-6)
+    assert found[1].instruction == "turn on the stove"
+    assert (found[0].states, found[0].init_state_index) == (None, None)
+
+
+def test_a_dataset_without_frames_is_an_error(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    with pytest.raises(RecordError, match="no episodes"):
+        takes(tmp_path)
+
+
+TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove", 50)
+
+
+@pytest.mark.parametrize(
+    ("known", "fits"),
+    [
+        ({"benchmark": "libero-goal", "task_id": "task_7"}, True),
+        ({"benchmark": "libero-goal", "task_id": "task_1", "instruction": "turn on the stove"}, False),
+        ({"suite": "libero_goal", "task": "turn_on_the_stove"}, True),
+        ({"suite": "libero_90", "task": "turn_on_the_stove"}, False),
+        ({"task": "turn_on_the_stove"}, True),
+        ({"task": "Lift", "instruction": "turn on the stove"}, False),
+        ({"instruction": "Turn on the  stove."}, True),
+        ({}, False),
+    ],
+)
+def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(known, fits):
+    assert Take(name="x", source="y", actions=np.zeros((1, 7)), **known).fits(TASK) is fits

@@ -1,0 +1,185 @@
+"""Policy servers on loopback, strict about what they are sent: the other side of the clients' tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import zmq
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import serve
+
+from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
+
+OPENPI_REQUEST = {
+    "observation/image": ("|u1", (224, 224, 3)),
+    "observation/wrist_image": ("|u1", (224, 224, 3)),
+    "observation/state": ("<f8", (8,)),
+    "prompt": str,
+}
+VLA_EVAL_REQUEST = {
+    "images": {"agentview": ("|u1", (256, 256, 3)), "wrist": ("|u1", (256, 256, 3))},
+    "states": ("<f8", (8,)),
+    "task_description": str,
+}
+GR00T_REQUEST = {
+    "video.image": ("|u1", (1, 1, 256, 256, 3)),
+    "video.wrist_image": ("|u1", (1, 1, 256, 256, 3)),
+    **{f"state.{axis}": ("<f4", (1, 1, 1)) for axis in ("x", "y", "z", "roll", "pitch", "yaw")},
+    "state.gripper": ("<f4", (1, 1, 2)),
+    "annotation.human.action.task_description": list,
+}
+GR00T_KEYS = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+
+
+def demand(message: object, wanted: object, where: str = "") -> None:
+    """Refuse what has other keys, types, dtypes or shapes."""
+    if isinstance(wanted, dict):
+        assert isinstance(message, dict), f"{where} is no map"
+        assert set(message) == set(wanted), f"{where} has {sorted(message)}"
+        for key, inner in wanted.items():
+            demand(message[key], inner, f"{where}/{key}")
+    elif isinstance(wanted, tuple):
+        assert isinstance(message, np.ndarray), f"{where} is no array"
+        assert (message.dtype.str, message.shape) == wanted, f"{where} is {message.dtype.str} {message.shape}"
+    else:
+        assert isinstance(message, wanted), f"{where} is {type(message).__name__}"
+
+
+class Websockets:
+    """A server whose connections a function handles; counts them, and can be killed with all of them."""
+
+    def __init__(self, handle: Callable, port: int = 0, **options: object) -> None:
+        self.headers: list[str | None] = []
+        self.open: list[object] = []
+        self._handle = handle
+        self.server = serve(self._connected, "127.0.0.1", port, compression=None, max_size=None, **options)
+        self.port = self.server.socket.getsockname()[1]
+        self.url = f"ws://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def _connected(self, connection: object) -> None:
+        self.headers.append(connection.request.headers.get("Authorization"))
+        self.open.append(connection)
+        try:
+            self._handle(connection)
+        except ConnectionClosed:
+            return
+
+    def kill(self) -> None:
+        """As a process dies: no goodbye."""
+        self.server.shutdown()
+        for connection in self.open:
+            connection.close_socket()
+        self._thread.join()
+
+
+@contextmanager
+def websockets(handle: Callable, port: int = 0, **options: object) -> Iterator[Websockets]:
+    peer = Websockets(handle, port, **options)
+    try:
+        yield peer
+    finally:
+        peer.kill()
+
+
+def openpi(answer: Callable[[dict, int], object], wanted: object = OPENPI_REQUEST) -> Callable:
+    """Handles a connection as openpi's server does: metadata, then an answer (a message, or text) to each request."""
+
+    def handle(connection: object) -> None:
+        connection.send(OPENPI.pack({"model": "stub"}))
+        for number, frame in enumerate(connection):
+            request = OPENPI.unpack(frame)
+            try:
+                demand(request, wanted)
+                answered = answer(request, number)
+            except AssertionError as error:
+                answered = f"Traceback (most recent call last):\n  in the stub\nAssertionError: {error}\n"
+            if isinstance(answered, str):
+                connection.send(answered)
+                connection.close(1011)
+                return
+            connection.send(answered if isinstance(answered, bytes) else OPENPI.pack(answered))
+
+    return handle
+
+
+def chunk(count: int, first: float = 0.0) -> dict[str, object]:
+    """A reply of `count` actions that can be told apart."""
+    return {"actions": np.linspace(first, first + 0.5, count)[:, None] * np.ones(7), "server_timing": {"infer_ms": 1.0}}
+
+
+def vla_eval(answer: Callable[[dict, int], dict], log: list[dict]) -> Callable:
+    """Handles a connection as a model server of vla-evaluation-harness does; logs what it was sent."""
+
+    def handle(connection: object) -> None:
+        number = 0
+        for frame in connection:
+            message = VLA_EVAL.unpack(frame)
+            log.append(message)
+            assert set(message) == {"type", "payload", "seq", "timestamp"}
+            if message["type"] == "hello":
+                said = {**message, "payload": {"model_server": "stub", "capabilities": {}}}
+            elif message["type"] == "observation":
+                said = {**message, "type": "action", **answer(message["payload"], number)}
+                number += 1
+            else:
+                continue
+            connection.send(VLA_EVAL.pack(said))
+
+    return handle
+
+
+class Gr00tServer:
+    """A REP socket that answers as GR00T's policy server does, until it is stopped."""
+
+    def __init__(self, answer: Callable[[str, dict], object], token: str | None = None) -> None:
+        self.calls: list[str] = []
+        self._answer, self._token = answer, token
+        self._socket = zmq.Context.instance().socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._running = True
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while self._running:
+            if not self._socket.poll(20):
+                continue
+            request = GR00T.unpack(self._socket.recv())
+            self.calls.append(request["endpoint"])
+            answered = self._told(request)
+            while answered is None and self._running:  # it has fallen silent
+                threading.Event().wait(0.02)
+            if answered is not None:
+                self._socket.send(GR00T.pack(answered))
+
+    def _told(self, request: dict) -> object:
+        if request.get("api_token") != self._token:
+            return {"error": "Unauthorized: Invalid API token"}
+        try:
+            return self._answer(request["endpoint"], request.get("data", {}))
+        except AssertionError as error:
+            return {"error": str(error)}
+
+    def stop(self) -> None:
+        self._running = False
+        self._thread.join()
+        self._socket.close(linger=0)
+
+
+@contextmanager
+def gr00t(answer: Callable[[str, dict], object], token: str | None = None) -> Iterator[Gr00tServer]:
+    server = Gr00tServer(answer, token)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def gr00t_action(count: int, value: float = 0.0) -> list[object]:
+    return [{f"action.{key}": np.full((1, count, 1), value, dtype=np.float32) for key in GR00T_KEYS}, {}]

