@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from folders import contents
-from safevla_bench.evaluate import Judge, Request, evaluate
+from safevla_bench import cli
 
 ASKED = """
 host = "fake"
@@ -40,7 +40,7 @@ def test_an_array_of_jobs_and_the_job_after_it_give_the_bytes_of_one_run(submitt
     for number in ("2", "1", "1"):  # in any order, and once more as after a preemption
         submitted(SLURM_ARRAY_TASK_ID=number)
     submitted()
-    evaluate(Request(host="fake", suites=("fake",), policies=("random",), max_steps=5), Judge(), tmp_path / "whole")
+    cli.run(["eval", "--config", str(tmp_path / "asked.toml"), "--out", str(tmp_path / "whole")])
     assert contents(tmp_path / "array" / "merged") == contents(tmp_path / "whole")
 
 
