@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, database=None)
 settings.load_profile("repeatable")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs so, and children inherit it; what Ctrl-C does could then not be tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALLOWED_SKIPS = Path(__file__).parents[1] / ".ci" / "allowed-skips"
 
