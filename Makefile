@@ -63,7 +63,8 @@ imports: $(VENV)/.dev-stamp ## check that imports point one way
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(VENV)/.libero-stamp ## what recording adds to a step of LIBERO, minutes
+bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md; what recording adds to LIBERO, minutes
+	$(BIN)/python benchmarks/speed.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/recording.py
 
 .PHONY: wheel
