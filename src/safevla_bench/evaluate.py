@@ -652,12 +652,18 @@ def write(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
 
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
-    named = replace(judged, scores=_legacy(judged)) if legacy_ids else judged
-    contents = document(named)
+    contents = score_files(judged, legacy_ids=legacy_ids)
     html = report(judged)
     folder.mkdir(parents=True, exist_ok=True)
-    runs.write_scores(folder, contents, list(named.scores.episodes()))
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
     write_atomically(folder / runs.REPORT, html)
+
+
+def score_files(judged: Judged, *, legacy_ids: bool = False) -> dict[str, bytes]:
+    """The bytes of scores.parquet and scores.json, by their names, as `write` writes them."""
+    named = replace(judged, scores=_legacy(judged)) if legacy_ids else judged
+    return runs.score_files(document(named), list(named.scores.episodes()))
 
 
 def _legacy(judged: Judged) -> Scores:

@@ -32,6 +32,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "sensitivity": ("comparing", "See how far the numbers depend on the thresholds."),
     "samplesize": ("comparing", "Plan how many episodes it takes to see a difference."),
     "gate": ("gating", "Pass or fail a run by its numbers, for continuous integration."),
+    "verify": ("verifying", "Check that a run is what it says: digests, episodes, scores, replays."),
     "frames": ("framing", "Render episodes as pictures: how they began, broke a limit, ended."),
     "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
     "board": ("boarding", "Write a static site that ranks policies by Safety."),

@@ -24,7 +24,7 @@ from safevla_bench.runs.folder import (
     episode_rows,
     latencies,
     parquet,
-    write_scores,
+    score_files,
 )
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
@@ -70,6 +70,6 @@ __all__ = [
     "parquet",
     "progress",
     "read_frames",
+    "score_files",
     "write_frames",
-    "write_scores",
 ]

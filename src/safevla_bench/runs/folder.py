@@ -96,9 +96,17 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 
 
 def episode_rows(folder: Path) -> list[EpisodeRow]:
-    """Every planned episode of a complete run, in plan order; empty where the table is missing."""
+    """Every planned episode of a complete run, in plan order; empty where the table is missing.
+
+    Raises:
+        RunError: the table is damaged.
+    """
     path = folder / EPISODES
-    return msgspec.convert(pq.read_table(path).to_pylist(), list[EpisodeRow]) if path.exists() else []
+    try:
+        return msgspec.convert(pq.read_table(path).to_pylist(), list[EpisodeRow]) if path.exists() else []
+    except (pa.ArrowException, OSError, ValueError) as error:
+        remedy = "Restore the file, or score the files under archive/ directly."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def latencies(folder: Path) -> dict[str, Latency]:
@@ -108,11 +116,10 @@ def latencies(folder: Path) -> dict[str, Latency]:
     return msgspec.convert(held, dict[str, Latency])
 
 
-def write_scores(folder: Path, document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> None:
-    """Write scores.json and scores.parquet into a folder that exists."""
+def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:
+    """The bytes of scores.parquet and scores.json by their names."""
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_SCORES_SCHEMA)
-    write_atomically(folder / SCORES_TABLE, parquet(table))
-    write_atomically(folder / SCORES, dump(document))
+    return {SCORES_TABLE: parquet(table), SCORES: dump(document)}
 
 
 _NUMBERS = pa.map_(pa.string(), pa.float64())

@@ -1,0 +1,83 @@
+"""Whether a run folder can be believed: what it holds is checked against what it says; what cannot be is named.
+
+`recorded` compares files with their digests and the table of episodes with the archive, `judgement` judges the records
+again, `replaying` plays recorded actions again in the simulator.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safevla_bench import archive, runs
+from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.trajectory import Batch, concatenate, standin_benchmarks
+from safevla_bench.verify.finding import Finding, Verdict, Verification, differs, unchecked
+from safevla_bench.verify.judgement import Files, judgement
+from safevla_bench.verify.recorded import EPISODES, PARTS, episodes, parts
+from safevla_bench.verify.replaying import REPLAY, Observer, replays
+
+__all__ = ["Files", "Finding", "Observer", "Verdict", "Verification", "verify"]
+
+_BUILT_IN = Files()
+ASSETS = "assets"
+
+
+def verify(
+    run: Path, files: Files = _BUILT_IN, *, replay: int = 0, observer: Observer = lambda done, what: None
+) -> Verification:
+    """Check a complete run folder: its digests, episodes and scores, and `replay` of its episodes in the simulator.
+
+    Args:
+        run: the folder.
+        files: what judged, where that was not built in.
+        replay: how many episodes to play again; which is decided by their names.
+        observer: watches the replays.
+
+    Raises:
+        RunError: it is no run folder, the run is not complete, or one of its files cannot be read.
+    """
+    _complete(run)
+    try:
+        return Verification(tuple(_found(run, files, replay, observer)))
+    except OSError as error:
+        remedy = "Verify where every file of the run can be read."
+        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
+
+
+def _found(run: Path, files: Files, replay: int, observer: Observer) -> list[Finding]:
+    found = parts(run)
+    batch, problems = _records(run)
+    found += [differs(PARTS, str(problem)) for problem in problems]
+    found += episodes(run, batch) if not problems else [unchecked(EPISODES, "the archive cannot be read whole")]
+    found += judgement(run, files)
+    if batch:
+        found += [unchecked(ASSETS, _standin(name)) for name in standin_benchmarks(batch)]
+    return [*found, *_replays(run, batch, replay, observer)]
+
+
+def _complete(run: Path) -> None:
+    place = Place(file=str(run))
+    if not (run / runs.RUN).is_file():
+        remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {runs.RUN}."
+        raise RunError("this is not a run folder", remedy=remedy, place=place)
+    if runs.described(run).get("complete") is not True:
+        remedy = "Continue it first: safevla eval --resume --out RUN."
+        raise RunError("the run is not complete", remedy=remedy, place=place)
+
+
+def _records(run: Path) -> tuple[Batch | None, list[RecordError]]:
+    read = list(archive.read(runs.archive_parts(run)))
+    batches = [one for one in read if isinstance(one, Batch)]
+    return concatenate(batches) if batches else None, [one for one in read if isinstance(one, RecordError)]
+
+
+def _standin(benchmark: str) -> str:
+    return f"{benchmark} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
+
+
+def _replays(run: Path, batch: Batch | None, count: int, observer: Observer) -> list[Finding]:
+    if not count:
+        return [unchecked(REPLAY, "not asked for; --replay K plays K episodes again in the simulator")]
+    if batch is None:
+        return [unchecked(REPLAY, "there is no record")]
+    return replays(run, batch, count, observer)

@@ -1,0 +1,85 @@
+"""Whether the records are those that were written: digests, and the same episodes in the table and in the archive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from safevla_bench import runs
+from safevla_bench.errors import RunError
+from safevla_bench.files import digest
+from safevla_bench.runs import EpisodeRow
+from safevla_bench.trajectory import Batch, Header
+from safevla_bench.verify.finding import Finding, agrees, differs
+
+PARTS, EPISODES = "archive parts", "episodes"
+_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
+"""What the table and a record both say."""
+
+
+def parts(run: Path) -> list[Finding]:
+    """Every part of the archive against its digest in the manifest; a part that is missing or added differs too."""
+    manifest = _manifest(run)
+    if manifest is None:
+        return [differs(PARTS, f"{runs.MANIFEST} is missing or is no manifest")]
+    there = {path.relative_to(run).as_posix(): path for path in runs.archive_parts(run)}
+    found = [differs(PARTS, said) for said in _changed(manifest, there)]
+    return found or [agrees(PARTS, f"{len(there)} of {len(manifest)} match their sha256 in {runs.MANIFEST}")]
+
+
+def _manifest(run: Path) -> Mapping[str, object] | None:
+    """The digest of each part by its name; None where the manifest cannot be read."""
+    try:
+        held = json.loads((run / runs.MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    listed = held.get("parts") if isinstance(held, dict) else None
+    return listed if isinstance(listed, dict) else None
+
+
+def _changed(manifest: Mapping[str, object], there: Mapping[str, Path]) -> Iterator[str]:
+    for name, written in manifest.items():
+        if name not in there:
+            yield f"{name} is missing"
+        elif (now := digest(there[name])) != written:
+            yield f"{name} has the sha256 {now}, and was written with {written}"
+    yield from (f"{name} is not in {runs.MANIFEST}" for name in there if name not in manifest)
+
+
+def episodes(run: Path, batch: Batch | None) -> list[Finding]:
+    """Every planned episode that did not crash has its one record, of the same task and seeds, ended the same way."""
+    if not (run / runs.EPISODES).exists():
+        return [differs(EPISODES, f"{runs.EPISODES} is missing")]
+    try:
+        rows = runs.episode_rows(run)
+    except RunError as error:
+        return [differs(EPISODES, str(error))]
+    headers = batch.headers if batch else ()
+    steps = [int(count) - 1 for count in batch.starts[1:] - batch.starts[:-1]] if batch else []
+    found = [differs(EPISODES, said) for said in _mismatched(rows, headers, steps)]
+    crashed = sum(row.outcome == "crashed" for row in rows)
+    said = f"{len(rows)} in {runs.EPISODES}, {len(headers)} of them with a record and {crashed} crashed without one"
+    return found or [agrees(EPISODES, said)]
+
+
+def _mismatched(rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int]) -> Iterator[str]:
+    listed = {row.episode_id: row for row in rows}
+    held = {header.episode_id: (header, count) for header, count in zip(headers, steps, strict=True)}
+    if len(listed) < len(rows):
+        yield f"{runs.EPISODES} names an episode twice"
+    for name, row in listed.items():
+        if row.outcome == "crashed" and name in held:
+            yield f"{name!r} crashed by {runs.EPISODES}, and the archive has a record of it"
+        elif row.outcome != "crashed" and name not in held:
+            yield f"{name!r} is in {runs.EPISODES}, and the archive has no record of it"
+        elif name in held:
+            yield from _apart(row, *held[name])
+    yield from (f"{name!r} is in the archive, and not in {runs.EPISODES}" for name in held if name not in listed)
+
+
+def _apart(row: EpisodeRow, header: Header, steps: int) -> Iterator[str]:
+    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _FIELDS} | {"steps": (row.steps, steps)}
+    for field, (told, recorded) in pairs.items():
+        if told != recorded:
+            yield f"{row.episode_id!r}, {field}: {told!r} in {runs.EPISODES}, {recorded!r} in the archive"

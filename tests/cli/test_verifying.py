@@ -1,0 +1,41 @@
+"""`safevla verify`: what it prints and its exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def run(safevla, tmp_path):
+    folder = tmp_path / "run"
+    safevla("eval", "--host", "fake", "--suite", "fake", "--policy", "noop", "--max-steps", 3, "--out", folder)
+    return folder
+
+
+def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
+    code, out, _ = safevla("verify", run, "--replay", 1)
+    assert code == 0
+    assert out.splitlines()[-1].endswith("All that was checked agrees.")
+
+
+def test_a_run_that_differs_exits_1_and_json_says_where(safevla, run):
+    (run / "manifest.json").unlink()
+    code, out, _ = safevla("verify", run, "--format", "json")
+    told = json.loads(out)
+    assert (code, told["agrees"]) == (1, False)
+    assert [one["check"] for one in told["findings"] if one["verdict"] == "differs"] == ["archive parts"]
+
+
+def test_what_cannot_be_read_exits_2(safevla, tmp_path):
+    code, _, err = safevla("verify", tmp_path)
+    assert code == 2
+    assert "not a run folder" in err
+
+
+def test_names_from_a_strangers_file_cannot_act_on_the_terminal(safevla, run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["parts"]["\x1b[2Jarchive"] = "0"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert "\x1b" not in safevla("verify", run)[1]

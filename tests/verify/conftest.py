@@ -1,0 +1,22 @@
+"""One judged run on the fake host, copied for each test that damages it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from safevla_bench import evaluate
+
+
+@pytest.fixture(scope="session")
+def judged_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify") / "run"
+    asked = evaluate.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
+    evaluate.evaluate(asked, evaluate.Judge(), folder)
+    return folder
+
+
+@pytest.fixture
+def run(judged_run, tmp_path):
+    return shutil.copytree(judged_run, tmp_path / "run")
