@@ -43,7 +43,7 @@ test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its 
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
