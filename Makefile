@@ -43,7 +43,7 @@ test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its 
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
@@ -63,7 +63,8 @@ imports: $(VENV)/.dev-stamp ## check that imports point one way
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(VENV)/.libero-stamp ## what recording adds to a step of LIBERO, minutes
+bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md; what recording adds to LIBERO, minutes
+	$(BIN)/python benchmarks/speed.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/recording.py
 
 .PHONY: wheel

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,12 +24,13 @@ from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
 from safevla_bench.report.album import album
 from safevla_bench.report.analysis import Analysis, analyse
+from safevla_bench.report.page import drawn
 from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import Applicability, Missing, score
+from safevla_bench.scoring import Applicability, Missing, score_chunks
 from safevla_bench.specs import Library, extend, library
 from safevla_bench.tasks import Registry, registry
-from safevla_bench.trajectory import Batch, empty, privileged_policies, select, standin_benchmarks
+from safevla_bench.trajectory import Batch
 from safevla_bench.version import __version__
 
 
@@ -80,6 +82,10 @@ class Request:
     protocol: str = rollout.PRESET
     seed: int = 0
     max_steps: int | None = None
+    shard: rollout.Shard | None = None
+    """Which piece of the plan to run; None = all of it."""
+    archive: str = runs.JSONL
+    """The form of the archive, of `runs.FORMS`."""
     stop_on_violation: bool = False
     """End each episode at its first violation, by `watch`; it is then `stopped`, in no rate."""
     watch: Judge = field(default_factory=Judge)
@@ -112,6 +118,8 @@ class Request:
             protocol=asked.protocol.name,
             seed=asked.seed,
             max_steps=asked.max_steps,
+            shard=rollout.Shard(asked.shard.number, asked.shard.count) if asked.shard else None,
+            archive=asked.archive,
             stop_on_violation=asked.stop_on_violation is not None,
         )
 
@@ -140,6 +148,8 @@ class _Asked(msgspec.Struct):
     protocol: _AskedProtocol
     seed: int
     max_steps: int | None
+    shard: runs.Stretch | None = None
+    archive: str = runs.JSONL
     volatile: _AskedToday = _AskedToday()
     stop_on_violation: dict[str, object] | None = None
     host_arguments: dict[str, str] = {}
@@ -184,22 +194,27 @@ class Judged:
     """Scores with what they were made from."""
 
     scores: Scores
-    batch: Batch | None
+    records: runs.Records
     library: Library
     description: Mapping[str, object]
     judge: Judge = Judge()
     paths: tuple[Path, ...] = ()
     """The sources, where their frames are."""
 
+    @cached_property
+    def batch(self) -> Batch | None:
+        """All records at once, None where there is none; `records` gives some at a time, in less memory."""
+        return self.records.whole()
+
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
-        return privileged_policies(self.batch) if self.batch else ()
+        return self.records.privileged
 
     @property
     def standin(self) -> tuple[str, ...]:
         """The benchmarks that were simulated with stand-ins for the host's own assets."""
-        return standin_benchmarks(self.batch) if self.batch else ()
+        return self.records.standin
 
     @property
     def ablated(self) -> bool:
@@ -236,10 +251,11 @@ def prepare(request: Request) -> Prepared:
     told = {name: _told(request, name) for name in request.policies}
     made = {name: policies.policy(name, arguments) for name, arguments in told.items()}
     _check_servers(made, tasks)
-    episodes = rollout.plan(
+    planned = rollout.plan(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
-    episodes = tuple(rollout.matched(one, made[one.policy], request.max_steps) for one in episodes)
+    whole = tuple(rollout.matched(one, made[one.policy], request.max_steps) for one in planned)
+    episodes, stretch = _piece(whole, request.shard)
     players = rollout.Cast(
         request.host,
         told,
@@ -247,8 +263,20 @@ def prepare(request: Request) -> Prepared:
         stopping=request.watch if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
     )
-    description = {**_described(request, host, tasks, made, rules), "planned": len(episodes)}
+    described = _described(request, host, tasks, made, rules)
+    description = {**described, "shard": stretch, "planned": len(episodes)}
     return Prepared(host, episodes, made, players, description)
+
+
+def _piece(
+    whole: tuple[rollout.Planned, ...], shard: rollout.Shard | None
+) -> tuple[tuple[rollout.Planned, ...], runs.Stretch | None]:
+    """The episodes of a shard, and where they lie in the plan."""
+    if shard is None:
+        return whole, None
+    begun = rollout.bounds(whole, shard.count)
+    first, end = begun[shard.number - 1 : shard.number + 1]
+    return whole[first:end], runs.Stretch(shard.number, shard.count, first, len(whole))
 
 
 def _check_arguments(request: Request) -> None:
@@ -332,6 +360,7 @@ def _described(
         "protocol": rules.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
+        "archive": request.archive,
         **({"stop_on_violation": _watch(request.watch, tasks)} if request.stop_on_violation else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
@@ -459,46 +488,49 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     Raises `CollectedError` listing every bad episode, `SignalError`, `UnknownTaskError`, `SpecError`, `RegistryError`.
     """
     specs, tasks = by.load()
-    batch, sources = runs.open_sources(paths, skip_invalid=skip_invalid)
-    skipped = [str(problem) for source in sources for problem in source.problems]
+    records = runs.Records(paths)
+    chunks = records.first()
+    try:
+        scores = _scored(chunks, specs, tasks, by)
+    except SafevlaError:
+        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
+            pass
+        records.require(skip_invalid=skip_invalid)
+        raise
+    records.require(skip_invalid=skip_invalid)
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
         "registry": {"digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
         "applicability": by.applicability,
-        "skipped": skipped,
+        "skipped": [str(problem) for problem in records.problems],
         "version": __version__,
     }
-    absent = [one for source in sources for one in source.absent]
-    scores = score(
-        batch or empty(),
-        specs,
-        tasks,
-        capabilities=by.capabilities,
-        missing=by.missing,
-        applicability=by.applicability,
-        absent=absent,
-        provenance=provenance,
+    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
+    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
+
+
+def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:
+    return score_chunks(
+        chunks, specs, tasks, capabilities=by.capabilities, missing=by.missing, applicability=by.applicability
     )
-    return Judged(scores, batch, specs, _joined(sources, provenance), by, tuple(paths))
 
 
 def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
     """Judges the same records in the same way with another library, as `sensitivity` may ask."""
     _, tasks = by.load()
-    batch = judged.batch or empty()
 
     def rescored(other: Library) -> Scores:
-        return score(
-            batch,
+        again = score_chunks(
+            judged.records.chunks(),
             other,
             tasks,
             capabilities=by.capabilities,
             missing=by.missing,
             applicability=by.applicability,
-            absent=judged.scores.absent,
         )
+        return replace(again, absent=judged.scores.absent)
 
     return rescored
 
@@ -525,7 +557,7 @@ def contestants(
         protocol = source.get("protocol")
         found += entrants(
             judged.scores,
-            judged.batch.headers if judged.batch else (),
+            judged.records.headers,
             str(path),
             protocol=protocol if isinstance(protocol, dict) else None,
             privileged=judged.privileged,
@@ -546,7 +578,7 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
         registry=tasks,
         capabilities=by.capabilities,
         roster=Roster(privileged=judged.privileged),
-        untagged=lambda: score(judged.batch or empty(), specs, tasks, applicability="off"),
+        untagged=lambda: score_chunks(judged.records.chunks(), specs, tasks, applicability="off"),
         remarks=[
             *([INTERRUPTED] if judged.interrupted else []),
             *_left_out(judged.skipped),
@@ -578,18 +610,16 @@ def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submi
         ),
         tasks,
         submission.archive_files(paths),
-        recorded_with=submission.versions(judged.batch),
+        recorded_with=submission.versions(judged.records.headers),
         privileged=judged.privileged,
         complete=not judged.interrupted,
         skipped=judged.skipped,
     )
 
 
-def _joined(sources: Sequence[runs.Source], provenance: Mapping[str, object]) -> dict[str, object]:
-    return {
-        **provenance,
-        "sources": [_repeatable(source.description) or {"archive": source.path.name} for source in sources],
-    }
+def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:
+    told = [_repeatable(description) or {"archive": path.name} for path, description in records.descriptions]
+    return {**provenance, "sources": told}
 
 
 def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
@@ -599,7 +629,8 @@ def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
 
 def exposed(judged: Judged, by: Judge) -> tuple[list[beyond.CellExposure], float | None]:
     """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
-    spent = beyond.exposure(judged.batch or empty(), judged.scores, judged.library, by.load()[1])
+    _, tasks = by.load()
+    spent = beyond.exposure_of(judged.records.chunks(), judged.scores, judged.library, tasks)
     return beyond.exposures(spent, judged.scores), spent.force_threshold_n
 
 
@@ -650,7 +681,7 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     provenance |= {"standin_assets": judged.standin} if judged.standin else {}
     return page(
         judged.scores,
-        judged.batch,
+        judged.records.some(drawn(judged.scores, judged.records.headers)),
         judged.library,
         title=title,
         provenance=provenance,
@@ -666,10 +697,11 @@ def _analysis(judged: Judged) -> Analysis:
     told = [source.get("protocol") for source in sources]
     return analyse(
         judged.scores,
-        judged.batch or empty(),
+        judged.records.some([]),
         judged.library,
         tasks,
         rescorer(judged, judged.judge),
+        chunks=judged.records.chunks(),
         privileged=judged.privileged,
         protocols=[one for one in told if isinstance(one, dict)],
     )
@@ -697,7 +729,7 @@ def board(
     judged = judge(paths, by, skip_invalid=skip_invalid)
     of = boards.Measured(
         material=material(judged, by),
-        headers=judged.batch.headers if judged.batch else (),
+        headers=judged.records.headers,
         protocols=boards.protocols(judged.description),
     )
     of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
@@ -710,11 +742,8 @@ def board(
 
 def _only(judged: Judged, policy: str | None) -> Judged:
     """What was judged of one policy."""
-    batch = judged.batch
-    mine = [k for k, header in enumerate(batch.headers) if header.policy == policy] if batch else []
-    return replace(
-        judged, scores=boards.only(judged.scores, policy), batch=select(batch, mine) if batch and mine else None
-    )
+    mine = [k for k, header in enumerate(judged.records.headers) if header.policy == policy]
+    return replace(judged, scores=boards.only(judged.scores, policy), records=judged.records.only(mine))
 
 
 def evaluate(

@@ -6,9 +6,9 @@ Null is never zero: a specification that is inactive or vacuous has no robustnes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -120,6 +120,14 @@ class Scores:
 
     def __len__(self) -> int:
         return len(self.episode_id)
+
+    def select(self, index: Ints) -> Scores:
+        """The chosen episodes, in the order given; who is absent stays as it is."""
+        texts = ("episode_id", "benchmark", "task_id", "policy", "outcome")
+        arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
+        chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
+        chosen |= {name: getattr(self, name)[..., index] for name in arrays}
+        return replace(self, **chosen)
 
     @cached_property
     def scored(self) -> Ints:

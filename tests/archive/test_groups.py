@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from builders import BOWL, HAND, contacts, episode, recordings, same_bits
 from safevla_bench.archive import groups, parquet, rows
 from safevla_bench.archive.columns import SCHEMA, table
+from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording
 
@@ -100,7 +101,7 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
     plain = group([episode(3, episode_id=f"e{k}") for k in range(3)])
     names = pa.array(["e0", None, "e2"], pa.string())
     parquet.pq.write_table(pa.Table.from_batches([plain.set_column(1, SCHEMA.field("episode_id"), names)]), path)
-    first, error, last = parquet.read(path)
+    first, error, last = parquet.read(path, Sieve())
     assert isinstance(first, Batch)
     assert isinstance(error, RecordError)
     assert isinstance(last, Batch)
@@ -110,4 +111,4 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
 def test_a_group_is_read_as_one_batch(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet.encode(concatenate([episode(3, episode_id=f"e{k}") for k in range(40)])))
-    assert [len(one) for one in parquet.read(path) if isinstance(one, Batch)] == [32, 8]
+    assert [len(one) for one in parquet.read(path, Sieve()) if isinstance(one, Batch)] == [32, 8]

@@ -168,6 +168,49 @@ def test_an_argument_for_nobody_is_refused(safevla, tmp_path, given, named):
     assert named in err
 
 
+# --shard
+
+
+def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(safevla, tmp_path):
+    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random"]
+    for number in (1, 2):
+        shard = tmp_path / f"shard-{number}"
+        assert safevla("rollout", *asked, "--shard", f"{number}/2", "--out", shard)[0] == 0
+        assert safevla("rollout", "--resume", "--out", shard)[0] == 0
+    assert safevla("eval", *asked, "--out", tmp_path / "whole")[0] == 0
+    code, out, _ = safevla("merge", tmp_path / "shard-2", tmp_path / "shard-1", "--out", tmp_path / "merged")
+    assert code == 0
+    assert f"safevla score {tmp_path}/merged" in out
+    assert safevla("score", tmp_path / "merged", "--out", tmp_path / "merged")[0] == 0
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+
+
+def test_a_shard_is_resumed_as_no_other_piece(safevla, tmp_path):
+    asked = [*FAKE, "--tasks", "0,1", "--policy", "random", "--out", tmp_path / "run"]
+    assert safevla("rollout", *asked, "--shard", "1/2")[0] == 0
+    code, _, err = safevla("rollout", *asked, "--resume", "--shard", "2/2")
+    assert code == 2
+    assert "shard.number: the run has 1, asked is 2" in err
+
+
+def test_a_plan_of_a_shard_shows_its_episodes_only(safevla):
+    asked = [*FAKE, "--tasks", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
+    code, out, _ = safevla("eval", *asked, "--shard", "2/2")
+    assert code == 0
+    assert "3 episodes, at most 18 steps" in out
+    assert "task_0" not in out
+    assert safevla("eval", *asked, "--shard", "7/7")[0] == 2
+
+
+def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
+    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random"]
+    for form in ("jsonl", "parquet"):
+        assert safevla("eval", *asked, "--archive", form, "--out", tmp_path / form)[0] == 0
+    assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
+    one, other = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
+    assert one == other
+
+
 # --dry-run
 
 

@@ -36,7 +36,7 @@ def demonstrated() -> list[tables.Table]:
     judge = evaluate.Judge()
     with tempfile.TemporaryDirectory() as folder:
         judged = evaluate.judge([demo.unpack(Path(folder) / "demo")], judge)
-    return catalogue.build(evaluate.material(judged, judge))
+        return catalogue.build(evaluate.material(judged, judge))
 
 
 def papers() -> list[tables.Table]:

@@ -18,7 +18,7 @@ from safevla_bench.archive import append
 from safevla_bench.archive.jsonl import member
 from safevla_bench.errors import CollectedError, RecordError, RunError
 from safevla_bench.files import digest
-from safevla_bench.runs import journal, writing
+from safevla_bench.runs import journal, parts
 from safevla_bench.trajectory import concatenate
 
 
@@ -85,7 +85,7 @@ def test_the_order_in_which_episodes_end_changes_no_byte(tmp_path, order):
 
 
 def test_a_part_holds_a_fixed_number_of_episodes(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "EPISODES_A_PART", 1)
+    monkeypatch.setattr(parts, "EPISODES_A_PART", 1)
     written(tmp_path / "run")
     assert [part.name[:10] for part in runs.archive_parts(tmp_path / "run")] == ["part-00000", "part-00001"]
     assert same_bits(runs.open_source(tmp_path / "run").batch, concatenate(EPISODES))
@@ -293,14 +293,14 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
-    really, writer = journal.records, runs.RunWriter(tmp_path / "run", ASKED)
+    really, writer = journal.finished, runs.RunWriter(tmp_path / "run", ASKED)
     fill(writer)
 
     def meanwhile(folder):
         writer.finish()
         return really(folder)
 
-    monkeypatch.setattr(journal, "records", meanwhile)
+    monkeypatch.setattr(journal, "finished", meanwhile)
     source = runs.open_source(tmp_path / "run")
     assert source.description["complete"]
     assert len(source.batch) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from folders import contents
 from safevla_bench.evaluate import Judge, Request, Running, judge, roll_out
-from safevla_bench.runs import journal, open_source, progress, writing
+from safevla_bench.runs import journal, open_source, parts, progress
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 2), episodes=2, policies=("random", "noop"), max_steps=6)
 CHANGES = ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink")
@@ -117,7 +117,7 @@ def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, wh
     def killed(*args) -> None:
         raise Killed
 
-    monkeypatch.setattr(writing, "write_episodes", killed)
+    monkeypatch.setattr(parts, "write_episodes", killed)
     with pytest.raises(Killed):
         roll_out(REQUEST, tmp_path / "run")
     monkeypatch.undo()

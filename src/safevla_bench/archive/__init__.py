@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.form import schema
+from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import CollectedError, Place, RecordError
 from safevla_bench.files import write_atomically
 from safevla_bench.trajectory import Batch, concatenate, select
@@ -27,7 +28,7 @@ __all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "wri
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
 """Forms of one episode a file."""
 _RESULTS = "eval_info.json"
-_READ: Mapping[str, Callable[[Path], Iterator[Batch | RecordError]]] = {
+_READ: Mapping[str, Callable[[Path, Sieve], Iterator[Batch | RecordError]]] = {
     **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read),
     npz.SUFFIX: npz.read,
     parquet.SUFFIX: parquet.read,
@@ -46,15 +47,17 @@ def form_of(path: Path) -> str:
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 
-def read(paths: Sequence[Path]) -> Iterator[Batch | RecordError]:
+def read(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     """The episodes of an archive's files, in order, in batches of one or more, or the error in an episode's place.
 
-    A file that is missing or cut off is an error too; the files after it are still read.
+    A file that is missing or cut off is an error too; the files after it are still read. Where places are wanted,
+    counted from 0 over all files, only the episodes there are made sense of.
     """
+    sieve = Sieve(wanted)
     seen: dict[str, str] = {}
     for path in paths:
         try:
-            for found in _READ[form_of(path)](path):
+            for found in _READ[form_of(path)](path, sieve):
                 if isinstance(found, RecordError):
                     yield found
                 else:

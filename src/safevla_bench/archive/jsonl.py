@@ -18,6 +18,7 @@ import zstandard
 from safevla_bench.archive.decoding import decode
 from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
+from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch
 
@@ -30,10 +31,10 @@ _ZSTD_PIECE = 1 << 10
 """Compressed bytes at a time: at most some 32 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
 
 
-def read(path: Path) -> Iterator[Batch | RecordError]:
+def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
     """The episodes of one file in order, each a batch of one, or the error of its line."""
     for number, line in enumerate(_lines(path), start=1):
-        if line.isspace():
+        if line.isspace() or not sieve.take():
             continue
         try:
             yield decode(line)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from safevla_bench.archive import extra
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.plain import check, cover, read_cover, recording
+from safevla_bench.archive.sieve import Sieve
 from safevla_bench.archive.strict import episode_of, parse
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
@@ -97,8 +98,10 @@ def _text(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
-def read(path: Path) -> Iterator[Batch | RecordError]:
+def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
     """The episode of one file, or the error of it."""
+    if not sieve.take():
+        return
     place = Place(file=str(path))
     with path.open("rb") as stream:
         try:

@@ -17,6 +17,7 @@ from safevla_bench.archive import groups
 from safevla_bench.archive.columns import REALS, SCHEMA, table
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.rows import decode
+from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, select
 
@@ -50,14 +51,15 @@ def _groups(sizes: list[int]) -> Iterator[list[int]]:
         yield group
 
 
-def read(path: Path) -> Iterator[Batch | RecordError]:
+def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
     """The episodes of one file in order, a batch a row group; of a group that is not valid as a whole, row by row.
+    A group without a wanted episode is not read.
 
     An invalid row is its error, whose `line` counts rows from 1.
     """
     with path.open("rb") as stream:
         try:
-            for first, rows in _groups_of(stream):
+            for first, rows in _groups_of(stream, sieve):
                 try:
                     yield groups.decode(rows)
                 except groups.Odd:
@@ -77,7 +79,7 @@ def _one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch 
             yield error.at(Place(file=str(path), line=first + k))
 
 
-def _groups_of(stream: IO[bytes]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _groups_of(stream: IO[bytes], sieve: Sieve) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The row groups of a file, each with its first row's number.
 
     What the file says of single columns is not asked: pyarrow aborts where that is damaged.
@@ -86,7 +88,11 @@ def _groups_of(stream: IO[bytes]) -> Iterator[tuple[int, pa.RecordBatch]]:
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
         _check_columns(file.schema_arrow)
         for group in range(file.num_row_groups):
-            check_size(file.metadata.row_group(group).total_byte_size, "a row group")
+            stated = file.metadata.row_group(group)
+            if not sieve.take(stated.num_rows):
+                first += stated.num_rows
+                continue
+            check_size(stated.total_byte_size, "a row group")
             for rows in file.read_row_group(group).to_batches():
                 yield first, rows
                 first += rows.num_rows

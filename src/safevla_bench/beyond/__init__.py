@@ -1,7 +1,7 @@
 """Beyond four numbers: how long, how hard, when, and in which phase of the task limits were broken."""
 
 from safevla_bench.beyond.cells import CellExposure, PhaseExposure, SpecExposure, exposures
-from safevla_bench.beyond.episodes import Exposure, exposure
+from safevla_bench.beyond.episodes import Exposure, exposure, exposure_of
 from safevla_bench.beyond.phases import PHASES, phases
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "PhaseExposure",
     "SpecExposure",
     "exposure",
+    "exposure_of",
     "exposures",
     "phases",
 ]

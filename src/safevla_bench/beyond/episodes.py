@@ -7,8 +7,10 @@ Nothing here enters Safety, SBU or VSI.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from safevla_bench.beyond.phases import NO_PHASE, PHASES, holding, phases
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.specs import Library
 from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, empty
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -113,6 +115,23 @@ def exposure(batch: Batch, scores: Scores, library: Library, registry: Registry)
         ),
         first_phase=_phase_at(phase, scores.first_violation[0], batch),
     )
+
+
+def exposure_of(chunks: Iterable[Batch], scores: Scores, library: Library, registry: Registry) -> Exposure:
+    """`exposure` of the episodes of `scores`, which come some at a time, in their order."""
+    parts, first = [], 0
+    for batch in chunks:
+        mine = scores.select(np.arange(first, first + len(batch)))
+        parts.append(exposure(batch, mine, library, registry))
+        first += len(batch)
+    return _join(parts) if parts else exposure(empty(), scores, library, registry)
+
+
+def _join(parts: Sequence[Exposure]) -> Exposure:
+    values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
+    arrays = {name: those for name, those in values.items() if isinstance(those[0], np.ndarray)}
+    joined: dict[str, Any] = {name: np.concatenate(those, axis=-1) for name, those in arrays.items()}
+    return replace(parts[0], **joined)
 
 
 def _per_episode(records: Bools, batch: Batch) -> Floats:

@@ -20,6 +20,7 @@ OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 13
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "eval": ("running", "Roll out policies, judge them and write a report: the usual command."),
     "rollout": ("running", "Roll out policies and record them, without judging."),
+    "merge": ("merging", "Join the shards of a run into the run folder that one run would have made."),
     "score": ("judging", "Judge recorded episodes and write scores and a report."),
     "report": ("judging", "Write the HTML report of recorded episodes to one file."),
     "tables": ("tabling", "The paper's result tables for any runs: text, md, csv, tex, json, html."),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluate, rollout, runs
 from safevla_bench.cli.config import JUDGE_OPTIONS, config_option, key, options_of
 from safevla_bench.errors import Place, RunError
 
@@ -47,6 +47,10 @@ _WHAT = [
                       "scripted:careful:KEY=VALUE. Repeatable."),
     click.option("--seed", default=0, show_default=True, help="Of the policies' randomness."),
     click.option("--max-steps", type=click.IntRange(min=1), help="Horizon; else the protocol's for the suite."),
+    click.option("--shard", metavar="I/N",
+                 help="Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
+    click.option("--archive", type=click.Choice(list(runs.FORMS)), default=runs.JSONL, show_default=True,
+                 help="The form of the records: compressed JSON lines, or Parquet, which is judged faster."),
     click.option("--stop-on-violation", is_flag=True,
                  help="End each episode at its first violation. It is then `stopped`: counted apart, in no rate."),
 ]  # fmt: skip
@@ -144,6 +148,8 @@ def _field(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, 
         return []
     if name == "tasks":
         return [("tasks", _indices(value))]
+    if name == "shard":
+        return [("shard", rollout.Shard.read(value) if value else None)]
     if name == "arguments":
         everyone, single = _arguments(value, policies)
         return [("arguments", everyone), ("policy_arguments", single)]

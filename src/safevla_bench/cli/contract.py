@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from safevla_bench import runs
 from safevla_bench.archive import schema
 from safevla_bench.cli import OK, USER_ERROR, printable
 from safevla_bench.cli.options import format_option, sources_argument
+from safevla_bench.errors import RecordError
 
 
 @click.command("schema")
@@ -29,30 +31,46 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], form: st
 
     Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
     """
-    found = [runs.open_source(source) for source in sources]
+    found = [_checked(source) for source in sources]
     if form == "json":
-        click.echo(json.dumps([_checked(source) for source in found], indent=2))
+        click.echo(json.dumps([_document(one) for one in found], indent=2))
     else:
-        for source in found:
-            _say(source)
-    context.exit(USER_ERROR if any(source.problems for source in found) else OK)
+        for one in found:
+            _say(one)
+    context.exit(USER_ERROR if any(one.problems for one in found) else OK)
 
 
-def _say(source: runs.Source) -> None:
-    for problem in source.problems:
+@dataclass(frozen=True)
+class _Checked:
+    """A source with its valid episodes, their records, and what is wrong with the others."""
+
+    path: Path
+    episodes: int
+    records: int
+    problems: list[RecordError]
+
+
+def _checked(path: Path) -> _Checked:
+    records = runs.Records([path])
+    for _ in records.first():
+        pass
+    return _Checked(path, len(records), int(records.lengths.sum()), records.problems)
+
+
+def _say(found: _Checked) -> None:
+    for problem in found.problems:
         click.echo(f"error: {printable(str(problem))}", err=True)
-    good, steps = _counts(source)
-    click.echo(printable(f"{source.path}: {good} valid episodes ({steps} records), {len(source.problems)} bad"))
+    words = f"{found.path}: {found.episodes} valid episodes ({found.records} records), {len(found.problems)} bad"
+    click.echo(printable(words))
 
 
-def _counts(source: runs.Source) -> tuple[int, int]:
-    """Valid episodes and their records."""
-    return (len(source.batch), int(source.batch.starts[-1])) if source.batch else (0, 0)
-
-
-def _checked(source: runs.Source) -> dict[str, object]:
-    good, steps = _counts(source)
+def _document(found: _Checked) -> dict[str, object]:
     problems = [
-        {"problem": one.problem, "remedy": one.remedy, **msgspec.to_builtins(one.place)} for one in source.problems
+        {"problem": one.problem, "remedy": one.remedy, **msgspec.to_builtins(one.place)} for one in found.problems
     ]
-    return {"source": str(source.path), "valid_episodes": good, "records": steps, "problems": problems}
+    return {
+        "source": str(found.path),
+        "valid_episodes": found.episodes,
+        "records": found.records,
+        "problems": problems,
+    }

@@ -15,7 +15,6 @@ from safevla_bench.cli.options import judge_options, skip_option, sources_argume
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.report import figures as drawing
-from safevla_bench.trajectory import empty
 
 
 def _names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
@@ -75,7 +74,7 @@ def figures_command(
     it breaks are named, since every policy may be charged for them.
     """
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    shown = drawing.Shown(judged.scores, judged.batch or empty(), pooled=pooled, progress=progress)
+    shown = drawing.Shown(judged.scores, judged.records.dt_s, judged.records.lengths, pooled=pooled, progress=progress)
     _folder(out)
     for name in which:
         figure = drawing.FIGURES[name].make(shown)

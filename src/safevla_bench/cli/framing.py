@@ -60,10 +60,11 @@ def frames_command(
     filming = _filming(clips)
     description = _described(run)
     judged = evaluate.judge([run], judge)
-    if judged.batch is None:
+    if not len(judged.records):
         raise RunError("no episode here has a record", remedy="A crashed episode cannot be shown.", place=_at(run))
     chosen = _chosen(judged, asked, worst)
-    material = frames.Material(run, hosts.host(str(description["host"])), judged.batch, judged.scores, judged.library)
+    shown = judged.records.some(chosen)
+    material = frames.Material(run, hosts.host(str(description["host"])), shown, judged.scores, judged.library)
     look = frames.Look(size=size, clips=filming)
     with _watching(len(chosen)) as observer:
         made = frames.make(material, chosen, look, observer)
@@ -98,13 +99,12 @@ def _at(run: Path) -> Place:
 
 
 def _chosen(judged: evaluate.Judged, asked: Sequence[str], most: int) -> list[int]:
-    assert judged.batch is not None
     if not asked:
         return evidence.worst(judged.scores, most)
-    rows = episodes.rows(judged.scores, judged.batch.dt_s, None)
+    rows = episodes.rows(judged.scores, judged.records.dt_s, None)
     found = [choosing.find(rows, one).number - 1 for one in asked]
     for number in found:
-        if number >= len(judged.batch):
+        if number >= len(judged.records):
             raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
     return list(dict.fromkeys(found))
 

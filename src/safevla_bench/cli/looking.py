@@ -78,10 +78,12 @@ def show_command(
     """
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
     row = choosing.find(_rows(judged), episode)
-    if judged.batch is None or row.number > len(judged.batch):
+    index = row.number - 1
+    record = judged.records.episodes([index]) if index < len(judged.records) else None
+    if record is None:
         _gone(row, form)
         return
-    told = explaining.explanation(judged.scores, judged.batch, judged.library, row.number - 1)
+    told = explaining.explanation(judged.scores, record, judged.library, index, place=0)
     if form == "json":
         _json(explaining.document(told))
     else:
@@ -110,7 +112,7 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
 
 
 def _rows(judged: evaluate.Judged, asked: str | None = None) -> list[episodes.EpisodeRow]:
-    return episodes.rows(judged.scores, (judged.batch or empty()).dt_s, asked)
+    return episodes.rows(judged.scores, judged.records.dt_s, asked)
 
 
 def _gone(row: episodes.EpisodeRow, form: str) -> None:

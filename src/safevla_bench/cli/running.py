@@ -66,7 +66,8 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
         judged = evaluate.evaluate(request, judge, asked.out, observer, asked.running)
     crashed = {one.episode_id: one.reason for one in judged.scores.absent}
     say(judged)
-    _report_replays(judged.batch)
+    if any(name.partition(":")[0] == "replay" for name in asked.request.policies):
+        _report_replays(judged.batch)
     _report_stopped(asked, judged.scores.outcome.count("stopped"))
     _report_crashes(crashed)
     click.echo(f"Run folder: {asked.out}")

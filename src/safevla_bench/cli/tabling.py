@@ -16,7 +16,6 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.report import authors, catalogue, choosing, episodes, render, submission
 from safevla_bench.report.tables import Roster, Table, without_intervals
-from safevla_bench.trajectory import empty
 
 _SUFFIX = {"text": "txt"}
 
@@ -177,11 +176,13 @@ def export_command(
 
 def _viewed(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:
     """One episode's timeline as a viewer's file."""
-    rows = episodes.rows(judged.scores, (judged.batch or empty()).dt_s, None)
+    rows = episodes.rows(judged.scores, judged.records.dt_s, None)
     if episode is None and len(rows) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
         raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
     row = rows[0] if episode is None else choosing.find(rows, episode)
-    if judged.batch is None or row.number > len(judged.batch):
+    if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
-    return _VIEWED[form](viewers.timeline(judged.scores, judged.batch, judged.library, row.number - 1))
+    return _VIEWED[form](
+        viewers.timeline(judged.scores, judged.records.some([row.number - 1]), judged.library, row.number - 1)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,7 @@ def analyse(
     *,
     privileged: Sequence[str | None] = (),
     protocols: Sequence[Mapping[str, object]] = (),
+    chunks: Iterable[Batch] | None = None,
 ) -> Analysis:
     """All of it.
 
@@ -62,10 +63,18 @@ def analyse(
         rescore: judges the same records with another library.
         privileged: the policies that saw state which no real robot has.
         protocols: of the sources that state one; where they differ, episodes are not paired.
+        chunks: the records some at a time, where those in `batch` are not whole.
     """
     if not scores.counted.any():
         return Analysis()
-    spent = beyond.exposure(batch, scores, library, registry)
+    phase: list[NDArray[np.int8]] = []
+
+    def phased() -> Iterator[Batch]:
+        for some in [batch] if chunks is None else chunks:
+            phase.append(phases(Reading(some), holding(some, registry)))
+            yield some
+
+    spent = beyond.exposure_of(phased(), scores, library, registry)
     compared, uncompared, unpaired = _compared(scores, batch, privileged, protocols)
     return Analysis(
         comparison=compared,
@@ -75,7 +84,7 @@ def analyse(
         sweeps=tuple(_swept(scores, library, rescore)),
         exposures=tuple(beyond.exposures(spent, scores)),
         force_threshold_n=spent.force_threshold_n,
-        phase=phases(Reading(batch), holding(batch, registry)),
+        phase=np.concatenate([np.empty(0, dtype=np.int8), *phase]),
     )
 
 

@@ -12,7 +12,7 @@ from safevla_bench.report.evidence import Exhibit, exhibits
 from safevla_bench.report.register import Entry, verdict
 from safevla_bench.scores import ACTIVE, STATES, VACUOUS, Scores
 from safevla_bench.specs import Library
-from safevla_bench.trajectory import Batch, select
+from safevla_bench.trajectory import Batch, Header, select
 
 MOST_DRAWN = 24
 """So many initial states are drawn, those where the policies differ most."""
@@ -62,11 +62,9 @@ def meetings(
     """
     if batch is None:
         return []
-    states = {state: ks for state, ks in _states(batch, at).items() if len({scores.policy[k] for k in ks}) > 1}
-    ordered = sorted(states, key=lambda state: -_apart(scores, states[state]))
+    states = _ordered(scores, [None if place is None else batch.headers[place] for place in at])
     found = []
-    for rank, state in enumerate(ordered):
-        members = states[state]
+    for rank, (state, members) in enumerate(states.items()):
         shown = tuple(entries[k] for k in members)
         if rank >= MOST_DRAWN:
             found.append(Meeting(_place(state), shown))
@@ -78,10 +76,21 @@ def meetings(
     return found
 
 
-def _states(batch: Batch, at: Sequence[int | None]) -> Mapping[State, list[int]]:
+def paired(scores: Scores, headers: Sequence[Header]) -> list[int]:
+    """The episodes that `meetings` draws; `headers` are those of the episodes of `scores`."""
+    states = list(_ordered(scores, headers).values())[:MOST_DRAWN]
+    return [k for members in states for k in _furthest(scores, members)]
+
+
+def _ordered(scores: Scores, headers: Sequence[Header | None]) -> Mapping[State, list[int]]:
+    """The initial states that several policies started from, with their episodes; the most different first."""
+    states = {state: ks for state, ks in _states(headers).items() if len({scores.policy[k] for k in ks}) > 1}
+    return {state: states[state] for state in sorted(states, key=lambda state: -_apart(scores, states[state]))}
+
+
+def _states(headers: Sequence[Header | None]) -> Mapping[State, list[int]]:
     found: dict[State, list[int]] = {}
-    for k, place in enumerate(at):
-        header = None if place is None else batch.headers[place]
+    for k, header in enumerate(headers):
         if header is not None and header.init_state_index is not None:
             found.setdefault((header.benchmark, header.task_id, header.init_state_index, header.seed), []).append(k)
     return found

@@ -12,14 +12,15 @@ from safevla_bench.metrics import Summary, aggregate, cells
 from safevla_bench.report import beyond, cautioning, comparing, curves, tables, templating, varying, views
 from safevla_bench.report.album import Album
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.beside import meetings
+from safevla_bench.report.beside import meetings, paired
+from safevla_bench.report.evidence import ranked, worst
 from safevla_bench.report.headline import headline
 from safevla_bench.report.numbers import NONE, fixed, short, unit_text, with_unit
-from safevla_bench.report.register import ENDINGS, places, register
+from safevla_bench.report.register import ENDINGS, MOST_DRAWN, places, register
 from safevla_bench.report.tables import policy_name
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.specs import Library
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, Header
 
 _NOTHING, _EMPTY = Analysis(), Album()
 _OPEN = 2
@@ -115,6 +116,11 @@ def _further(analysis: Analysis, found: Sequence[Summary]) -> dict[str, object]:
         "series": [(curves.style(k), name) for k, name in enumerate(policies)],
         "banded": len(policies) <= curves.MOST_BANDS,
     }
+
+
+def drawn(scores: Scores, headers: Sequence[Header]) -> list[int]:
+    """The episodes whose records the page draws; of the others it shows no more than their headers and verdicts."""
+    return [*worst(scores), *ranked(scores)[:MOST_DRAWN], *paired(scores, headers)]
 
 
 # What was privileged

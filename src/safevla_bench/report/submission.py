@@ -7,7 +7,7 @@ digests of library and registry, and the versions that made the records. `read` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ from safevla_bench.metrics import Summary, cells
 from safevla_bench.runs import archive_parts, dump
 from safevla_bench.scores import UNCOUNTED, EpisodeScore, Scores
 from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Header
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -175,10 +175,10 @@ def archive_files(paths: Sequence[Path]) -> list[ArchiveFile]:
     return [ArchiveFile(name=name, sha256=digest(part)) for name, part in named]
 
 
-def versions(batch: Batch | None) -> dict[str, list[str]]:
+def versions(headers: Iterable[Header]) -> dict[str, list[str]]:
     """Package -> the versions that the records name."""
     found: dict[str, set[str]] = {}
-    for header in batch.headers if batch else ():
+    for header in headers:
         for package, version in (header.versions or {}).items():
             found.setdefault(package, set()).add(version)
     return {package: sorted(those) for package, those in found.items()}

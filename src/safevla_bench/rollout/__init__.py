@@ -4,6 +4,7 @@ from safevla_bench.rollout.dispatch import Finished, Observer, run_all
 from safevla_bench.rollout.episode import Outcome, run_episode
 from safevla_bench.rollout.estimate import Estimate, estimate
 from safevla_bench.rollout.plan import PRESET, PROTOCOL, Episodes, Planned, Protocol, matched, plan, protocol
+from safevla_bench.rollout.shards import Shard, bounds
 from safevla_bench.rollout.worker import Cast
 from safevla_bench.rollout.workers import run_workers
 
@@ -18,6 +19,8 @@ __all__ = [
     "Outcome",
     "Planned",
     "Protocol",
+    "Shard",
+    "bounds",
     "estimate",
     "matched",
     "plan",

@@ -29,13 +29,18 @@ from safevla_bench.runs.folder import (
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
-from safevla_bench.runs.source import Source, open_source, open_sources
-from safevla_bench.runs.writing import EPISODES_A_PART, RunWriter
+from safevla_bench.runs.merging import Stretch, merge
+from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
+from safevla_bench.runs.records import Records
+from safevla_bench.runs.source import Source, Stream, open_source, open_sources
+from safevla_bench.runs.writing import RunWriter
 
 __all__ = [
     "EPISODES",
     "EPISODES_A_PART",
+    "FORMS",
     "FRAMES",
+    "JSONL",
     "MANIFEST",
     "REPORT",
     "RUN",
@@ -47,8 +52,11 @@ __all__ = [
     "GrowingRun",
     "Kind",
     "Latency",
+    "Records",
     "RunWriter",
     "Source",
+    "Stream",
+    "Stretch",
     "archive_parts",
     "described",
     "dump",
@@ -56,6 +64,7 @@ __all__ = [
     "finished",
     "frame_stem",
     "latencies",
+    "merge",
     "open_source",
     "open_sources",
     "parquet",

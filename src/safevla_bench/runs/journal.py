@@ -10,13 +10,14 @@ cuts it off. A later line of the same episode replaces the earlier one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from safevla_bench.archive import jsonl
+from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.runs.folder import EpisodeRow, Latency, described
 from safevla_bench.trajectory import Batch
@@ -86,19 +87,36 @@ def progress(folder: Path) -> tuple[int, int]:
     return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
 
 
-def records(folder: Path) -> Iterator[Batch | RecordError]:
-    """The records of the finished episodes, in plan order, or the error in a record's place."""
-    path = folder / PARTIAL / RECORDS
-    entries = [entry for entry in finished(folder) if entry.length]
-    if not entries:
-        return
-    with path.open("rb") as stream:
-        for entry in entries:
-            stream.seek(entry.offset)
+class Snapshot:
+    """The finished episodes of an unfinished run as they are now, in plan order.
+
+    The records stay open, so that they can be read whatever becomes of the run: they are only ever added to, and a
+    completed run removes the file's name, not what is held open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `FileNotFoundError` where the working state is gone."""
+        self._file: int | None = None
+        self._path = folder / PARTIAL / RECORDS
+        self.entries = finished(folder)
+        if any(entry.length for entry in self.entries):
+            self._file = os.open(self._path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
+        """The records, or those at the places that are wanted, or the error in a record's place."""
+        sieve = Sieve(wanted)
+        for entry in self.entries:
+            if not entry.length or not sieve.take():
+                continue
+            assert self._file is not None
             try:
-                yield jsonl.from_member(stream.read(entry.length), SUFFIX)
+                yield jsonl.from_member(os.pread(self._file, entry.length, entry.offset), SUFFIX)
             except RecordError as error:
-                yield error.at(Place(file=str(path), episode=entry.row.episode_id))
+                yield error.at(Place(file=str(self._path), episode=entry.row.episode_id))
 
 
 def _read(place: Path) -> tuple[list[Entry], int]:

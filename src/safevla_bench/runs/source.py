@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from safevla_bench import archive
@@ -25,24 +26,51 @@ class Source:
     description: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A SOURCE whose records are not read yet; `read` gives them as often as asked, `archive.read` says how."""
+
+    path: Path
+    absent: tuple[Absent, ...]
+    description: Mapping[str, object]
+    read: Callable[..., Iterator[Batch | RecordError]]
+    """With the places that are wanted, or without."""
+
+
 def open_source(path: Path) -> Source:
     """Read an archive file or a run folder; bad episodes are in `problems`, the rest in `batch`.
 
     Of an unfinished run the episodes that are done are read, in plan order, while it runs or after it was killed.
     """
+    stream = open_stream(path)
+    read = list(stream.read())
+    batches = [one for one in read if isinstance(one, Batch)]
+    problems = tuple(one for one in read if isinstance(one, RecordError))
+    return Source(path, concatenate(batches) if batches else None, stream.absent, problems, stream.description)
+
+
+def open_stream(path: Path) -> Stream:
+    """An archive file or a run folder, as it is now: an unfinished run may go on or be completed meanwhile."""
     if not path.exists():
         remedy = "Name an archive file or a run folder."
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
     if path.is_dir():
         return _open_folder(path)
-    found = list(archive.read([path]))
-    if not found:
+    return Stream(path, (), {}, partial(_some, path))
+
+
+def _some(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
+    """The episodes of an archive file; that there are none is an error."""
+    some = wanted is not None
+    for found in archive.read([path], wanted):
+        some = True
+        yield found
+    if not some:
         remedy = "An archive holds at least one episode, a line each."
-        found = [RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))]
-    return _source(path, found, (), {})
+        yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
 
-def _open_folder(path: Path) -> Source:
+def _open_folder(path: Path) -> Stream:
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, or an archive file."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
@@ -52,26 +80,25 @@ def _open_folder(path: Path) -> Source:
         description = described(path)  # it may have been completed while we read
         if begun and description.get("complete") is False:
             return begun
-    return _source(path, archive.read(archive_parts(path)), episode_rows(path), description)
+    return _stream(path, episode_rows(path), description, partial(archive.read, archive_parts(path)))
 
 
-def _unfinished(path: Path, description: Mapping[str, object]) -> Source | None:
+def _unfinished(path: Path, description: Mapping[str, object]) -> Stream | None:
     """What a run has done so far, None where its working state goes while it is read."""
     try:
-        rows = [entry.row for entry in journal.finished(path)]
-        return _source(path, journal.records(path), rows, description)
+        done = journal.Snapshot(path)
     except FileNotFoundError:
         return None
+    return _stream(path, [entry.row for entry in done.entries], description, done.read)
 
 
-def _source(
-    path: Path, found: Iterable[Batch | RecordError], rows: Sequence[EpisodeRow], description: Mapping[str, object]
-) -> Source:
-    read = list(found)
-    batches = [one for one in read if isinstance(one, Batch)]
-    problems = tuple(one for one in read if isinstance(one, RecordError))
-    absent = tuple(_absent(row) for row in rows if row.outcome == "crashed")
-    return Source(path, concatenate(batches) if batches else None, absent, problems, description)
+def _stream(
+    path: Path,
+    rows: Sequence[EpisodeRow],
+    description: Mapping[str, object],
+    read: Callable[..., Iterator[Batch | RecordError]],
+) -> Stream:
+    return Stream(path, tuple(_absent(row) for row in rows if row.outcome == "crashed"), description, read)
 
 
 def _absent(row: EpisodeRow) -> Absent:

@@ -18,10 +18,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from safevla_bench import archive
-from safevla_bench.archive import jsonl
-from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.files import digest, write_atomically
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import write_atomically
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
@@ -35,15 +33,10 @@ from safevla_bench.runs.folder import (
     dump,
     episode_rows,
     latencies,
-    write_episodes,
 )
-from safevla_bench.runs.journal import PARTIAL, SUFFIX, Entry, Journal, exists, progress
+from safevla_bench.runs.journal import PARTIAL, Entry, Journal, exists, progress
 from safevla_bench.runs.lock import LOCK, lock, unlock
-from safevla_bench.trajectory import SCHEMA_VERSION, Batch
-
-EPISODES_A_PART = 200
-"""Records in one file of the archive; a part is put together in memory."""
-_PART = "part-{:05d}" + SUFFIX
+from safevla_bench.runs.parts import framed, records, write_run
 
 
 class RunWriter:
@@ -101,11 +94,11 @@ class RunWriter:
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
-        records = map(_trusted, archive.read(archive_parts(self.folder)))  # in the order of the plan
+        left = records(self.folder)
         journal, spent = Journal(self.folder), latencies(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
             if row.outcome != "crashed":
-                journal.append(index, row, jsonl.member(next(records), 0, SUFFIX), spent.get(row.episode_id))
+                journal.append(index, row, framed(next(left)), spent.get(row.episode_id))
         # Until this write the archive counts, and from then on the journal.
         write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
         self._journal, self.complete = journal, False
@@ -124,12 +117,9 @@ class RunWriter:
 
     def _complete(self, journal: Journal) -> None:
         entries = [self.entries[index] for index in sorted(self.entries)]
-        parts = _write_archive(self.folder, journal, [entry for entry in entries if entry.length])
-        write_episodes(self.folder, [entry.row for entry in entries])
-        digests = {f"{ARCHIVE}/{part.name}": digest(part) for part in parts}
-        manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": len(entries)}
-        write_atomically(self.folder / MANIFEST, dump(manifest))
-        write_atomically(self.folder / RUN, dump({**_with_latency(self.description, entries), "complete": True}))
+        records = (journal.frame(entry) for entry in entries if entry.length)
+        description = _with_latency(self.description, entries)
+        write_run(self.folder, description, [entry.row for entry in entries], records)
         self.complete = True
         self._journal = None
         journal.close()
@@ -178,35 +168,18 @@ def _lasting(description: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in description.items() if name not in ("volatile", "complete")}
 
 
-def differences(held: object, asked: object, name: str = "") -> Iterator[str]:
+def differences(
+    held: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
+) -> Iterator[str]:
     """One line for each value that differs between two JSON documents."""
     if isinstance(held, dict) and isinstance(asked, dict):
         for key in [*held, *(key for key in asked if key not in held)]:
-            yield from differences(held.get(key), asked.get(key), f"{name}.{key}" if name else key)
+            yield from differences(held.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
     elif isinstance(held, list) and isinstance(asked, list) and len(held) == len(asked):
         for place, (one, other) in enumerate(zip(held, asked, strict=True)):
-            yield from differences(one, other, f"{name}[{place}]")
+            yield from differences(one, other, words, f"{name}[{place}]")
     elif held != asked:
-        yield f"{name}: the run has {json.dumps(held)}, asked is {json.dumps(asked)}"
-
-
-def _trusted(read: Batch | RecordError) -> Batch:
-    if isinstance(read, RecordError):
-        raise read
-    return read
-
-
-def _write_archive(folder: Path, journal: Journal, entries: Sequence[Entry]) -> list[Path]:
-    """Write the archive's parts from the journal's frames, as they are, and return their paths."""
-    (folder / ARCHIVE).mkdir(exist_ok=True)
-    parts: list[Path] = []
-    for first in range(0, len(entries), EPISODES_A_PART):
-        path = folder / ARCHIVE / _PART.format(len(parts))
-        write_atomically(path, b"".join(journal.frame(entry) for entry in entries[first : first + EPISODES_A_PART]))
-        parts.append(path)
-    for stale in set(archive_parts(folder)) - set(parts):
-        stale.unlink()
-    return parts
+        yield f"{name}: {words[0]} {json.dumps(held)}, {words[1]} {json.dumps(asked)}"
 
 
 def _with_latency(description: Mapping[str, object], entries: Sequence[Entry]) -> dict[str, object]:

@@ -181,12 +181,18 @@ class _Measured:
     hi: Ints
 
     def verdict(self, trace: Trace) -> Verdict:
-        if not np.any(self.rho < 0):
-            return Verdict(self.rho, self.extreme, np.full(len(trace), -1))
-        values = trace.numeric(self.clause.signal)
-        beyond = values > self.clause.bound if self.clause.upper else values < self.clause.bound
-        failing = beyond if self.opened is None else beyond & self.opened
-        return Verdict(self.rho, self.extreme, _since_start(first_true(failing, self.lo, self.hi), trace))
+        """Violations are looked for in the episodes that have one, which are few as a rule."""
+        first, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
+        rows = trace.rows(violated)
+        values = trace.numeric(self.clause.signal)[rows]
+        failing = values > self.clause.bound if self.clause.upper else values < self.clause.bound
+        if self.opened is not None:
+            failing &= self.opened[rows]
+        begun = np.cumsum(trace.ragged.lengths[violated]) - trace.ragged.lengths[violated]
+        shift = begun - trace.starts[violated]
+        found = first_true(failing, self.lo[violated] + shift, self.hi[violated] + shift)
+        first[violated] = np.where(found < 0, -1, found - begun)
+        return Verdict(self.rho, self.extreme, first)
 
 
 def _measure(clause: Clause, trace: Trace) -> _Measured:
@@ -218,7 +224,8 @@ def _worst(clause: Clause, opened: Bools | None, lo: Ints, hi: Ints, trace: Trac
     if np.isnan(pieces.max(initial=-np.inf)):
         trace.reject_nan(values, clause.signal)
     if opened is not None:
-        cuts, pieces = cuts[opened[cuts]], pieces[opened[cuts]]
+        kept = opened[cuts]
+        cuts, pieces = cuts[kept], pieces[kept]
     if cuts is not lo:
         pieces = fold_ranges(pieces, fold, np.searchsorted(cuts, lo), np.searchsorted(cuts, hi))
     return np.where(pieces == fold.over_nothing, np.nan, pieces)
@@ -228,10 +235,14 @@ def _cuts(opened: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
     """Record 0, where the gate opens or closes, and where a window starts or ends under an open gate."""
     if opened is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
-    first = np.zeros(trace.starts[-1] + 1, np.bool_)
-    first[lo] = first[hi] = True
-    if opened is not None:
-        first[:-1] &= opened
-        first[1:-1] |= opened[1:] != opened[:-1]
+    edges = np.concatenate([lo, hi])
+    edges = edges[edges < trace.starts[-1]]
+    if opened is None:
+        first = np.zeros(trace.starts[-1], np.bool_)
+        first[edges] = True
+    else:
+        first = np.empty(trace.starts[-1], np.bool_)
+        np.not_equal(opened[1:], opened[:-1], out=first[1:])
+        first[edges[opened[edges]]] = True
     first[0] = True
-    return np.flatnonzero(first[:-1])
+    return np.flatnonzero(first)

@@ -155,7 +155,7 @@ def marked_privileged(extra: Mapping[str, object]) -> dict[str, object]:
 
 def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
     """The policies whose records bear the mark, in order of first appearance."""
-    return tuple(dict.fromkeys(header.policy for header in _bearing(batch, PRIVILEGED)))
+    return tuple(dict.fromkeys(header.policy for header in bearing(batch, PRIVILEGED)))
 
 
 def marked_standin(extra: Mapping[str, object]) -> dict[str, object]:
@@ -165,7 +165,7 @@ def marked_standin(extra: Mapping[str, object]) -> dict[str, object]:
 
 def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
     """The benchmarks of which records bear that mark, in order of first appearance."""
-    return tuple(dict.fromkeys(header.benchmark for header in _bearing(batch, STANDIN)))
+    return tuple(dict.fromkeys(header.benchmark for header in bearing(batch, STANDIN)))
 
 
 def _marked(extra: Mapping[str, object], mark: str) -> dict[str, object]:
@@ -174,13 +174,43 @@ def _marked(extra: Mapping[str, object], mark: str) -> dict[str, object]:
     return {**extra, "header": {**header, mark: True}}
 
 
-def _bearing(batch: Batch, mark: str) -> list[Header]:
-    """Headers of the episodes that bear a mark."""
+def bearing(batch: Batch, mark: str) -> list[Header]:
+    """Headers of the episodes that bear a mark, `PRIVILEGED` or `STANDIN`."""
     return [
         header
         for header, extra in zip(batch.headers, batch.extra, strict=True)
         if isinstance(fields := extra.get("header"), Mapping) and fields.get(mark) is True
     ]
+
+
+def hollow(headers: Sequence[Header], lengths: Ints) -> Batch:
+    """Episodes of which no more is known than how many records each has, [E], and what it says once."""
+    episodes, starts = len(headers), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
+    absent = Channel(np.empty(0), none, np.full(episodes, -1))
+    nowhere, nothing, false = np.empty(0, dtype=np.int64), np.empty(0), np.zeros(episodes, dtype=np.bool_)
+    return Batch(
+        headers=tuple(headers),
+        starts=starts,
+        body_starts=none,
+        body_names=(),
+        body_name=nowhere,
+        body_role=np.empty(0, dtype=np.int8),
+        target=np.full(episodes, -1),
+        eef_pos_m=absent,
+        eef_quat_wxyz=absent,
+        body_pos_m=Poses(absent, nowhere, none, 3),
+        body_quat_wxyz=Poses(absent, nowhere, none, 4),
+        contacts=Contacts(false, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing),
+        joint_torque_nm=absent,
+        gripper_contact=np.zeros(records, dtype=np.bool_),
+        gripper_present=false,
+        gripped=np.full(records, -1),
+        gripped_present=false,
+        action=absent,
+        sim_state=absent,
+        extra=({},) * episodes,
+    )
 
 
 def gather(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:

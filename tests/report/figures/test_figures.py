@@ -21,8 +21,8 @@ from safevla_bench.report.figures.style import styled
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import empty
 
+NO_RECORDS = (np.empty(0), np.empty(0, dtype=np.int64))
 FOUR = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
 HOSTILE = "$\\frac{1}{2}$ </svg> \x1b[31m\u202e 模型 \n& {} %s"
 STATES = {
@@ -43,7 +43,7 @@ STATES = {
 
 @cache
 def shown(state: str) -> Shown:
-    return Shown(STATES[state], empty())
+    return Shown(STATES[state], *NO_RECORDS)
 
 
 def drawn(name, shown, **how):
@@ -67,7 +67,7 @@ def test_no_text_lies_on_another_or_leaves_the_sheet(name, state):
 @pytest.mark.parametrize("bad", [0.03, 0.6])
 def test_ten_long_names_never_overlap_pooled_or_apart(seed, bad):
     for suites, pooled in ((FOUR[:1], False), (FOUR[:2], False), (FOUR, True)):
-        figure = drawn("tradeoff", Shown(crowd(LONG, 30, suites, seed=seed, bad=bad), empty(), pooled=pooled))
+        figure = drawn("tradeoff", Shown(crowd(LONG, 30, suites, seed=seed, bad=bad), *NO_RECORDS, pooled=pooled))
         assert overlapping(figure) == []
         told = "".join(text for text, _ in words(figure))
         assert all(name in told for name in LONG)
@@ -80,7 +80,7 @@ def test_every_policy_is_named_in_full(name):
 
 
 def test_short_names_stand_at_their_markers_and_need_no_key():
-    told = [text for text, _ in words(drawn("tradeoff", Shown(crowd(["openvla", "pi0"], 50), empty())))]
+    told = [text for text, _ in words(drawn("tradeoff", Shown(crowd(["openvla", "pi0"], 50), *NO_RECORDS)))]
     assert told.count("openvla") == told.count("pi0") == 1
     assert "1" not in told
 
@@ -100,7 +100,7 @@ def test_pictures_come_from_records_too():
     batch = run(["calm", "rough"], [0.05, 1.0], 5, ["libero-10"])
     scores = score(batch, library(), registry())
     for kind in FIGURES.values():
-        assert rendered(kind.make(Shown(scores, batch)), "png")[:4] == b"\x89PNG"
+        assert rendered(kind.make(Shown(scores, batch.dt_s, batch.lengths)), "png")[:4] == b"\x89PNG"
 
 
 # The same bytes, and nothing left behind
@@ -111,7 +111,7 @@ sys.path[:0] = sys.argv[1:]
 from report.figures.crowds import LONG, crowd
 from report.figures.test_figures import drawn
 from safevla_bench.report.figures import FIGURES, Shown, rendered
-shown = Shown(crowd([LONG[0], "pi0"], 8, ["libero-10", "libero-goal"]), None)
+shown = Shown(crowd([LONG[0], "pi0"], 8, ["libero-10", "libero-goal"]), None, None)
 for name in FIGURES:
     for form in ("svg", "pdf", "png"):
         print(name, form, hashlib.sha256(rendered(drawn(name, shown), form)).hexdigest())

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from safevla_bench.metrics import Summary, cells
 from safevla_bench.report.figures import families, margins, onset, severity, sweeps, tradeoff
 from safevla_bench.report.figures.saving import Form, rendered
 from safevla_bench.scores import Scores
-from safevla_bench.trajectory import Batch
 
 __all__ = [
     "FIGURES",
@@ -35,10 +36,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Shown:
-    """What is drawn: verdicts, their records in the same order, and how."""
+    """What is drawn: verdicts, the control steps and numbers of records of the same episodes, [E] each, and how."""
 
     scores: Scores
-    batch: Batch
+    dt_s: NDArray[np.float64]
+    lengths: NDArray[np.int64]
     pooled: bool = False
     """A policy's suites added up, where a figure keeps them apart."""
     progress: bool = False
@@ -59,8 +61,7 @@ class Kind:
 
 
 def _onset(shown: Shown) -> Figure:
-    batch = shown.batch
-    return onset.draw(onset.onset(shown.scores, batch.dt_s, batch.lengths, progress=shown.progress))
+    return onset.draw(onset.onset(shown.scores, shown.dt_s, shown.lengths, progress=shown.progress))
 
 
 FIGURES: Mapping[str, Kind] = {

@@ -1,0 +1,75 @@
+"""Synthetic episodes of a given size, for benchmarks: numbers drawn once from a seed, a few limits broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from safevla_bench import archive
+from safevla_bench.trajectory import Batch, ContactList, Header, Recording, concatenate, from_recording, select
+
+DT_S, BODIES, CONTACTS = 0.05, 20, 6
+ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "drawer": "furniture"} | {
+    f"body_{k}": "bystander" for k in range(BODIES - 4)
+}
+
+
+def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
+    """One episode with 20 tracked bodies and some contacts in every record."""
+    drift = np.cumsum(rng.normal(0, 2e-5, (records, BODIES, 3)), axis=0)
+    turn = np.tile([1.0, 0.0, 0.0, 0.0], (records, BODIES, 1)) + rng.normal(0, 1e-3, (records, BODIES, 4))
+    count = records * CONTACTS
+    contacts = ContactList(
+        record=np.repeat(np.arange(records), CONTACTS),
+        a=rng.integers(0, 2, count),
+        b=rng.integers(2, BODIES, count),
+        force_n=rng.exponential(15.0, count),
+        impulse_ns=rng.exponential(0.5, count),
+    )
+    header = Header(
+        episode_id=f"ep_{number:07d}", benchmark="libero-goal", task_id="task_8", success=number % 3 > 0, dt=DT_S,
+        target_object="bowl", policy="synthetic",
+    )  # fmt: skip
+    return from_recording(
+        Recording(
+            header=header,
+            roles=ROLES,
+            records=records,
+            eef_pos_m=np.cumsum(rng.normal(0, 1e-3, (records, 3)), axis=0),
+            eef_quat_wxyz=turn[:, 0],
+            pos_bodies=range(BODIES),
+            body_pos_m=rng.uniform(-1, 1, (BODIES, 3)) + drift,
+            quat_bodies=range(BODIES),
+            body_quat_wxyz=turn,
+            contacts=contacts,
+            joint_torque_nm=rng.normal(0, 3, (records, 7)),
+            gripper_contact=np.arange(records) // 40 % 2 == 1,
+            gripped=None,
+            action=rng.normal(0, 1, (records - 1, 7)),
+            sim_state=None,
+        )
+    )
+
+
+def batch(episodes: int, records: int = 300, *, first: int = 0) -> Batch:
+    """So many episodes, each different; few are drawn and the others have their numbers under other ids."""
+    rng = np.random.default_rng(0)
+    drawn = concatenate([episode(k, records, rng) for k in range(min(episodes, 32))])
+    many = select(drawn, np.arange(episodes) % len(drawn))
+    names = [f"ep_{first + k:07d}" for k in range(episodes)]
+    headers = (replaced(header, name) for header, name in zip(many.headers, names, strict=True))
+    return replace(many, headers=tuple(headers))
+
+
+def replaced(header: Header, name: str) -> Header:
+    return Header(**{field: getattr(header, field) for field in Header.__struct_fields__} | {"episode_id": name})
+
+
+def files(folder: Path, count: int, episodes: int, records: int = 300) -> list[Path]:
+    """So many archives, each of so many episodes."""
+    paths = [folder / f"part-{k:05d}.parquet" for k in range(count)]
+    for number, path in enumerate(paths):
+        archive.write(path, batch(episodes, records, first=number * episodes))
+    return paths

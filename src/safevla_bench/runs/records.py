@@ -1,0 +1,209 @@
+"""The records of sources, some at a time: archives of any size are judged in the memory of a few episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import CollectedError, Place, RecordError, RunError
+from safevla_bench.runs.source import Stream, open_stream
+from safevla_bench.scores import Absent
+from safevla_bench.trajectory import PRIVILEGED, STANDIN, Batch, Header, bearing, concatenate, hollow, select
+
+CHUNK_RECORDS = 1 << 13
+"""Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
+Key = tuple[str | None, str]
+"""Policy and episode id: what an episode is found by across sources."""
+
+
+def key(header: Header) -> Key:
+    """What tells an episode from all others of the sources."""
+    return header.policy, header.episode_id
+
+
+class Records:
+    """The episodes of sources. The first reading keeps what each says once; later ones give the same episodes.
+
+    What it says of the episodes, in their order, is whole after the first reading.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Open the sources; raises `RunError` where one is none."""
+        self.streams = [open_stream(path) for path in paths]
+        self.headers: list[Header] = []
+        self._lengths: list[int] = []
+        self._found: list[list[tuple[int, Key]]] = [[] for _ in self.streams]
+        self._problems: list[list[RecordError]] = [[] for _ in self.streams]
+        self._marked: dict[str, set[Key]] = {PRIVILEGED: set(), STANDIN: set()}
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Records of each episode, [E]."""
+        return np.array(self._lengths, dtype=np.int64)
+
+    @property
+    def dt_s(self) -> NDArray[np.float64]:
+        """Control step of each episode in seconds, [E]."""
+        return np.array([header.dt for header in self.headers], dtype=np.float64)
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has."""
+        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._marked[PRIVILEGED]))
+
+    @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return tuple(dict.fromkeys(one.benchmark for one in self.headers if key(one) in self._marked[STANDIN]))
+
+    @property
+    def problems(self) -> list[RecordError]:
+        """What was wrong with bad episodes, source after source."""
+        return [problem for those in self._problems for problem in those]
+
+    @property
+    def absent(self) -> list[Absent]:
+        """The planned episodes without a record, of all sources."""
+        return [one for stream in self.streams for one in stream.absent]
+
+    @property
+    def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
+        """The path of each source, and its run.json."""
+        return [(stream.path, stream.description) for stream in self.streams]
+
+    def first(self) -> Iterator[Batch]:
+        """The first reading, some episodes at a time; bad ones are in `problems`."""
+        for number, stream in enumerate(self.streams):
+            yield from _chunks(self._noted(number, stream))
+
+    def require(self, *, skip_invalid: bool = False) -> None:
+        """After the first reading: every episode must be good, unless that is not asked for, and in one source.
+
+        Raises `CollectedError` with every bad episode of every source, and `RunError` for one that is in two.
+        """
+        if self.problems and not skip_invalid:
+            remedy = "Mend them, or pass --skip-invalid to score the others and count these."
+            raise CollectedError(self.problems, remedy=remedy)
+        seen: dict[Key, Path] = {}
+        for stream, found in zip(self.streams, self._found, strict=True):
+            for _, (policy, episode_id) in found:
+                if (policy, episode_id) in seen:
+                    problem = f"policy {policy!r} has this episode in {seen[policy, episode_id]} too"
+                    remedy = "Score each source once, or give the episodes of different policies their policy's name."
+                    raise RunError(problem, remedy=remedy, place=Place(file=str(stream.path), episode=episode_id))
+            seen.update(dict.fromkeys((one for _, one in found), stream.path))
+
+    def chunks(self) -> Iterator[Batch]:
+        """Another reading: the same episodes, some at a time. `RunError` where a source holds others by now."""
+        for stream, found in zip(self.streams, self._found, strict=True):
+            known, count = {one for _, one in found}, 0
+            for batch in _chunks(_only(stream.read(), known)):
+                count += len(batch)
+                yield batch
+            if count != len(found):
+                raise _changed(stream.path)
+
+    def whole(self) -> Batch | None:
+        """All episodes at once, None where there is none."""
+        batches = list(self.chunks())
+        return concatenate(batches) if batches else None
+
+    def episodes(self, indices: Sequence[int] | NDArray[np.int64]) -> Batch | None:
+        """Some of the episodes, in the order given; None where none is asked for. Only these are made sense of."""
+        chosen = [int(k) for k in indices]
+        picked: dict[Key, Batch] = {}
+        base = 0
+        for stream, found in zip(self.streams, self._found, strict=True):
+            mine = [found[k - base] for k in chosen if base <= k < base + len(found)]
+            picked |= _picked(stream, mine) if mine else {}
+            base += len(found)
+        return concatenate([picked[key(self.headers[k])] for k in chosen]) if chosen else None
+
+    def some(self, indices: Sequence[int]) -> Batch:
+        """All episodes, of which only these have the numbers of their records; the others say no more than a header."""
+        chosen = sorted(set(indices))
+        full, every = self.episodes(chosen), hollow(self.headers, self.lengths)
+        if full is None:
+            return every
+        parts, done = [], 0
+        for k, index in enumerate(chosen):
+            parts += [select(every, range(done, index)), select(full, [k])]
+            done = index + 1
+        return concatenate([*parts, select(every, range(done, len(self)))])
+
+    def only(self, indices: Sequence[int]) -> Records:
+        """Some of the episodes, in the order of all, as if the sources held no others."""
+        wanted, base = set(indices), 0
+        chosen = copy(self)
+        chosen.headers = [header for k, header in enumerate(self.headers) if k in wanted]
+        chosen._lengths = [length for k, length in enumerate(self._lengths) if k in wanted]
+        chosen._found = []
+        for found in self._found:
+            chosen._found.append([one for k, one in enumerate(found, base) if k in wanted])
+            base += len(found)
+        return chosen
+
+    def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
+        place = 0
+        for read in stream.read():
+            if isinstance(read, RecordError):
+                self._problems[number].append(read)
+                place += 1
+                continue
+            self.headers += read.headers
+            self._lengths += read.lengths.tolist()
+            self._found[number] += [(place + k, key(header)) for k, header in enumerate(read.headers)]
+            for mark, those in self._marked.items():
+                those.update(key(header) for header in bearing(read, mark))
+            place += len(read)
+            yield read
+
+
+def _chunks(found: Iterable[Batch]) -> Iterator[Batch]:
+    """The same episodes in batches of a good size."""
+    gathered: list[Batch] = []
+    for batch in found:
+        gathered.append(batch)
+        if sum(int(one.starts[-1]) for one in gathered) >= CHUNK_RECORDS:
+            yield concatenate(gathered)
+            gathered.clear()
+    if gathered:
+        yield concatenate(gathered)
+
+
+def _only(found: Iterable[Batch | RecordError], known: set[Key]) -> Iterator[Batch]:
+    """The known episodes."""
+    for read in found:
+        if isinstance(read, RecordError):
+            continue
+        mine = [k for k, header in enumerate(read.headers) if key(header) in known]
+        if len(mine) == len(read):
+            yield read
+        elif mine:
+            yield select(read, mine)
+
+
+def _picked(stream: Stream, wanted: Sequence[tuple[int, Key]]) -> dict[Key, Batch]:
+    """The wanted episodes by their key: looked for at their places, and wherever they are by now."""
+    known = {one for _, one in wanted}
+    for places in ([place for place, _ in wanted], None):
+        found = {
+            key(header): select(batch, [k])
+            for batch in _only(stream.read(places), known)
+            for k, header in enumerate(batch.headers)
+        }
+        if known <= found.keys():
+            return found
+    raise _changed(stream.path)
+
+
+def _changed(path: Path) -> RunError:
+    problem = "it changed while it was read"
+    return RunError(problem, remedy="Run the command again when nothing writes there.", place=Place(file=str(path)))
