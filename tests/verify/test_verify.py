@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench import archive, evaluate, runs
-from safevla_bench.errors import HostError, RunError
+from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.files import digest
 from safevla_bench.trajectory import Channel, marked_standin, select
 from safevla_bench.verify import Files, replaying, verify
@@ -66,6 +66,13 @@ def test_one_flipped_bit_of_a_part_is_found_and_the_part_named(run):
 def test_a_missing_file_is_named(run, name):
     (run / name).unlink()
     assert any(name in f"{check} {said}" and "missing" in said for check, said in differing(verify(run)).items())
+
+
+def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes(run):
+    (part,) = runs.archive_parts(run)
+    part.unlink()
+    with pytest.raises(CollectedError, match=part.name):
+        evaluate.judge([run], evaluate.Judge())
 
 
 def test_a_part_that_the_manifest_does_not_name_is_found(run):

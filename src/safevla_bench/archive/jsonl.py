@@ -27,8 +27,8 @@ WHOLE = ".json"
 """One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_ZSTD_PIECE = 1 << 10
-"""Compressed bytes at a time: at most some 32 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
+_ZSTD_PIECE = 1 << 8
+"""Compressed bytes at a time: at most some 8 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
 
 
 def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
@@ -88,14 +88,21 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """The contents of all zstd frames, in pieces; `EOFError` where the last one is incomplete."""
-    frame = None
+    """The contents of all zstd frames, in pieces; `EOFError` where the last one is incomplete.
+
+    The last piece of a frame is held back until its checksum has been read: a record's line ends in it.
+    """
+    frame, held = None, b""
     while piece := stream.read(_ZSTD_PIECE):
         while piece:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(piece)
-            piece = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
+            if out := frame.decompress(piece):
+                yield held
+                held = out
+            piece = b""
+            if frame.eof:
+                yield held
+                piece, frame, held = frame.unused_data, None, b""
     if frame:
         raise EOFError("the last frame is incomplete")
 

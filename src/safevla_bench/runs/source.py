@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError
 from safevla_bench.runs import journal
-from safevla_bench.runs.folder import RUN, EpisodeRow, archive_parts, described, episode_rows
+from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, described, episode_rows
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import Batch, concatenate
 
@@ -80,7 +81,18 @@ def _open_folder(path: Path) -> Stream:
         description = described(path)  # it may have been completed while we read
         if begun and description.get("complete") is False:
             return begun
-    return _stream(path, episode_rows(path), description, partial(archive.read, archive_parts(path)))
+    return _stream(path, episode_rows(path), description, partial(archive.read, _parts(path)))
+
+
+def _parts(path: Path) -> list[Path]:
+    """The parts that are there and those that the manifest names: one that is missing is an error when it is read."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):  # `safevla verify` says so; the records can be read without it
+        manifest = None
+    named = manifest.get("parts") if isinstance(manifest, dict) else None
+    listed = [path / ARCHIVE / Path(name).name for name in named] if isinstance(named, dict) else []
+    return sorted({*archive_parts(path), *listed})
 
 
 def _unfinished(path: Path, description: Mapping[str, object]) -> Stream | None:

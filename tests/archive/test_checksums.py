@@ -1,0 +1,16 @@
+"""A compressed record is believed only once its checksum has been read."""
+
+from __future__ import annotations
+
+from safevla_bench import archive, evaluate, runs
+from safevla_bench.errors import RecordError
+
+
+def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):
+    asked = evaluate.Request(host="fake", suites=("fake",), tasks=(0,), policies=("random",), max_steps=4)
+    evaluate.roll_out(asked, tmp_path / "run")
+    (part,) = runs.archive_parts(tmp_path / "run")
+    content = part.read_bytes()
+    for cut in range(1, 8):
+        part.write_bytes(content[:-cut])
+        assert [type(one) for one in archive.read([part])] == [RecordError]
