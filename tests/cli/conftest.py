@@ -7,6 +7,12 @@ import pytest
 from safevla_bench import cli
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables as on a terminal of this width, whatever the tests run in."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 @pytest.fixture
 def safevla(capsys):
     """Run the command in this process; returns exit code, stdout and stderr."""
