@@ -56,3 +56,18 @@ def test_the_baseline_warns_here_too(safevla, source, tmp_path):
 def test_help_says_what_each_figure_shows(safevla):
     out = safevla("figures", "--help")[1]
     assert all(name in out and kind.shows.split(",")[0] in out for name, kind in FIGURES.items())
+
+
+def test_a_sweep_is_drawn_beside_the_figures(safevla, source, tmp_path):
+    options = ("--which", "margins", "--format", "svg", "--sweep", "non_target_max_disp=0.002:0.05:5")
+    code, out, _ = safevla("figures", source, "--out", tmp_path, *options)
+    assert code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"margins.svg", "sweep-non_target_max_disp.svg"}
+    assert "2 files" in out
+
+
+def test_a_sweep_of_nothing_known_is_an_error_before_anything_is_written(safevla, source, tmp_path):
+    code, _, err = safevla("figures", source, "--out", tmp_path / "out", "--sweep", "nonsense=1,2")
+    assert code == 2
+    assert "nonsense" in err
+    assert not (tmp_path / "out").exists()

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import get_args
 
 import click
+from matplotlib.figure import Figure
 
-from safevla_bench import evaluate
+from safevla_bench import evaluate, sensitivity
 from safevla_bench.cli import printable
 from safevla_bench.cli.judging import warn
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.report import figures as drawing
+from safevla_bench.report.figures import sweeps as sweeping
 
 
 def _names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
@@ -56,6 +58,13 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.shows}" for name, ki
 )
 @click.option("--pooled", is_flag=True, help="Tradeoff: add up a policy's suites instead of one panel a suite.")
 @click.option("--progress", is_flag=True, help="Onset: percent of each episode instead of seconds.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=GRID",
+    help="Also Safety and SBU over the thresholds of a family, as `safevla sensitivity --sweep` takes it. Repeatable.",
+)
 @judge_options
 @skip_option
 def figures_command(
@@ -65,6 +74,7 @@ def figures_command(
     forms: tuple[drawing.Form, ...],
     pooled: bool,
     progress: bool,
+    sweeps: tuple[str, ...],
     judge: evaluate.Judge,
     skip_invalid: bool,
 ) -> None:
@@ -73,16 +83,26 @@ def figures_command(
     The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
     it breaks are named, since every policy may be charged for them.
     """
+    specs, _ = judge.load()
+    wanted = [sensitivity.asked(one, specs) for one in sweeps]
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
     shown = drawing.Shown(judged.scores, judged.records.dt_s, judged.records.lengths, pooled=pooled, progress=progress)
     _folder(out)
     for name in which:
-        figure = drawing.FIGURES[name].make(shown)
-        for form in forms:
-            write_atomically(out / f"{name}.{form}", drawing.rendered(figure, form))
-        click.echo(printable(f"{out / name}  {drawing.FIGURES[name].shows}"))
+        _write(out / name, drawing.FIGURES[name].make(shown), forms, drawing.FIGURES[name].shows)
+    rescore = evaluate.rescorer(judged, judge)
+    for one in wanted:
+        found = sensitivity.sweep(judged.scores, specs, one, rescore)
+        figure = sweeping.draw(sweeping.sweep(found, specs))
+        _write(out / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
     warn(judged)
-    click.echo(printable(f"{len(which) * len(forms)} files in {out}: {', '.join(forms)} of each."))
+    click.echo(printable(f"{(len(which) + len(wanted)) * len(forms)} files in {out}: {', '.join(forms)} of each."))
+
+
+def _write(stem: Path, figure: Figure, forms: tuple[drawing.Form, ...], shows: str) -> None:
+    for form in forms:
+        write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.rendered(figure, form))
+    click.echo(printable(f"{stem}  {shows}"))
 
 
 def _folder(out: Path) -> None:
