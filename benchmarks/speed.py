@@ -94,7 +94,7 @@ def clauses() -> Iterator[Row]:
     yield Row(what, ratio, 2.5, reason=reason)
     few = derived(20, np.random.default_rng(0))
     ours = min(seconds(judged) for _ in range(15)) / EPISODES
-    reason = "ours is bound by the memory bus, which other work held; one short episode of theirs fits the cache"
+    reason = "taken while other work held the machine, which slows our large arrays more than their one short episode"
     rtamt, sentil = rtamt_s(formulas, few) / ours, sentil_s(formulas, few) / ours
     yield Row("rtamt, offline and discrete : ours, an episode", rtamt, 1000, more=True, reason=reason)
     yield Row("sentil : ours, an episode", sentil, 50, more=True, reason=reason)

@@ -72,6 +72,14 @@ def test_a_cell_of_crashes_alone_has_dashes_everywhere():
     assert [cell.text for cell in row] == ["a", "libero-goal", "0", *[NONE] * 6, "1"]
 
 
+def test_a_cell_in_which_nothing_reached_a_verdict_is_not_safe_but_unknown():
+    table = main(cells(verdicts((True, NAN, NAN), (False, NAN, np.inf))))
+    assert column(table, "SR %") == ["50.0"]
+    for name in ("Safety %", "SBU %", "P[U|S] %", "VSI", "VSI|U"):
+        assert column(table, name) == [NONE]
+    assert {cell.detail for cell in table.rows[0]} >= {"no verdict"}
+
+
 def test_privileged_policies_are_marked():
     rows = main(cells(joined(verdicts((True, 1, 1)), verdicts((True, 1, 1), policy="b"))), privileged={"b"}).rows
     assert [row[0].detail for row in rows] == ["", "privileged state"]

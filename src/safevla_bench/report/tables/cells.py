@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from safevla_bench.metrics import SpecSummary, Summary
+from safevla_bench.metrics import SpecSummary, Summary, judged
 from safevla_bench.report.numbers import NONE
 from safevla_bench.report.tables.table import (
     INTERVALS,
@@ -68,7 +68,10 @@ def _names(cell: Summary, privileged: Collection[str | None], standin: Collectio
 
 
 def _headline(cell: Summary) -> tuple[Cell, ...]:
+    """The numbers of a cell; where no specification reached a verdict, only its success is known."""
     no_episode = "" if cell.n else "no episode"
+    if cell.n and not judged(cell):
+        return (count(cell.n), proportion(cell.rates["sr"]), *[none("no verdict")] * 5)
     return (
         count(cell.n),
         proportion(cell.rates["sr"], no_episode),
