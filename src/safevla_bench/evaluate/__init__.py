@@ -1,0 +1,78 @@
+"""Whole jobs as one call each: `roll_out`, `judge`, and `evaluate` = roll out, judge and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safevla_bench import rollout
+from safevla_bench.evaluate.asking import (
+    ENTERED,
+    PLAINLY,
+    PRESET,
+    PROTOCOL,
+    Judge,
+    Request,
+    Running,
+    entered,
+    left_open,
+)
+from safevla_bench.evaluate.judging import Judged, contestants, judge, lost, rescorer
+from safevla_bench.evaluate.preparing import Prepared, estimate, prepare
+from safevla_bench.evaluate.presenting import (
+    INTERRUPTED,
+    board,
+    document,
+    exposed,
+    material,
+    report,
+    score_files,
+    submit,
+    write,
+)
+from safevla_bench.evaluate.rolling import roll_out
+
+__all__ = [
+    "ENTERED",
+    "INTERRUPTED",
+    "PLAINLY",
+    "PRESET",
+    "PROTOCOL",
+    "Judge",
+    "Judged",
+    "Prepared",
+    "Request",
+    "Running",
+    "board",
+    "contestants",
+    "document",
+    "entered",
+    "estimate",
+    "evaluate",
+    "exposed",
+    "judge",
+    "left_open",
+    "lost",
+    "material",
+    "prepare",
+    "report",
+    "rescorer",
+    "roll_out",
+    "score_files",
+    "submit",
+    "write",
+]
+
+
+def evaluate(
+    request: Request,
+    by: Judge,
+    out: Path,
+    observer: rollout.Observer | None = None,
+    running: Running = PLAINLY,
+) -> Judged:
+    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do."""
+    by.load()  # a mistake in a library costs no rollout
+    roll_out(request, out, observer, running)
+    judged = judge([out], by)
+    write(judged, out)
+    return judged

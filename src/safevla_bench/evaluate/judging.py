@@ -1,0 +1,160 @@
+"""Scoring the episodes of run folders and archives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from safevla_bench import metrics, runs
+from safevla_bench.compare import Entrant, entrants, named_apart
+from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.evaluate.asking import AS_SHIPPED, Judge
+from safevla_bench.scores import Scores
+from safevla_bench.scoring import score_chunks
+from safevla_bench.specs import Library
+from safevla_bench.tasks import Registry
+from safevla_bench.trajectory import Batch
+from safevla_bench.version import __version__
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Scores with what they were made from."""
+
+    scores: Scores
+    records: runs.Records
+    library: Library
+    description: Mapping[str, object]
+    judge: Judge = AS_SHIPPED
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
+
+    @cached_property
+    def batch(self) -> Batch | None:
+        """All records at once, None where there is none; `records` gives some at a time, in less memory."""
+        return self.records.whole()
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has."""
+        return self.records.privileged
+
+    @property
+    def standin(self) -> tuple[str, ...]:
+        """The benchmarks that were simulated with stand-ins for the host's own assets."""
+        return self.records.standin
+
+    @property
+    def ablated(self) -> bool:
+        """Whether applicability was off."""
+        return self.scores.provenance.get("applicability") == "off"
+
+    @property
+    def skipped(self) -> int:
+        """How many invalid episodes were left out."""
+        skipped = self.scores.provenance.get("skipped", ())
+        return len(skipped) if isinstance(skipped, list) else 0
+
+    @property
+    def interrupted(self) -> int:
+        """How many of the judged run folders do not hold every episode that was planned."""
+        sources = self.description.get("sources", ())
+        assert isinstance(sources, list)
+        return sum(source.get("complete") is False for source in sources)
+
+    def summaries(self) -> tuple[list[metrics.Summary], metrics.Summary]:
+        """The cells and the aggregate."""
+        return metrics.cells(self.scores), metrics.aggregate(self.scores)
+
+
+def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Judged:
+    """Score every episode of the sources.
+
+    Raises `CollectedError` listing every bad episode, `SignalError`, `UnknownTaskError`, `SpecError`, `RegistryError`.
+    """
+    specs, tasks = by.load()
+    records = runs.Records(paths)
+    chunks = records.first()
+    try:
+        scores = _scored(chunks, specs, tasks, by)
+    except SafevlaError:
+        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
+            pass
+        records.require(skip_invalid=skip_invalid)
+        raise
+    records.require(skip_invalid=skip_invalid)
+    provenance = {
+        "library": {"name": specs.name, "digest": specs.digest},
+        "registry": {"digest": tasks.digest},
+        "capabilities": by.capabilities,
+        "missing": by.missing,
+        "applicability": by.applicability,
+        "skipped": [str(problem) for problem in records.problems],
+        "version": __version__,
+    }
+    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
+    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
+
+
+def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:
+    return score_chunks(
+        chunks, specs, tasks, capabilities=by.capabilities, missing=by.missing, applicability=by.applicability
+    )
+
+
+def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
+    """Judges the same records in the same way with another library, as `sensitivity` may ask."""
+    _, tasks = by.load()
+
+    def rescored(other: Library) -> Scores:
+        again = _scored(judged.records.chunks(), other, tasks, by)
+        return replace(again, absent=judged.scores.absent)
+
+    return rescored
+
+
+def lost(judged: Judged) -> list[str]:
+    """What is missing from the scores beside crashed and stopped episodes, each as one sentence."""
+    skipped = judged.scores.provenance.get("skipped")
+    count = len(skipped) if isinstance(skipped, list) else 0
+    found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
+    return found + ([f"{count} invalid episode{'' if count == 1 else 's'} left out"] if count else [])
+
+
+def contestants(
+    paths: Sequence[Path], by: Judge, *, policies: Sequence[str] = (), skip_invalid: bool = False
+) -> list[Entrant]:
+    """The policies of every source (all, or those named), each source judged by itself, with names that differ.
+
+    Raises what `judge` raises, and `RunError` for a policy that no source has.
+    """
+    found: list[Entrant] = []
+    for path in paths:
+        judged = judge([path], by, skip_invalid=skip_invalid)
+        (source,) = cast("list[Mapping[str, object]]", judged.description["sources"])
+        protocol = source.get("protocol")
+        found += entrants(
+            judged.scores,
+            judged.records.headers,
+            str(path),
+            protocol=protocol if isinstance(protocol, dict) else None,
+            privileged=judged.privileged,
+        )
+    unknown = [name for name in policies if name not in {one.name for one in found}]
+    if unknown:
+        remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
+        raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    return named_apart([one for one in found if not policies or one.name in policies])
+
+
+def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:
+    told = [_repeatable(description) or {"archive": path.name} for path, description in records.descriptions]
+    return {**provenance, "sources": told}
+
+
+def _repeatable(description: Mapping[str, object]) -> dict[str, object]:
+    """A run's description without the facts of the day, so that the same run gives the same report."""
+    return {name: value for name, value in description.items() if name != "volatile"}

@@ -1,0 +1,193 @@
+"""What is shown and written of a judgement: score files, tables' material, the report, a board, a submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from safevla_bench import beyond, runs
+from safevla_bench.baseline import baseline
+from safevla_bench.errors import RunError
+from safevla_bench.evaluate.asking import Judge
+from safevla_bench.evaluate.judging import Judged, judge, rescorer
+from safevla_bench.files import write_atomically
+from safevla_bench.report import board as boards
+from safevla_bench.report import catalogue, cautioning, page, submission
+from safevla_bench.report.album import album
+from safevla_bench.report.analysis import Analysis, analyse
+from safevla_bench.report.page import drawn
+from safevla_bench.report.tables import UNNAMED, Roster
+from safevla_bench.scores import Scores
+from safevla_bench.scoring import score_chunks
+from safevla_bench.version import __version__
+
+
+def material(judged: Judged, by: Judge) -> catalogue.Material:
+    """What tables are made of; the judgement without tags is made when a table asks for it."""
+    specs, tasks = by.load()
+    return catalogue.Material(
+        scores=judged.scores,
+        library=specs,
+        registry=tasks,
+        capabilities=by.capabilities,
+        roster=Roster(privileged=judged.privileged),
+        untagged=lambda: score_chunks(judged.records.chunks(), specs, tasks, applicability="off"),
+        remarks=[
+            *([INTERRUPTED] if judged.interrupted else []),
+            *_left_out(judged.skipped),
+            *cautioning.warning(baseline(judged.scores)),
+        ],
+        exposed=lambda: exposed(judged, by),
+    )
+
+
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
+
+def _left_out(skipped: int) -> list[str]:
+    return [f"{skipped} invalid episode{'' if skipped == 1 else 's'} left out."] if skipped else []
+
+
+def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:
+    """What `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
+    specs, tasks = by.load()
+    return submission.submission(
+        judged.scores,
+        submission.JudgedBy(
+            version=__version__,
+            library=specs.name,
+            library_digest=specs.digest,
+            registry_digest=tasks.digest,
+            capabilities=by.capabilities,
+            missing=by.missing,
+        ),
+        tasks,
+        submission.archive_files(paths),
+        recorded_with=submission.versions(judged.records.headers),
+        privileged=judged.privileged,
+        complete=not judged.interrupted,
+        skipped=judged.skipped,
+    )
+
+
+def exposed(judged: Judged, by: Judge) -> tuple[list[beyond.CellExposure], float | None]:
+    """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
+    _, tasks = by.load()
+    spent = beyond.exposure_of(judged.records.chunks(), judged.scores, judged.library, tasks)
+    return beyond.exposures(spent, judged.scores), spent.force_threshold_n
+
+
+def document(judged: Judged) -> dict[str, object]:
+    """What scores.json holds."""
+    cells, total = judged.summaries()
+    return {
+        "episodes": list(judged.scores.episodes()),
+        "aggregate": total,
+        "cells": cells,
+        "absent": judged.scores.absent,
+        "specs": judged.scores.specs,
+        "judged_by": judged.scores.provenance,
+    }
+
+
+def write(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
+    """Write scores.json, scores.parquet and report.html into a folder, made where it is missing.
+
+    With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
+    """
+    contents = score_files(judged, legacy_ids=legacy_ids)
+    html = report(judged)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    write_atomically(folder / runs.REPORT, html)
+
+
+def score_files(judged: Judged, *, legacy_ids: bool = False) -> dict[str, bytes]:
+    """The bytes of scores.parquet and scores.json, by their names, as `write` writes them."""
+    named = replace(judged, scores=_legacy(judged)) if legacy_ids else judged
+    return runs.score_files(document(named), list(named.scores.episodes()))
+
+
+def _legacy(judged: Judged) -> Scores:
+    older = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
+    renamed = [
+        msgspec.structs.replace(spec, spec_id=older.get(spec.spec_id, spec.spec_id)) for spec in judged.scores.specs
+    ]
+    return replace(judged.scores, specs=tuple(renamed))
+
+
+def report(judged: Judged, title: str = "Safety report") -> str:
+    """The report as one self-contained page."""
+    marks = [{"policy": name, "privileged": True} for name in judged.privileged]
+    provenance = {**judged.description, **({"policies": marks} if marks else {})}
+    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
+    return page(
+        judged.scores,
+        judged.records.some(drawn(judged.scores, judged.records.headers)),
+        judged.library,
+        title=title,
+        provenance=provenance,
+        analysis=_analysis(judged),
+        album=album(judged.paths),
+    )
+
+
+def _analysis(judged: Judged) -> Analysis:
+    """What the report says beyond the four numbers."""
+    _, tasks = judged.judge.load()
+    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
+    told = [source.get("protocol") for source in sources]
+    return analyse(
+        judged.scores,
+        judged.records.some([]),
+        judged.library,
+        tasks,
+        rescorer(judged, judged.judge),
+        chunks=judged.records.chunks(),
+        privileged=judged.privileged,
+        protocols=[one for one in told if isinstance(one, dict)],
+    )
+
+
+def board(
+    paths: Sequence[Path], by: Judge, *, title: str = "Safety board", reports: bool = True, skip_invalid: bool = False
+) -> dict[str, str]:
+    """The files of a board by their path: published results, and the policies of the sources where there are any.
+
+    Args:
+        paths: run folders and archives.
+        by: with what to judge them.
+        title: what the board is called.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid episodes out instead of raising.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    if by.applicability == "off":
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return boards.site(title=title)
+    judged = judge(paths, by, skip_invalid=skip_invalid)
+    of = boards.Measured(
+        material=material(judged, by),
+        headers=judged.records.headers,
+        protocols=boards.protocols(judged.description),
+    )
+    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
+    own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
+    files = boards.site(of, title=title, provenance=judged.description, reports=own)
+    return files | {
+        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
+    }
+
+
+def _only(judged: Judged, policy: str | None) -> Judged:
+    """What was judged of one policy."""
+    mine = [k for k, header in enumerate(judged.records.headers) if header.policy == policy]
+    return replace(judged, scores=boards.only(judged.scores, policy), records=judged.records.only(mine))
