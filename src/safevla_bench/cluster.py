@@ -1,0 +1,158 @@
+"""A Ray cluster to work on: reached, or started on this machine, in bounded time and without Ray's own noise.
+
+`ray` is an extra and is imported here when it is asked for, and nowhere before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from safevla_bench.errors import RunError
+
+ADDRESS: Final = "RAY_ADDRESS"
+"""The environment variable that names a cluster where no address is given."""
+AUTO, HERE = "auto", "local"
+_CONNECT_S, _ANSWER_S = 5.0, 30.0
+_STORE_BYTES = 200 * 2**20
+"""Object store of a cluster of our own: a record has some megabytes, and one an actor is on the way at most."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Ray cluster, and what an actor on it is given."""
+
+    address: str | None = None
+    """`HOST:PORT` of the head, `auto` = the cluster that runs on this machine; None = what RAY_ADDRESS says, else Ray
+    is started here for as long as it is needed."""
+    cpus: float = 1.0
+    """Share of a node that each actor reserves; Ray places by it, and does not enforce it."""
+    gpus: float = 0.0
+    episodes: int = 100
+    """After how many episodes an actor is replaced by a fresh one."""
+
+    @property
+    def place(self) -> str:
+        """The address that counts; `local` = Ray is started here."""
+        return self.address or os.environ.get(ADDRESS) or HERE
+
+
+@contextmanager
+def connected(cluster: Cluster, slots: int) -> Iterator[Any]:
+    """The module `ray`, connected; a process that is connected already stays as it is.
+
+    Args:
+        cluster: where.
+        slots: how many actors or tasks are to run side by side; a cluster that is started here has room for them.
+
+    Raises:
+        RunError: Ray is not installed, the cluster is not there or of another version, or no node has that much.
+    """
+    ray = _imported()
+    if ray.is_initialized():
+        require_room(ray, cluster)
+        yield ray
+        return
+    _initialise(ray, cluster, slots)
+    with _quiet():
+        try:
+            require_room(ray, cluster)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def require_room(ray: Any, cluster: Cluster) -> None:
+    """Raise `RunError` where no node that is alive could ever hold one actor."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(one.get("CPU", 0) >= cluster.cpus and one.get("GPU", 0) >= cluster.gpus for one in nodes):
+        return
+    asked = f"{cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs"
+    has = "; ".join(f"{one.get('CPU', 0):g} and {one.get('GPU', 0):g}" for one in nodes) or "there is no node"
+    problem = f"no node of the Ray cluster has {asked}, which each actor is to have (they have {has})"
+    raise RunError(problem, remedy="Lower --actor-cpus or --actor-gpus, or add a node: ray start --address ...")
+
+
+def node() -> str:
+    """This machine's name, for errors and reasons."""
+    return platform.node() or "unknown"
+
+
+def _imported() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError:
+        remedy = 'Install it, on every node: pip install "safevla-bench[ray]".'
+        raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy) from None
+
+
+def _initialise(ray: Any, cluster: Cluster, slots: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    place = cluster.place
+    own: dict[str, Any] = {}
+    if place == HERE:
+        cores = len(os.sched_getaffinity(0))
+        own = {"num_cpus": max(cores, math.ceil(slots * cluster.cpus)), "include_dashboard": False}
+        own["object_store_memory"] = _STORE_BYTES
+    elif place != AUTO:
+        _require_answer(place)
+    where = "of this machine" if place == AUTO else f"at {place}"
+    try:
+        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        problem = "Ray could not be started here" if place == HERE else f"the Ray cluster {where} cannot be used"
+        raise RunError(f"{problem}: {first}", remedy=_REMEDY) from None
+
+
+_REMEDY = (
+    "Run the command on a node of the cluster, with --address HOST:PORT as `ray start --head` told it (usually port "
+    "6379), or --address auto; without --address and RAY_ADDRESS Ray is started on this machine."
+)
+
+
+def _require_answer(address: str) -> None:
+    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (colon and host and port.isdecimal()):
+        raise RunError(f"--address {address!r} is no address of a Ray cluster", remedy=_REMEDY)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        problem = f"no Ray cluster can be reached at {address}: {getattr(error, 'strerror', None) or error}"
+        raise RunError(problem, remedy=_REMEDY) from None
+    if not _healthy(address):
+        raise RunError(f"what listens at {address} is not the head of a Ray cluster", remedy=_REMEDY)
+
+
+def _healthy(address: str) -> bool:
+    asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        return subprocess.run(asking, capture_output=True, timeout=_ANSWER_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log what Ray says of deaths in its cluster: it has no option to keep that from stdout, where results stand."""
+    worker: Any = importlib.import_module("ray._private.worker")
+    printing = getattr(worker, "print_to_stdstream", None)
+    if printing:
+        worker.print_to_stdstream = lambda said, *rest, **more: _LOG.info("%s", said)
+    try:
+        yield
+    finally:
+        if printing:
+            worker.print_to_stdstream = printing
