@@ -52,7 +52,7 @@ def judge_options(command: F) -> F:
 
 ENGINE = [
     click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
-                 help="Where the work is done: by processes of this machine or on a Ray cluster, with the same results."),
+                 help="Where to work: in processes of this machine or on a Ray cluster. Results are the same."),
     click.option("--address", metavar="HOST:PORT|auto",
                  help="The Ray cluster: its head, or auto for the one that this machine belongs to; else what "
                       "RAY_ADDRESS says, else Ray is started here for the while."),
