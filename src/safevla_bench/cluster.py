@@ -13,7 +13,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +22,11 @@ from safevla_bench.errors import RunError
 
 ADDRESS: Final = "RAY_ADDRESS"
 """The environment variable that names a cluster where no address is given."""
+NODES: Final = (
+    "Every node needs safevla-bench with the same extras as here; the worker's own messages are in Ray's logs on its "
+    "node, /tmp/ray/session_latest/logs."
+)
+"""What helps where Ray's workers cannot work."""
 AUTO, HERE = "auto", "local"
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _STORE_BYTES = 200 * 2**20
@@ -87,6 +92,12 @@ def require_room(ray: Any, cluster: Cluster) -> None:
 def node() -> str:
     """This machine's name, for errors and reasons."""
     return platform.node() or "unknown"
+
+
+def differing(asked: Mapping[str, str], found: Mapping[str, str]) -> str | None:
+    """In words, which versions here are not those that the command's own environment has; None = all are the same."""
+    told = [f"{name} {found.get(name)}, not {asked[name]}" for name in asked if asked[name] != found.get(name)]
+    return f"it has other versions than the command's own environment: {', '.join(told)}" if told else None
 
 
 def _imported() -> Any:

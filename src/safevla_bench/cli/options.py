@@ -77,6 +77,17 @@ def cluster(given: Mapping[str, Any]) -> Cluster | None:
     return None
 
 
+def engine_options(command: F) -> F:
+    """Options that say where to judge; the command takes them as one keyword, `where`."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **given: Any) -> Any:
+        asked = {name: given.pop(name) for name in ("engine", "address")}
+        return command(*args, where=cluster(asked), **given)
+
+    return reduce(lambda inner, option: option(inner), reversed(ENGINE), wrapped)  # type: ignore[return-value]
+
+
 def say_where(where: Cluster | None) -> None:
     """Say that Ray is started here, where a cluster might have been meant."""
     if where and where.place == HERE:

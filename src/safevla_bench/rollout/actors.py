@@ -88,11 +88,8 @@ def versions(host: Host) -> dict[str, str]:
 
 
 def _require_same(asked: Mapping[str, str], found: Mapping[str, str]) -> None:
-    differing = [name for name in asked if asked[name] != found.get(name)]
-    if differing:
-        told = ", ".join(f"{name} {found.get(name)}, not {asked[name]}" for name in differing)
-        remedy = "Install the same versions on every node; records depend on them."
-        raise HostError(f"it has other versions than the command's own environment: {told}", remedy=remedy)
+    if differing := clusters.differing(asked, found):
+        raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
 
 
 def _on_this_node(error: SafevlaError) -> SafevlaError:
@@ -164,10 +161,7 @@ class _Actors:
     """The actors of a run."""
 
     starts = 3
-    remedy = (
-        "Every node needs safevla-bench with the same extras as here; the worker's own messages are in Ray's logs on "
-        "its node, /tmp/ray/session_latest/logs."
-    )
+    remedy = clusters.NODES
 
     def __init__(self, ray: Any, cast: Cast, cluster: Cluster) -> None:
         self._ray, self._cast, self._cluster = ray, cast, cluster
