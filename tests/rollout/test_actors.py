@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ import ray
 from ray.cluster_utils import Cluster as SeveralNodes
 
 from folders import contents
-from safevla_bench import cli, cluster, runs
+from safevla_bench import cli, cluster, distributed, runs
 from safevla_bench.cluster import Cluster
 from safevla_bench.errors import RunError
 from safevla_bench.evaluate import Request, Running, roll_out
@@ -73,6 +74,17 @@ class Held:
 
 def make(arg, place=".", lethal=""):
     return Held(place, lethal)
+
+
+def judge_piece(piece, shared):
+    """Judges, but for the first time, when its process is killed."""
+    from safevla_bench import distributed
+
+    struck = Path(__file__).with_name("struck")
+    if not struck.exists():
+        struck.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return distributed.judge_piece(piece, shared)
 '''
 
 
@@ -236,6 +248,18 @@ def test_memory_that_grows_is_a_reason_to_replace_an_actor():
     for resident, spent in ((0, False), (10**9, False), (2 * 10**9, False), (10**9 + actors.LEAK_BYTES + 1, True)):
         actor._weigh(resident)
         assert actor.spent is spent
+
+
+# Judging
+
+
+def test_scores_do_not_depend_on_the_engine_nor_on_a_killed_worker(tmp_path, nodes, local, held, monkeypatch):
+    monkeypatch.setattr(distributed, "judge_piece", importlib.import_module("held_policy").judge_piece)
+    for engine in ("local", "ray"):
+        out = tmp_path / engine
+        assert cli.run(["score", str(local), "--engine", engine, "--out", str(out)]) == cli.OK
+    assert (held / "struck").exists()
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 # What the user must mend
