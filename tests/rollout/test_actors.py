@@ -33,7 +33,7 @@ STORE_BYTES = 80 * 2**20
 NODE = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
 
 _MODULE = '''
-"""A policy that says where it is in its third step, and waits there until it may go on."""
+"""A policy that says where it is in one of its steps, and waits there until it may go on."""
 import os
 import signal
 import time
@@ -47,8 +47,8 @@ from safevla_bench.interface import Wants
 class Held:
     wants = Wants()
 
-    def __init__(self, place, lethal):
-        self.place, self.lethal = Path(place), lethal
+    def __init__(self, place, lethal, at):
+        self.place, self.lethal, self.at = Path(place), lethal, int(at)
 
     def reset(self, task, seed):
         self.generator = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ class Held:
         self.steps += 1
         if self.steps == 3 and self.task == self.lethal:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.steps == 3 and not (self.place / "go").exists():
+        if self.steps == self.at and not (self.place / "go").exists():
             import ray
 
             told = self.place / f".{os.getpid()}"
@@ -72,8 +72,8 @@ class Held:
         pass
 
 
-def make(arg, place=".", lethal=""):
-    return Held(place, lethal)
+def make(arg, place=".", lethal="", at="3"):
+    return Held(place, lethal, at)
 
 
 def judge_piece(piece, shared):
@@ -179,6 +179,18 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_engine(tmp_path, nodes, local):
     assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
 
 
+def test_an_observer_hears_of_steps_while_an_episode_runs(tmp_path, nodes):
+    class Lets(Counts):
+        """Lets the episode go on once its twentieth step was heard of."""
+
+        def stepped(self, planned, steps):
+            assert (planned.task.task_id, steps) == ("task_0", 20)
+            (tmp_path / "held" / "go").touch()
+
+    request = replace(held_at(tmp_path / "held", at="30"), tasks=(0,), episodes=1, max_steps=30)
+    roll_out(request, tmp_path / "run", Lets(), on_ray(1))
+
+
 def test_an_actor_is_replaced_after_its_episodes_and_no_byte_changes(tmp_path, nodes, local, monkeypatch):
     made = []
     start = actors._Actors.start
@@ -244,7 +256,7 @@ def test_memory_that_grows_is_a_reason_to_replace_an_actor():
             def remote():
                 return None
 
-    actor = actors.Actor(None, Handle, episodes=9)
+    actor = actors.Actor(None, Handle, 9, iter(()))
     for resident, spent in ((0, False), (10**9, False), (2 * 10**9, False), (10**9 + actors.LEAK_BYTES + 1, True)):
         actor._weigh(resident)
         assert actor.spent is spent
@@ -287,6 +299,13 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     assert "mujoco None, not 9" in str(said.error)
     held = actors.versions(cast.make()[0])
     assert isinstance(actors.Player(cast, 0, held).prepare().message, Ready)
+
+
+def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
+    actors.os.environ.update(CUDA_VISIBLE_DEVICES="3")
+    cast = Cast("fake", {"noop": {}}, renders=True)
+    actors.Player(cast, 5, actors.versions(cast.make()[0])).prepare()
+    assert (actors.os.environ["MUJOCO_EGL_DEVICE_ID"], actors.os.environ["SAFEVLA_WORKER"]) == ("3", "5")
 
 
 def test_a_share_that_no_node_has_is_an_error_and_leaves_no_folder(tmp_path, nodes):

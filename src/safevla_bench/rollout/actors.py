@@ -6,6 +6,8 @@ back as its compressed frame, and an actor has one episode at a time, so at most
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from safevla_bench.rollout import devices
 from safevla_bench.rollout.crew import run_crew
 from safevla_bench.rollout.dispatch import Finished, Observer, Stage
 from safevla_bench.rollout.plan import Planned
-from safevla_bench.rollout.worker import Cast, Failed, Message, Ready
+from safevla_bench.rollout.worker import STEPS_BETWEEN, Cast, Failed, Message, Ready, Stepped
 from safevla_bench.version import __version__
 
 LEAK_BYTES = 2 * 2**30
@@ -47,11 +49,30 @@ class Said:
     resident_bytes: int = 0
 
 
+class Ears:
+    """A light actor beside the command: takes in how far episodes are, and tells it when there is something new."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        self._new = asyncio.Event()
+
+    async def tell(self, turn: int, steps: int) -> None:
+        self._steps[turn] = steps
+        self._new.set()
+
+    async def told(self) -> dict[int, int]:
+        """Steps by turn, since it was asked last; waits until there are any."""
+        await self._new.wait()
+        self._new.clear()
+        told, self._steps = self._steps, {}
+        return told
+
+
 class Player:
     """The actor. It touches no file of the run."""
 
-    def __init__(self, cast: Cast, number: int, versions: Mapping[str, str]) -> None:
-        self._cast, self._number, self._versions = cast, number, versions
+    def __init__(self, cast: Cast, number: int, versions: Mapping[str, str], ears: Any = None) -> None:
+        self._cast, self._number, self._versions, self._ears = cast, number, versions, ears
         self._stage: Stage | None = None
         self._policies: dict[str, Policy] = {}
 
@@ -68,10 +89,16 @@ class Player:
         self._stage = Stage(host, self._policies, watch)
         return Said(Ready())
 
-    def play(self, planned: Planned) -> Said:
+    def play(self, planned: Planned, turn: int) -> Said:
+        """Run an episode; `turn` tells it from every other that this run has begun."""
         assert self._stage is not None
+
+        def tell(steps: int) -> None:
+            if self._ears and steps % STEPS_BETWEEN == 0:
+                self._ears.tell.remote(turn, steps)
+
         try:
-            return Said(Finished.of(self._stage.play(planned)), _resident_bytes())
+            return Said(Finished.of(self._stage.play(planned, on_step=tell)), _resident_bytes())
         except SafevlaError as error:
             return Said(Failed(_on_this_node(error)))
 
@@ -108,8 +135,9 @@ def _resident_bytes() -> int:
 class Actor:
     """This side of an actor: what it was asked last, and what it has used up."""
 
-    def __init__(self, ray: Any, handle: Any, episodes: int) -> None:
-        self._ray, self._handle, self._left = ray, handle, episodes
+    def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
+        self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
+        self.turn = -1
         self._first_bytes: int | None = None
         self._leaking = False
         self._cause = "it was ended"
@@ -121,7 +149,8 @@ class Actor:
 
     def begin(self, planned: Planned) -> None:
         self._left -= 1
-        self.asked = self._handle.play.remote(planned)
+        self.turn = next(self._turns)
+        self.asked = self._handle.play.remote(planned, self.turn)
 
     def dismiss(self) -> None:
         """It is asked to close, and then to end: an actor that ends frees its share of the node."""
@@ -166,6 +195,11 @@ class _Actors:
     def __init__(self, ray: Any, cast: Cast, cluster: Cluster) -> None:
         self._ray, self._cast, self._cluster = ray, cast, cluster
         self._versions = versions(hosts.host(cast.host, cast.host_arguments))
+        self._turns = itertools.count()
+        here = ray.get_runtime_context().get_node_id()
+        beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
+        self._ears = ray.remote(Ears).options(num_cpus=0, scheduling_strategy=beside).remote()
+        self._listening = [self._ears.told.remote()]
         self._cast_once = ray.put(cast)  # recorded actions may be large; each node fetches them once
         self._made = ray.remote(Player).options(
             num_cpus=cluster.cpus,
@@ -176,13 +210,27 @@ class _Actors:
         )
 
     def start(self, number: int) -> Actor:
-        return Actor(self._ray, self._made.remote(self._cast_once, number, self._versions), self._cluster.episodes)
+        made = self._made.remote(self._cast_once, number, self._versions, self._ears)
+        return Actor(self._ray, made, self._cluster.episodes, self._turns)
 
     def heard(self, workers: Mapping[int, Actor]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}
-        ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=_LOOK_S)
+        ready, _ = self._ray.wait([*by_asked, *self._listening], num_returns=1, timeout=_LOOK_S)
         for asked in ready:
-            number = by_asked[asked]
-            yield number, workers[number].heard()
+            if asked in self._listening:
+                yield from self._overheard(workers)
+            else:
+                yield by_asked[asked], workers[by_asked[asked]].heard()
         if not ready:
             clusters.require_room(self._ray, self._cluster)
+
+    def _overheard(self, workers: Mapping[int, Actor]) -> Iterator[tuple[int, Message]]:
+        """How far the episodes are that still run."""
+        try:
+            told: dict[int, int] = self._ray.get(self._listening.pop())
+        except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without
+            return
+        self._listening.append(self._ears.told.remote())
+        for number, worker in workers.items():
+            if worker.turn in told:
+                yield number, Stepped(told[worker.turn])
