@@ -223,8 +223,10 @@ def test_what_ray_says_of_its_own_failures_is_one_line(tmp_path, inline, monkeyp
     run = run_of(tmp_path / "run", "jsonl")
 
     def fails(reference):
-        raise inline.exceptions.RayError("Task failed\n  owner: 7\nThe worker died.")
+        raise inline.exceptions.RayError(
+            "Task failed (pid=9, ip=10.0.0.3)\n\nThe worker died. Some common causes are many."
+        )
 
     monkeypatch.setattr(inline, "get", fails)
-    with pytest.raises(RunError, match=r"judging on the Ray cluster failed: The worker died\.$|died\.\n"):
+    with pytest.raises(RunError, match=r"judging failed: on the node 10\.0\.0\.3: ZeroDivisionError: The worker died\."):
         judge([run], Judge(), cluster=ANYWHERE)

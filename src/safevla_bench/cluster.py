@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import math
 import os
 import platform
+import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -27,6 +30,9 @@ NODES: Final = (
     "node, /tmp/ray/session_latest/logs."
 )
 """What helps where Ray's workers cannot work."""
+_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_UNKNOWN = "AuthenticationError"
+"""What Ray says where a token is asked for."""
 AUTO, HERE = "auto", "local"
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _STORE_BYTES = 200 * 2**20
@@ -64,12 +70,12 @@ def connected(cluster: Cluster, slots: int) -> Iterator[Any]:
     Raises:
         RunError: Ray is not installed, the cluster is not there or of another version, or no node has that much.
     """
-    ray = _imported()
-    if ray.is_initialized():
+    ray = sys.modules.get("ray")
+    if ray and ray.is_initialized():
         require_room(ray, cluster)
         yield ray
         return
-    _initialise(ray, cluster, slots)
+    ray = _initialised(cluster, slots)
     with _quiet():
         try:
             require_room(ray, cluster)
@@ -100,31 +106,47 @@ def differing(asked: Mapping[str, str], found: Mapping[str, str]) -> str | None:
     return f"it has other versions than the command's own environment: {', '.join(told)}" if told else None
 
 
-def _imported() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError:
+def told(error: Exception) -> str:
+    """What Ray says of a worker that is lost, in one line: on which node, and why; without its advice and ids."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    why = lines[-1].partition(" Some common causes")[0] if lines else "no reason is known"
+    where = re.search(r"\bip[:=] ?([0-9a-f.:]*[0-9a-f])", text)
+    return f"{f'on the node {where[1]}: ' if where else ''}{type(error).__name__}: {why}"
+
+
+def _initialised(cluster: Cluster, slots: int) -> Any:
+    if importlib.util.find_spec("ray") is None:
         remedy = 'Install it, on every node: pip install "safevla-bench[ray]".'
-        raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy) from None
-
-
-def _initialise(ray: Any, cluster: Cluster, slots: int) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    place = cluster.place
-    own: dict[str, Any] = {}
+        raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
+    place, own = cluster.place, {}
     if place == HERE:
-        cores = len(os.sched_getaffinity(0))
-        own = {"num_cpus": max(cores, math.ceil(slots * cluster.cpus)), "include_dashboard": False}
-        own["object_store_memory"] = _STORE_BYTES
-    elif place != AUTO:
+        own = _own(math.ceil(slots * cluster.cpus))
+    else:
         _require_answer(place)
-    where = "of this machine" if place == AUTO else f"at {place}"
+    ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
     try:
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        problem = "Ray could not be started here" if place == HERE else f"the Ray cluster {where} cannot be used"
+        problem = (
+            "Ray could not be started here" if place == HERE else f"the Ray cluster {_named(place)} cannot be used"
+        )
         raise RunError(f"{problem}: {first}", remedy=_REMEDY) from None
+    return ray
+
+
+def _own(cpus: int) -> dict[str, Any]:
+    """How Ray is started here; who may use it is known by a token of its own, which is written nowhere."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if _TOKEN_FILE not in os.environ:
+        os.environ.setdefault(_TOKEN, secrets.token_hex())
+    cores = len(os.sched_getaffinity(0))
+    return {"num_cpus": max(cores, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+
+
+def _named(place: str) -> str:
+    return "of this machine" if place == AUTO else f"at {place}"
 
 
 _REMEDY = (
@@ -133,8 +155,27 @@ _REMEDY = (
 )
 
 
-def _require_answer(address: str) -> None:
+def _require_answer(place: str) -> None:
     """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
+    if place != AUTO:
+        _require_listener(place)
+    mode = os.environ.get(_MODE)
+    said = _health(place, mode)
+    if said is not None and _UNKNOWN in said and mode is None:
+        said = _health(place, "token")
+        if said is None:
+            os.environ[_MODE] = "token"
+    if said is None:
+        return
+    if _UNKNOWN in said:
+        remedy = f"Set {_MODE}=token and {_TOKEN} to what `ray get-auth-token` prints on its head."
+        raise RunError(f"the Ray cluster {_named(place)} wants another authentication token", remedy=remedy)
+    if place == AUTO:
+        raise RunError("no Ray cluster runs on this machine", remedy=_REMEDY)
+    raise RunError(f"what listens at {place} is not the head of a Ray cluster", remedy=_REMEDY)
+
+
+def _require_listener(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and host and port.isdecimal()):
         raise RunError(f"--address {address!r} is no address of a Ray cluster", remedy=_REMEDY)
@@ -143,16 +184,18 @@ def _require_answer(address: str) -> None:
     except (OSError, OverflowError) as error:
         problem = f"no Ray cluster can be reached at {address}: {getattr(error, 'strerror', None) or error}"
         raise RunError(problem, remedy=_REMEDY) from None
-    if not _healthy(address):
-        raise RunError(f"what listens at {address} is not the head of a Ray cluster", remedy=_REMEDY)
 
 
-def _healthy(address: str) -> bool:
-    asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+def _health(place: str, mode: str | None) -> str | None:
+    """What a process of Ray's own complains of that looks for the cluster; None = it is well."""
+    asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
+    asking += [] if place == AUTO else ["--address", place]
+    own = {**os.environ, **({_MODE: mode} if mode else {})}
     try:
-        return subprocess.run(asking, capture_output=True, timeout=_ANSWER_S, check=False).returncode == 0
+        asked = subprocess.run(asking, capture_output=True, text=True, timeout=_ANSWER_S, check=False, env=own)
     except subprocess.TimeoutExpired:
-        return False
+        return "no answer"
+    return None if asked.returncode == 0 else asked.stderr
 
 
 @contextmanager

@@ -130,8 +130,7 @@ def _judged(
         try:
             found: Verdicts | Refused | None = ray.get(reference)
         except ray.exceptions.RayError as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise RunError(f"judging on the Ray cluster failed: {why}", remedy=clusters.NODES) from None
+            raise RunError(f"judging failed: {clusters.told(error)}", remedy=clusters.NODES) from None
         if isinstance(found, Refused):
             raise RunError(found.problem, remedy=_REMEDY, place=Place(file=str(one[1].file)))
         yield one[0], found

@@ -314,13 +314,6 @@ def test_a_share_that_no_node_has_is_an_error_and_leaves_no_folder(tmp_path, nod
     assert not (tmp_path / "run").exists()
 
 
-def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RunError, match="not installed") as raised, cluster.connected(Cluster(), 1):
-        pass
-    assert 'pip install "safevla-bench[ray]"' in raised.value.remedy
-
-
 @pytest.fixture
 def unconnected(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

@@ -168,7 +168,7 @@ class Actor:
         try:
             said: Said = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
-            self._cause = _told(error)
+            self._cause = clusters.told(error)
             return None
         self._weigh(said.resident_bytes)
         return said.message
@@ -177,13 +177,6 @@ class Actor:
         if resident_bytes and self._first_bytes is None:
             self._first_bytes = resident_bytes
         self._leaking = resident_bytes - (self._first_bytes or resident_bytes) > LEAK_BYTES
-
-
-def _told(error: Exception) -> str:
-    """Why an actor is lost, without Ray's table of ids."""
-    text = str(error).strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"
 
 
 class _Actors:
