@@ -23,6 +23,19 @@ def test_an_address_goes_before_ray_address_and_without_both_ray_is_started_here
     assert Cluster().place == cluster.HERE
 
 
+@pytest.mark.parametrize("share", [-1, float("nan"), float("inf"), 0.00001])
+@pytest.mark.parametrize("of", ["cpus", "gpus"])
+def test_what_ray_knows_no_share_of_is_refused_before_it_is_started(of, share):
+    with pytest.raises(RunError, match=f"--actor-{of} .* is no share"):
+        Cluster(**{of: share})
+
+
+def test_several_gpus_are_a_whole_number():
+    assert (Cluster(gpus=0.25).gpus, Cluster(gpus=2).gpus, Cluster(cpus=1.5).cpus) == (0.25, 2, 1.5)
+    with pytest.raises(RunError, match=r"--actor-gpus 1\.5"):
+        Cluster(gpus=1.5)
+
+
 @pytest.mark.parametrize(
     "asked", ["safevla_bench.cli.running", "safevla_bench.cli.judging", "safevla_bench.distributed"]
 )

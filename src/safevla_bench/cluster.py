@@ -53,6 +53,16 @@ class Cluster:
     episodes: int = 100
     """After how many episodes an actor is replaced by a fresh one."""
 
+    def __post_init__(self) -> None:
+        """Raises `RunError` for shares that Ray does not know."""
+        for option, share in (("--actor-cpus", self.cpus), ("--actor-gpus", self.gpus)):
+            if not (math.isfinite(share) and share >= 0 and round(share, 4) == share):
+                remedy = "Give a number such as 2 or 0.25, with four decimals at most."
+                raise RunError(f"{option} {share:g} is no share of a node", remedy=remedy)
+        if self.gpus > 1 and not float(self.gpus).is_integer():
+            remedy = "Give a fraction of one GPU, or a whole number of them."
+            raise RunError(f"--actor-gpus {self.gpus:g} is no share of a node", remedy=remedy)
+
     @property
     def place(self) -> str:
         """The address that counts; `local` = Ray is started here."""

@@ -58,9 +58,9 @@ ENGINE = [
                       "RAY_ADDRESS says, else Ray is started here for the while."),
 ]  # fmt: skip
 ACTORS = [
-    click.option("--actor-cpus", type=click.FloatRange(min=0), default=1.0, show_default=True, metavar="N",
+    click.option("--actor-cpus", type=float, default=1.0, show_default=True, metavar="N",
                  help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
-    click.option("--actor-gpus", type=click.FloatRange(min=0), default=0.0, show_default=True, metavar="N",
+    click.option("--actor-gpus", type=float, default=0.0, show_default=True, metavar="N",
                  help="GPUs of a node that each reserves, such as 0.25."),
     click.option("--actor-episodes", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
                  help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
