@@ -138,6 +138,7 @@ class Actor:
     def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
         self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
         self.turn = -1
+        self._there = False
         self._first_bytes: int | None = None
         self._leaking = False
         self._cause = "it was ended"
@@ -153,12 +154,15 @@ class Actor:
         self.asked = self._handle.play.remote(planned, self.turn)
 
     def dismiss(self) -> None:
-        """It is asked to close, and then to end: an actor that ends frees its share of the node."""
+        """It is asked to close, and then to end, which frees its share of the node; before it began, it just ends."""
+        if not self._there:
+            self._ray.kill(self._handle)
+            return
         self.asked = self._handle.close.remote()
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        if timeout_s:
+        if timeout_s and self._there:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
         return self._cause
@@ -170,6 +174,7 @@ class Actor:
         except self._ray.exceptions.RayError as error:
             self._cause = clusters.told(error)
             return None
+        self._there = True
         self._weigh(said.resident_bytes)
         return said.message
 
