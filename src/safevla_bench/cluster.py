@@ -129,6 +129,7 @@ def _initialised(cluster: Cluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = 'Install it, on every node: pip install "safevla-bench[ray]".'
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
     place, own = cluster.place, {}
     if place == HERE:
         own = _own(math.ceil(slots * cluster.cpus))
