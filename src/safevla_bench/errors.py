@@ -2,6 +2,7 @@
 
     SafevlaError               the root; the command line prints it and exits 2
     ├── RecordError            a trajectory record or archive that cannot be trusted
+    │   └── DamageError        a file of which something is lost: cut off, changed or gone
     ├── FormulaError           an STL text that does not parse, or names an unknown signal
     ├── SpecError              a specification library that contradicts itself
     ├── RegistryError          a task registry that contradicts itself
@@ -75,6 +76,19 @@ class SafevlaError(Exception):
 
 class RecordError(SafevlaError):
     """A trajectory record or archive that cannot be trusted."""
+
+
+class DamageError(RecordError):
+    """A file of which something is lost, or, where its place names an episode, an episode that was lost so.
+
+    `episodes` were lost there and are named by no other error; None = nobody knows how many.
+    """
+
+    def __init__(
+        self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
+    ) -> None:
+        super().__init__(problem, remedy=remedy, place=place)
+        self.episodes = episodes
 
 
 class FormulaError(SafevlaError):

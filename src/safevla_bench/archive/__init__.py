@@ -19,7 +19,7 @@ from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.form import schema
 from safevla_bench.archive.sieve import Sieve
-from safevla_bench.errors import CollectedError, Place, RecordError
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
 from safevla_bench.files import write_atomically
 from safevla_bench.trajectory import Batch, concatenate, select
 
@@ -66,7 +66,7 @@ def read(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterat
             yield error
         except OSError as error:
             remedy = "Name an archive file or a run folder."
-            yield RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
+            yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
 def _once(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:

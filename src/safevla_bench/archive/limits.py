@@ -11,6 +11,12 @@ An hour at 20 Hz with 20 bodies has about 0.6 GB as JSON.
 """
 MAX_RECORDS = 10_000_000
 """Records of one episode, in forms that state their number; five days at 20 Hz."""
+MAX_VALUES = 1 << 26
+"""Values of one episode in JSON, by its commas: Python needs some 70 bytes for an empty list of two characters."""
+MAX_BAD_LINES = 10_000
+"""Bad lines of one file, each of which is told."""
+MAX_BLANK_LINES = 1 << 20
+"""Empty lines of one file."""
 REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
 _REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
 
@@ -19,3 +25,15 @@ def check_size(size: int, what: str) -> None:
     """Refuse what holds more bytes than an episode may; a writer asks too, so that what is written can be read."""
     if size > MAX_EPISODE_BYTES:
         raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=_REMEDY_LARGE)
+
+
+def check_values(text: bytes) -> None:
+    """Refuse a JSON text of more values than an episode may have."""
+    if text.count(b",") > MAX_VALUES:
+        raise RecordError(f"the line holds more than {MAX_VALUES >> 20} Mi values", remedy=_REMEDY_LARGE)
+
+
+def check_blank(lines: int) -> None:
+    """Refuse a file of so many empty lines."""
+    if lines > MAX_BLANK_LINES:
+        raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=_REMEDY_LARGE)

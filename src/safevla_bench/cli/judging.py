@@ -62,9 +62,8 @@ def say(judged: evaluate.Judged) -> None:
         click.echo(ABLATED)
     if judged.interrupted:
         click.echo(evaluate.INTERRUPTED)
-    skipped = judged.scores.provenance.get("skipped")
-    if isinstance(skipped, list) and skipped:
-        click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")
+    if judged.left_out:
+        click.echo(f"{', '.join(judged.left_out.said())}; the report lists what.")
 
 
 def warn(judged: evaluate.Judged) -> None:

@@ -169,8 +169,8 @@ def export_command(
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
     content = _viewed(judged, form, episode) if form in _VIEWED else _EXPORTS[form](judged, judge, sources)
     _save(out, content)
-    if judged.interrupted or judged.skipped:
-        click.echo("Not complete: an interrupted run, or invalid episodes left out, are among these.", err=True)
+    if judged.interrupted or judged.left_out:
+        click.echo(f"Not complete: {', '.join(evaluate.lost(judged))}.", err=True)
     click.echo(f"{form}: {out}")
 
 

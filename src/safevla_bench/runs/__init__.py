@@ -29,9 +29,10 @@ from safevla_bench.runs.folder import (
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
+from safevla_bench.runs.manifest import changed
 from safevla_bench.runs.merging import Stretch, merge
 from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.records import Records
+from safevla_bench.runs.records import LeftOut, Records
 from safevla_bench.runs.source import Source, Stream, open_source, open_sources
 from safevla_bench.runs.writing import RunWriter
 
@@ -52,12 +53,14 @@ __all__ = [
     "GrowingRun",
     "Kind",
     "Latency",
+    "LeftOut",
     "Records",
     "RunWriter",
     "Source",
     "Stream",
     "Stretch",
     "archive_parts",
+    "changed",
     "described",
     "dump",
     "episode_rows",

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from safevla_bench import archive
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import digest, write_atomically
-from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, dump, write_episodes
+from safevla_bench.files import write_atomically
+from safevla_bench.runs.folder import ARCHIVE, RUN, EpisodeRow, archive_parts, dump, write_episodes
 from safevla_bench.runs.journal import SUFFIX
-from safevla_bench.trajectory import SCHEMA_VERSION, Batch
+from safevla_bench.runs.manifest import write_manifest
+from safevla_bench.trajectory import Batch
 
 
 class GrowingRun:
@@ -43,7 +44,5 @@ class GrowingRun:
     def finish(self, rows: Sequence[EpisodeRow], description: Mapping[str, object]) -> None:
         """Write the table of episodes, the manifest and run.json as they are now; more may follow."""
         write_episodes(self.folder, rows)
-        parts = {f"{ARCHIVE}/{part.name}": digest(part) for part in archive_parts(self.folder)}
-        manifest = {"schema_version": SCHEMA_VERSION, "parts": parts, "episodes": len(rows)}
-        write_atomically(self.folder / MANIFEST, dump(manifest))
+        write_manifest(self.folder, archive_parts(self.folder), len(rows))
         write_atomically(self.folder / RUN, dump(description))

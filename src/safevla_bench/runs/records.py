@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import CollectedError, Place, RecordError, RunError
-from safevla_bench.runs.source import Stream, open_stream
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.runs.source import Stream, open_stream, remedy_for
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import PRIVILEGED, STANDIN, Batch, Header, bearing, concatenate, hollow, select
 
@@ -23,6 +24,54 @@ Key = tuple[str | None, str]
 def key(header: Header) -> Key:
     """What tells an episode from all others of the sources."""
     return header.policy, header.episode_id
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Episodes of the sources that are not among those read: not valid, or lost with the file that they were in."""
+
+    invalid: int
+    lost: int
+    damaged: int
+    """Places of files where something is damaged or gone."""
+    unknown: bool
+    """Whether more were lost than anybody can count."""
+
+    @classmethod
+    def of(cls, problems: Sequence[RecordError]) -> LeftOut:
+        """What these errors stand for."""
+        damage = [one for one in problems if isinstance(one, DamageError)]
+        named = sum(one.place.episode is not None for one in damage)
+        counted = sum(one.episodes or 0 for one in damage if one.place.episode is None)
+        unknown = any(one.episodes is None for one in damage if one.place.episode is None)
+        return cls(len(problems) - len(damage), named + counted, len(damage) - named, unknown)
+
+    @property
+    def known(self) -> int:
+        """How many there are at least."""
+        return self.invalid + self.lost
+
+    def __bool__(self) -> bool:
+        return bool(self.known or self.damaged)
+
+    def said(self) -> list[str]:
+        """Each kind as one sentence without its full stop."""
+        found = [f"{_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+        if self.unknown:
+            found.append(f"{'more than ' if self.lost else ''}{_counted(self.lost)} lost in damaged files")
+        elif self.lost:
+            found.append(f"{_episodes(self.lost)} lost in damaged files")
+        elif self.damaged:
+            found.append("a file is not as it was written; every episode that it should hold was read")
+        return found
+
+
+def _counted(count: int) -> str:
+    return _episodes(count) if count else "an unknown number of episodes"
+
+
+def _episodes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}episode{'' if count == 1 else 's'}"
 
 
 class Records:
@@ -69,6 +118,11 @@ class Records:
         return [problem for those in self._problems for problem in those]
 
     @property
+    def left_out(self) -> LeftOut:
+        """How many episodes are not among these."""
+        return LeftOut.of(self.problems)
+
+    @property
     def absent(self) -> list[Absent]:
         """The planned episodes without a record, of all sources."""
         return [one for stream in self.streams for one in stream.absent]
@@ -89,8 +143,7 @@ class Records:
         Raises `CollectedError` with every bad episode of every source, and `RunError` for one that is in two.
         """
         if self.problems and not skip_invalid:
-            remedy = "Mend them, or pass --skip-invalid to score the others and count these."
-            raise CollectedError(self.problems, remedy=remedy)
+            raise CollectedError(self.problems, remedy=remedy_for(self.problems))
         seen: dict[Key, Path] = {}
         for stream, found in zip(self.streams, self._found, strict=True):
             for _, (policy, episode_id) in found:
@@ -152,10 +205,10 @@ class Records:
 
     def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
         place = 0
-        for read in stream.read():
+        for read in stream.first():
             if isinstance(read, RecordError):
                 self._problems[number].append(read)
-                place += 1
+                place += (read.episodes or 0) if isinstance(read, DamageError) else 1
                 continue
             self.headers += read.headers
             self._lengths += read.lengths.tolist()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench import evaluate, runs
-from safevla_bench.errors import Place, RunError, SafevlaError
+from safevla_bench.errors import CollectedError, Place, RunError, SafevlaError
 from safevla_bench.scoring import Applicability, Missing
 from safevla_bench.specs.reading import BUILT_IN
 from safevla_bench.verify.finding import Finding, agrees, differs, unchecked
@@ -39,6 +39,10 @@ class _Digest(msgspec.Struct):
     name: str = ""
 
 
+class _Lost(msgspec.Struct):
+    episodes: int
+
+
 class _JudgedBy(msgspec.Struct):
     """The part of scores.json that says how it came about."""
 
@@ -49,6 +53,12 @@ class _JudgedBy(msgspec.Struct):
     applicability: Applicability
     skipped: tuple[str, ...]
     version: str
+    lost: _Lost | None = None
+    """What damaged files cost, where the run was judged without them."""
+
+    @property
+    def left_out(self) -> int:
+        return len(self.skipped) + (self.lost.episodes if self.lost else 0)
 
     def judge(self, files: Files) -> evaluate.Judge:
         """The judge that was; `RunError` where its library is a file that is not named."""
@@ -125,16 +135,23 @@ def _version(judged: str) -> Finding:
 
 def _again(run: Path, held: Mapping[str, Any], by: _JudgedBy, judge: evaluate.Judge) -> list[Finding]:
     try:
-        judged = evaluate.judge([run], judge, skip_invalid=bool(by.skipped))
+        judged = evaluate.judge([run], judge, skip_invalid=bool(by.skipped or by.lost))
     except SafevlaError as error:
-        return [differs(runs.SCORES, f"the records cannot be judged: {error}")]
-    if judged.skipped != len(by.skipped):
-        said = f"{judged.skipped} episodes are invalid; when it was judged, {len(by.skipped)} were"
+        return [differs(runs.SCORES, f"the records cannot be judged: {_told(error)}")]
+    if judged.skipped != by.left_out:
+        said = f"{judged.skipped} episodes are invalid or lost; when it was judged, {by.left_out} were"
         return [differs(runs.SCORES, said)]
     # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
     judged = replace(judged, scores=replace(judged.scores, provenance=held["judged_by"]))
     contents = evaluate.score_files(judged, legacy_ids=_legacy(held, judged))
     return [_document(run, contents[runs.SCORES]), _table(run, contents[runs.SCORES_TABLE])]
+
+
+def _told(error: SafevlaError) -> str:
+    """An error, and of many the first."""
+    if not isinstance(error, CollectedError) or len(error.errors) == 1:
+        return str(error)
+    return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
 
 
 def _legacy(held: Mapping[str, Any], judged: evaluate.Judged) -> bool:

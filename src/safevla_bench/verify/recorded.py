@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from safevla_bench import runs
 from safevla_bench.errors import RunError
-from safevla_bench.files import digest
 from safevla_bench.runs import EpisodeRow
 from safevla_bench.trajectory import Batch, Header
 from safevla_bench.verify.finding import Finding, agrees, differs
@@ -20,31 +18,11 @@ _FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "se
 
 def parts(run: Path) -> list[Finding]:
     """Every part of the archive against its digest in the manifest; a part that is missing or added differs too."""
-    manifest = _manifest(run)
-    if manifest is None:
-        return [differs(PARTS, f"{runs.MANIFEST} is missing or is no manifest")]
-    there = {path.relative_to(run).as_posix(): path for path in runs.archive_parts(run)}
-    found = [differs(PARTS, said) for said in _changed(manifest, there)]
-    return found or [agrees(PARTS, f"{len(there)} of {len(manifest)} match their sha256 in {runs.MANIFEST}")]
-
-
-def _manifest(run: Path) -> Mapping[str, object] | None:
-    """The digest of each part by its name; None where the manifest cannot be read."""
     try:
-        held = json.loads((run / runs.MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    listed = held.get("parts") if isinstance(held, dict) else None
-    return listed if isinstance(listed, dict) else None
-
-
-def _changed(manifest: Mapping[str, object], there: Mapping[str, Path]) -> Iterator[str]:
-    for name, written in manifest.items():
-        if name not in there:
-            yield f"{name} is missing"
-        elif (now := digest(there[name])) != written:
-            yield f"{name} has the sha256 {now}, and was written with {written}"
-    yield from (f"{name} is not in {runs.MANIFEST}" for name in there if name not in manifest)
+        found = [differs(PARTS, f"{name} {said}") for name, said in runs.changed(run)]
+    except RunError as error:
+        return [differs(PARTS, str(error))]
+    return found or [agrees(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
 
 
 def episodes(run: Path, batch: Batch | None) -> list[Finding]:
