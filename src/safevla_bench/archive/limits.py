@@ -18,22 +18,22 @@ MAX_BAD_LINES = 10_000
 MAX_BLANK_LINES = 1 << 20
 """Empty lines of one file."""
 REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
-_REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
+REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
 
 
 def check_size(size: int, what: str) -> None:
     """Refuse what holds more bytes than an episode may; a writer asks too, so that what is written can be read."""
     if size > MAX_EPISODE_BYTES:
-        raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=_REMEDY_LARGE)
+        raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
 
 
 def check_values(text: bytes) -> None:
     """Refuse a JSON text of more values than an episode may have."""
     if text.count(b",") > MAX_VALUES:
-        raise RecordError(f"the line holds more than {MAX_VALUES >> 20} Mi values", remedy=_REMEDY_LARGE)
+        raise RecordError(f"the line holds more than {MAX_VALUES >> 20} Mi values", remedy=REMEDY_LARGE)
 
 
 def check_blank(lines: int) -> None:
     """Refuse a file of so many empty lines."""
     if lines > MAX_BLANK_LINES:
-        raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=_REMEDY_LARGE)
+        raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)
