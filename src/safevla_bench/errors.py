@@ -9,6 +9,7 @@
     │   └── UnknownTaskError   a task with no entry and no wildcard
     ├── SignalError            an active specification whose fields the record lacks
     ├── RunError               a run folder that is missing, foreign or in the way
+    ├── FileError              a file or folder that cannot be written
     ├── HostError              a simulator that cannot be used here
     ├── PolicyError            a policy that cannot be made or asked
     │   ├── InvalidActionError an action that must not reach the simulator
@@ -23,6 +24,7 @@ A message names the place, what is wrong there and the remedy, in that order.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -119,6 +121,20 @@ class SignalError(SafevlaError):
 
 class RunError(SafevlaError):
     """A run folder that is missing, foreign or in the way."""
+
+
+class FileError(SafevlaError):
+    """A file or folder that cannot be written; what was there before is unchanged."""
+
+    @classmethod
+    def of(cls, error: OSError, place: Place) -> Self:
+        """What the system refused, at the place that it was asked for."""
+        full = error.errno in _FULL
+        remedy = "Make room there, or choose another place" if full else "Choose a place that can be written to"
+        return cls(error.strerror or str(error), remedy=f"{remedy}; what was there before is unchanged.", place=place)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class HostError(SafevlaError):

@@ -130,7 +130,7 @@ def _split(pieces: Iterable[bytes | Damage], separator: bytes) -> Iterator[tuple
         size += len(first)
         for line in rest:
             blank += size == 0
-            yield number, b"".join(begun) + separator
+            yield number, b"".join([*begun, separator])
             begun, number, size = [line], None if number is None else number + 1, len(line)
         try:
             check_size(size, "the line")

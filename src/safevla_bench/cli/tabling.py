@@ -12,8 +12,8 @@ import click
 
 from safevla_bench import evaluate, viewers
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
-from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.errors import RunError
+from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import authors, catalogue, choosing, episodes, render, submission
 from safevla_bench.report.tables import Roster, Table, without_intervals
 
@@ -113,12 +113,8 @@ def _write_each(found: Sequence[Table], form: render.Form, folder: Path) -> None
 
 
 def _save(path: Path, content: str | bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-    except OSError as error:
-        place = Place(file=str(path))
-        raise RunError(error.strerror or str(error), remedy="Choose another --out.", place=place) from None
+    make_folder(path.parent)
+    write_atomically(path, content)
 
 
 def _many(count: int) -> str:

@@ -14,7 +14,7 @@ from safevla_bench.baseline import baseline
 from safevla_bench.errors import RunError
 from safevla_bench.evaluate.asking import Judge
 from safevla_bench.evaluate.judging import Judged, judge, rescorer
-from safevla_bench.files import write_atomically
+from safevla_bench.files import make_folder, write_together
 from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
 from safevla_bench.report.album import album
@@ -97,10 +97,8 @@ def write(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
     html = report(judged)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    write_atomically(folder / runs.REPORT, html)
+    make_folder(folder)
+    write_together(folder, {**contents, runs.REPORT: html}, chief=runs.SCORES)
 
 
 def score_files(judged: Judged, *, legacy_ids: bool = False) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ import msgspec
 from safevla_bench.archive import jsonl
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.files import write_all
 from safevla_bench.runs.folder import EpisodeRow, Latency, described
 from safevla_bench.trajectory import Batch
 
@@ -144,7 +145,5 @@ def _opened(path: Path, length: int) -> IO[bytes]:
 
 
 def _write(stream: IO[bytes], content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[stream.write(view) :]
+    write_all(stream.fileno(), content)
     os.fsync(stream.fileno())

@@ -14,6 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from safevla_bench.errors import Place, RunError
+from safevla_bench.files import writing
 from safevla_bench.runs import manifest, parts
 from safevla_bench.runs.folder import LATENCY, RUN, EpisodeRow, described, episode_rows, latencies
 from safevla_bench.runs.journal import progress
@@ -120,11 +121,10 @@ def _intact(shard: _Shard) -> None:
 def _write(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        beside.mkdir(parents=True)
-        parts.write_run(beside, _description(shards), rows, chain.from_iterable(map(_records, shards)))
-        beside.rename(out)
-    except OSError as error:
-        _refuse(out, error.strerror or str(error), "Choose an --out that can be written to.")
+        with writing(out):
+            beside.mkdir(parents=True)
+            parts.write_run(beside, _description(shards), rows, chain.from_iterable(map(_records, shards)))
+            beside.rename(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.errors import FileError, Place, RunError
+from safevla_bench.files import make_folder, write_atomically, writing
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
@@ -129,12 +129,9 @@ class RunWriter:
 def _make(folder: Path) -> None:
     """Make the folder where it is missing; what is neither new nor a run is refused before it is touched."""
     place = Place(file=str(folder))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    with writing(folder):
         foreign = not (_untouched(folder) or (folder / RUN).exists())
-    except OSError as error:
-        remedy = "Choose an --out that can be written to."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=place) from None
     if foreign:
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
@@ -203,10 +200,11 @@ def _tidy(folder: Path) -> None:
 def _writing(folder: Path) -> Iterator[None]:
     """A disk that is full or gone is the user's to mend; what was kept before stays."""
     try:
-        yield
-    except OSError as error:
-        remedy = "Mend that, and continue with --resume."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
+        with writing(folder):
+            yield
+    except FileError as error:
+        error.remedy = f"Make room, and go on: safevla eval --resume --out {shlex.quote(str(folder))}."
+        raise
 
 
 @contextmanager
