@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from safevla_bench.errors import FileError, Place
@@ -61,7 +61,8 @@ def _beside(path: Path, content: bytes | str) -> Iterator[Path]:
             os.fsync(stream.fileno())
         yield beside
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left is hidden, and harmless
+            beside.unlink(missing_ok=True)
 
 
 def begun(path: Path) -> bool:

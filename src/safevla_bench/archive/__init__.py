@@ -156,6 +156,7 @@ def write_folder(folder: Path, batch: Batch) -> list[Path]:
     names = [f"episode-{index:05d}{npz.SUFFIX}" for index in range(len(batch))]
     try:
         with files.writing(folder):
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
             beside.mkdir()
             for index, name in enumerate(names):
                 write(beside / name, select(batch, [index]))

@@ -48,7 +48,11 @@ class Journal:
         read, whole = _read(place)
         self.entries = {entry.index: entry for entry in read}
         self._frames = _opened(place / RECORDS, max((one.offset + one.length for one in read), default=0))
-        self._lines = _opened(place / JOURNAL, whole)
+        try:
+            self._lines = _opened(place / JOURNAL, whole)
+        except BaseException:
+            self._frames.close()
+            raise
 
     def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
         """Keep a finished episode for good; `frame` is its compressed record, None where it left none."""

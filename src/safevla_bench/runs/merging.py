@@ -122,6 +122,7 @@ def _write(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> N
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with writing(out):
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
             beside.mkdir(parents=True)
             parts.write_run(beside, _description(shards), rows, chain.from_iterable(map(_records, shards)))
             beside.rename(out)

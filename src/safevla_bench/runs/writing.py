@@ -36,6 +36,7 @@ from safevla_bench.runs.folder import (
 )
 from safevla_bench.runs.journal import PARTIAL, Entry, Journal, exists, progress
 from safevla_bench.runs.lock import LOCK, lock, unlock
+from safevla_bench.runs.manifest import changed
 from safevla_bench.runs.parts import framed, records, write_run
 
 
@@ -64,10 +65,11 @@ class RunWriter:
                 _may_continue(folder, description, resume=resume)
             self.description = described(folder)
             self.complete = self.description.get("complete") is True
-            if self.complete:
-                _tidy(folder)
-            else:
-                self._journal = Journal(folder)
+            with _writing(folder):
+                if self.complete:
+                    _tidy(folder)
+                else:
+                    self._journal = Journal(folder)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -94,6 +96,13 @@ class RunWriter:
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
+        for name, problem in changed(self.folder):
+            remedy = "Restore it first: its digest would be lost with the manifest."
+            raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
+        with _writing(self.folder):
+            self._reopen()
+
+    def _reopen(self) -> None:
         left = records(self.folder)
         journal, spent = Journal(self.folder), latencies(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
@@ -203,7 +212,8 @@ def _writing(folder: Path) -> Iterator[None]:
         with writing(folder):
             yield
     except FileError as error:
-        error.remedy = f"Make room, and go on: safevla eval --resume --out {shlex.quote(str(folder))}."
+        going_on = f"safevla eval --resume --out {shlex.quote(str(folder))}"
+        error.remedy = f"What is finished is kept. Mend that, and go on: {going_on}."
         raise
 
 
