@@ -79,7 +79,8 @@ def judgement(run: Path, files: Files) -> list[Finding]:
     """Library, registry and version against those that judged, and both score files against a new judgement."""
     if not (run / runs.SCORES).exists():
         there = (run / runs.SCORES_TABLE).exists()
-        return [(differs if there else unchecked)(runs.SCORES, "missing; nothing says how the run was judged")]
+        said = "missing; nothing says how the run was judged"
+        return [differs(runs.SCORES, said) if there else unchecked(runs.SCORES, said, wanted=False)]
     try:
         held, by = _held(run)
     except RunError as error:
