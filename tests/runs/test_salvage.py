@@ -10,7 +10,7 @@ import pytest
 
 from safevla_bench import archive, cli, evaluate, runs, verify
 from safevla_bench.archive import members as members_of_files
-from safevla_bench.errors import CollectedError, DamageError
+from safevla_bench.errors import CollectedError, DamageError, RunError
 from safevla_bench.trajectory import Batch
 
 COUNT = 5
@@ -259,3 +259,34 @@ def test_damage_that_came_after_the_judgement_is_found(safevla, run, part):
     flip(part, inside(part, 1, "content"))
     found = {one.check: one for one in verify.verify(run).findings}
     assert found["scores.json"].verdict == "differs"
+
+
+def test_a_comparison_leaves_out_the_pair_that_was_lost_and_says_so(safevla, run, part, made):
+    flip(part, inside(part, 1, "content"))
+    code, out, err = safevla("compare", run, made["jsonl"], "--salvage")
+    assert code == 0, err
+    assert "1 pair was left out: one side crashed, was stopped, or lost its record there" in " ".join(out.split())
+    assert "1 episode lost in damaged files" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("command", [("episodes",), ("sensitivity",), ("stl", "G[0,T](max_contact_force < 9)")])
+def test_every_listing_says_what_it_lacks(safevla, run, part, command):
+    flip(part, inside(part, 1, "content"))
+    name, *formula = command
+    code, out, err = safevla(name, *formula, run, "--salvage")
+    assert code == 0, err
+    assert "1 episode lost in damaged files" in out
+
+
+def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
+    table = run / runs.EPISODES
+    good, found = table.read_bytes(), 0
+    expected = runs.episode_rows(run)
+    for place in range(4, len(good), 13):
+        flip(table, place)
+        try:
+            assert runs.episode_rows(run) == expected, place
+        except RunError:
+            found += 1
+        table.write_bytes(good)
+    assert found > 50

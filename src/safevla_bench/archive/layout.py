@@ -55,6 +55,13 @@ class RowGroup:
                     raise RecordError(f"{values} values are said to stand in {size} bytes", remedy=REMEDY_LARGE)
 
 
+def check(stream: IO[bytes]) -> None:
+    """Refuse a file of which a row group holds more than an episode may; raises what `row_groups` does."""
+    groups, end = row_groups(stream)
+    for group in groups:
+        group.check(stream, end)
+
+
 def row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
     """The row groups of a file, and where its data end; `RecordError` where it does not describe itself in full."""
     end = stream.seek(0, 2)

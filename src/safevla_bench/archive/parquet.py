@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive import groups
 from safevla_bench.archive.columns import REALS, SCHEMA, table
-from safevla_bench.archive.layout import RowGroup, row_groups
+from safevla_bench.archive.layout import RowGroup, check, row_groups
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.rows import decode
 from safevla_bench.archive.sieve import Sieve
@@ -39,9 +39,7 @@ def encode(batch: Batch) -> bytes:
         for group in _groups([table(select(batch, [e])).nbytes for e in range(len(batch))]):
             writer.write_table(table(select(batch, group)))
     content = bytes(sink.getvalue())
-    stream = io.BytesIO(content)
-    for one in row_groups(stream)[0]:  # what is written can be read
-        one.check(stream, len(content))
+    check(io.BytesIO(content))  # what is written can be read
     return content
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from safevla_bench import evaluate, sensitivity
 from safevla_bench.cli import printable
-from safevla_bench.cli.judging import warn
+from safevla_bench.cli.judging import say_missing, warn
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
@@ -95,6 +95,7 @@ def figures_command(
         figure = sweeping.draw(sweeping.sweep(found, specs))
         _write(out / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
     warn(judged)
+    say_missing(judged)
     click.echo(printable(f"{(len(which) + len(wanted)) * len(forms)} files in {out}: {', '.join(forms)} of each."))
 
 

@@ -60,10 +60,15 @@ def say(judged: evaluate.Judged) -> None:
     warn(judged)
     if judged.ablated:
         click.echo(ABLATED)
+    say_missing(judged)
+
+
+def say_missing(judged: evaluate.Judged) -> None:
+    """Print what of the sources is not among the episodes."""
     if judged.interrupted:
         click.echo(evaluate.INTERRUPTED)
     if judged.left_out:
-        click.echo(f"{', '.join(judged.left_out.said())}; the report lists what.")
+        click.echo(f"{'; '.join(judged.left_out.said())}. The report lists what.")
 
 
 def warn(judged: evaluate.Judged) -> None:

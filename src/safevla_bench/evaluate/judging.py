@@ -151,9 +151,10 @@ def contestants(
         (source,) = cast("list[Mapping[str, object]]", judged.description["sources"])
         protocol = source.get("protocol")
         found += entrants(
-            judged.scores,
+            replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
             judged.records.headers,
             str(path),
+            left_out=judged.left_out.said(),
             protocol=protocol if isinstance(protocol, dict) else None,
             privileged=judged.privileged,
         )

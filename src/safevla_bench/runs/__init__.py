@@ -24,6 +24,7 @@ from safevla_bench.runs.folder import (
     episode_rows,
     latencies,
     parquet,
+    read_table,
     score_files,
 )
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
@@ -73,6 +74,7 @@ __all__ = [
     "parquet",
     "progress",
     "read_frames",
+    "read_table",
     "score_files",
     "write_frames",
 ]

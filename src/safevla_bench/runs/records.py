@@ -128,6 +128,15 @@ class Records:
         return [one for stream in self.streams for one in stream.absent]
 
     @property
+    def lost(self) -> list[Absent]:
+        """The episodes whose record is gone with a damaged file, where a run's table says which they are."""
+        found: list[Absent] = []
+        for stream, problems in zip(self.streams, self._problems, strict=True):
+            names = {problem.place.episode for problem in problems if isinstance(problem, DamageError)}
+            found += [one for one in stream.expected or () if one.episode_id in names]
+        return found
+
+    @property
     def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
         """The path of each source, and its run.json."""
         return [(stream.path, stream.description) for stream in self.streams]

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
 from safevla_bench.inert import inert
 from safevla_bench.runs import journal, manifest
-from safevla_bench.runs.folder import EPISODES, MANIFEST, RUN, EpisodeRow, described, episode_rows
+from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, described, episode_rows
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import Batch, concatenate
+
+LOST = "lost"
+"""The outcome of an episode whose record is gone with a damaged file."""
+_REASON = "its record is lost in a damaged file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,8 @@ class Stream:
     description: Mapping[str, object]
     read: Callable[..., Iterator[Batch | RecordError]]
     """With the places that are wanted, or without."""
-    expected: tuple[str, ...] | None = None
-    """The episodes that are to have a record; None = nobody knows."""
+    expected: tuple[Absent, ...] | None = None
+    """The episodes that are to have a record, as they are told where they have none; None = nobody knows."""
     complete: bool = False
     """Whether it is a run folder that nothing adds to any more, so that its files can be compared with the manifest."""
 
@@ -48,11 +54,11 @@ class Stream:
         and is not counted beside the one whose record it was.
         """
         yield from _changed(self.path) if self.complete else ()
-        yield from self.read() if self.expected is None else self._accounted(self.expected)
+        yield from self.read() if self.expected is None else self._accounted([one.episode_id for one in self.expected])
 
-    def _accounted(self, expected: Collection[str]) -> Iterator[Batch | RecordError]:
-        known = {inert(name) for name in expected}
-        left = dict(zip(map(inert, expected), expected, strict=True))
+    def _accounted(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+        left = {inert(name): name for name in expected}
+        known = set(left)
         for one in self.read():
             names = [header.episode_id for header in one.headers] if isinstance(one, Batch) else [one.place.episode]
             for name in names:
@@ -126,7 +132,7 @@ def _open_folder(path: Path) -> Stream:
             return begun
     rows, complete = episode_rows(path), description.get("complete") is True
     read = partial(archive.read, manifest.parts(path))
-    return _stream(path, rows, description, read, complete=complete and (path / EPISODES).exists())
+    return _stream(path, rows, description, read, complete=complete)
 
 
 def _unfinished(path: Path, description: Mapping[str, object]) -> Stream | None:
@@ -147,8 +153,8 @@ def _stream(
     complete: bool = False,
 ) -> Stream:
     absent = tuple(_absent(row) for row in rows if row.outcome == "crashed")
-    expected = tuple(row.episode_id for row in rows if row.outcome != "crashed") if complete else None
-    return Stream(path, absent, description, read, expected, complete)
+    expected = tuple(replace(_absent(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed")
+    return Stream(path, absent, description, read, expected if complete and rows else None, complete)
 
 
 def _absent(row: EpisodeRow) -> Absent:

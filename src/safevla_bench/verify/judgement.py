@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +10,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from safevla_bench import evaluate, runs
-from safevla_bench.errors import CollectedError, Place, RunError, SafevlaError
+from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.scoring import Applicability, Missing
 from safevla_bench.specs.reading import BUILT_IN
 from safevla_bench.verify.finding import Finding, agrees, differs, unchecked
@@ -179,10 +177,10 @@ def _table(run: Path, again: bytes) -> Finding:
     if written == again:
         return agrees(runs.SCORES_TABLE, "judged again, the same bytes")
     try:
-        rows = pq.read_table(io.BytesIO(written)).to_pylist(maps_as_pydicts="strict")
-    except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+        rows = runs.read_table(written).to_pylist(maps_as_pydicts="strict")
+    except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return differs(runs.SCORES_TABLE, f"cannot be read: {error}")
-    expected = pq.read_table(io.BytesIO(again)).to_pylist(maps_as_pydicts="strict")
+    expected = runs.read_table(again).to_pylist(maps_as_pydicts="strict")
     difference = next(_differences({"episodes": rows}, {"episodes": expected}), None)
     if difference:
         return differs(runs.SCORES_TABLE, difference)
