@@ -7,6 +7,7 @@ import json
 import shutil
 
 import pytest
+import zstandard
 
 from safevla_bench import archive, cli, evaluate, runs, verify
 from safevla_bench.archive import members as members_of_files
@@ -290,3 +291,41 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
             found += 1
         table.write_bytes(good)
     assert found > 50
+
+
+def unfinished(made, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.RunWriter, "finish", lambda writer: None)
+        asked = evaluate.Request(
+            host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4
+        )
+        evaluate.roll_out(asked, tmp_path / "unfinished")
+    return tmp_path / "unfinished"
+
+
+def test_of_an_unfinished_run_the_journal_names_what_is_damaged(made, tmp_path, monkeypatch):
+    run = unfinished(made, tmp_path, monkeypatch)
+    held = run / ".partial" / "records.jsonl.zst"
+    flip(held, inside(held, 1, "content"))
+    with pytest.raises(CollectedError, match="--salvage"):
+        evaluate.judge([run], evaluate.Judge())
+    judged = evaluate.judge([run], evaluate.Judge(), skip_invalid=True)
+    assert judged.scores.provenance["lost"]["named"] == ids(1)
+    assert judged.left_out.said() == ["1 episode lost in damaged files"]
+
+
+def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
+    flip(part, inside(part, 1, "content"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    description = {name: value for name, value in runs.described(run).items() if name != "complete"}
+    with runs.RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
+        writer.reopen()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_the_window_of_a_frame_is_bounded(part):
+    wide = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
+    frame = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    part.write_bytes(frame.compress(b" " * (1 << 20)) + frame.flush())
+    (damage,) = read(part)[1]
+    assert "requires too much memory" in damage.problem

@@ -71,11 +71,11 @@ def member(batch: Batch, index: int, suffix: str) -> bytes:
 
 
 def from_member(content: bytes, suffix: str) -> Batch:
-    """The episode of bytes that `member` made; `RecordError` where they are cut off or damaged."""
+    """The episode of bytes that `member` made; `DamageError` where they are cut off or damaged."""
     whole: list[bytes] = []
     for _, found in _split(_pieces(BytesIO(content), suffix), separator=b""):
         if isinstance(found, Damage):
-            raise RecordError(str(found), remedy=REMEDY_BROKEN)
+            raise DamageError(str(found), remedy=REMEDY_BROKEN)
         whole.append(found)
     return decode(b"".join(whole))
 

@@ -89,11 +89,13 @@ class _Reading:
         self._tries = self._wasted = 0
 
     def ended(self, at: int) -> bool:
-        """Whether nothing is left but the zeros that may pad a gzip file."""
+        """Whether nothing is left but the zeros that may pad a file behind its members."""
         self._stream.seek(at)
-        padding = b"\0" if self._compression.magic.startswith(b"\x1f") and at else b""
+        first = self._stream.read(1)
+        if first != b"\0" or not at:
+            return not first
         while piece := self._stream.read(_SEARCHED):
-            if piece.strip(padding) if padding else piece:
+            if piece.strip(b"\0"):
                 return False
         return True
 

@@ -132,7 +132,7 @@ def _read(place: Path) -> tuple[list[Entry], int]:
     try:
         return [msgspec.json.decode(line, type=Entry) for line in text[:whole].splitlines()], whole
     except msgspec.DecodeError as error:
-        remedy = "Start the run anew; the records beside it can still be read."
+        remedy = f"Start the run anew. {place / RECORDS} can be read as an archive of what it had done."
         raise RunError(f"the journal is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
