@@ -441,6 +441,7 @@ def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(line("0") + b"0\n" * 1_000_000))
     found = list(read([path]))
     assert len(found) == 102
+    assert found[-1].place.file == str(path)
     assert "the rest is not read" in str(found[-1])
 
 

@@ -16,7 +16,7 @@ import zstandard
 
 from safevla_bench.archive.decoding import decode
 from safevla_bench.archive.encoding import encode
-from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank, check_size
+from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank, check_size, check_values
 from safevla_bench.archive.members import COMPRESSIONS, Damage, contents
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import DamageError, Place, RecordError
@@ -47,7 +47,8 @@ def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
             else:
                 bad += 1
                 if bad > MAX_BAD_LINES:
-                    raise DamageError(f"more than {MAX_BAD_LINES} lines are bad; the rest is not read", remedy=_REMEDY)
+                    problem = f"more than {MAX_BAD_LINES} lines are bad; the rest is not read"
+                    raise DamageError(problem, remedy=_REMEDY, place=Place(file=str(path)))
             yield found
 
 
@@ -67,6 +68,7 @@ def member(batch: Batch, index: int, suffix: str) -> bytes:
     """The bytes that append one episode to a file of that suffix."""
     line = encode(batch, index)
     check_size(len(line), "the episode")
+    check_values(line)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
 

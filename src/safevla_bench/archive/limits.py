@@ -34,10 +34,12 @@ def check_size(size: int, what: str) -> None:
 
 
 def check_values(text: bytes) -> None:
-    """Refuse a JSON text that Python would need too much memory for, before it takes it."""
+    """Refuse a JSON text that Python would need too much memory for, before it takes it; a writer asks too."""
     if len(text) > MAX_WIDE_BYTES and not text.isascii():
         remedy = "Write characters beyond ASCII as \\u escapes, or cut the episode into shorter ones."
         raise RecordError(f"more than {MAX_WIDE_BYTES >> 20} MiB are not plain ASCII", remedy=remedy)
+    if len(text) <= min(MAX_VALUES, MAX_CONTAINERS):
+        return
     if text.count(b",") > MAX_VALUES or text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
         problem = f"more than {MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects"
         raise RecordError(f"the line holds {problem}", remedy=REMEDY_LARGE)
