@@ -130,7 +130,9 @@ class FileError(SafevlaError):
     def of(cls, error: OSError, place: Place) -> Self:
         """What the system refused, at the place that it was asked for."""
         full = error.errno in _FULL
-        remedy = "Make room there, or choose another place" if full else "Choose a place that can be written to"
+        remedy = (
+            "Make room there, or choose another place" if full else "Choose a place that is there and can be written to"
+        )
         return cls(error.strerror or str(error), remedy=f"{remedy}; what was there before is unchanged.", place=place)
 
 
