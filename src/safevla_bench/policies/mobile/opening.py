@@ -34,7 +34,8 @@ _UPRIGHT = 0.5
 # The hand stops before the handle, then takes it a little behind its middle; the base follows the course in steps.
 _BEFORE_M, _BEHIND_M, _STEP = 0.10, 0.005, 0.05
 # Pulling goes on past the end, a door only until it is ajar; then it is pushed, beside its middle, from the inside.
-_OVER, _AJAR_RAD, _INSIDE_M, _SHARE, _ROUND, _LEAD_RAD, _OPEN_RAD = 1.05, 0.6, 0.07, 0.8, 1.3, 0.3, 0.03
+_OVER, _AJAR_RAD, _INSIDE_M, _AGAINST_M, _SHARE, _EDGE, _ROUND = 1.05, 0.6, 0.07, 0.02, 0.8, 0.9, 1.3
+_LEAD_RAD, _OPEN_RAD = 0.3, 0.03
 _AT_M = 0.6
 
 
@@ -48,14 +49,14 @@ def open_up(seen: Observation, style: Style) -> Move:
 def _drawer(seen: Observation, name: str, style: Style) -> Move:
     joint, now = _scene(seen).joints[name], _scene(seen).joint_pos[name]
     seen = yield from _pull(seen, name, _OVER * opened(joint) - now, style)
-    return (yield from _away(seen, style))
+    return (yield from _away(seen, name, np.sign(opened(joint)), style))
 
 
 def _door(seen: Observation, name: str, style: Style) -> Move:
     """Pull it ajar; where the handle slipped away, leave it."""
     closed, to = handle(_scene(seen), name), opened(_scene(seen).joints[name])
     seen = yield from _pull(seen, name, np.sign(to) * _AJAR_RAD, style)
-    seen = yield from _away(seen, style)
+    seen = yield from _away(seen, name, np.sign(to), style)
     if abs(_scene(seen).joint_pos[name]) > _AJAR_RAD / 2:
         seen = yield from _push_open(seen, name, closed, style)
     return seen
@@ -101,7 +102,7 @@ def _push_open(seen: Observation, name: str, closed: Bar, style: Style) -> Move:
     front = np.array([*ahead(yaw), 0.0])
     # With the fingers one over the other the hand is narrow enough to go in beside the door.
     turn = facing(seen, front, _UP)
-    for share, inside_m in ((_ROUND, -_BEFORE_M / 2), (_ROUND, _INSIDE_M), (_SHARE, _INSIDE_M)):
+    for share, inside_m in ((_ROUND, -_BEFORE_M / 2), (_ROUND, _INSIDE_M), (_EDGE, _INSIDE_M)):
         place = on_door(_scene(seen), name, closed, _scene(seen).joint_pos[name], share, inside_m)
         seen = yield from reach(seen, place, style.cruise, CLOSE, turn)
         if inside_m < 0:
@@ -132,7 +133,7 @@ def _before_door(name: str, closed: Bar) -> Whither:
         angle, to = scene.joint_pos[name], opened(scene.joints[name])
         if abs(to - angle) < _OPEN_RAD:
             return None
-        return on_door(scene, name, closed, angle + np.sign(to) * _LEAD_RAD, _SHARE, _INSIDE_M / 3)
+        return on_door(scene, name, closed, angle + np.sign(to) * _LEAD_RAD, _SHARE, _AGAINST_M)
 
     return whither
 
@@ -153,9 +154,10 @@ def _nearer(seen: Observation, stand: Floats) -> Floats:
     return np.asarray(base(seen) + float((stand - base(seen)) @ front) * front)
 
 
-def _away(seen: Observation, style: Style) -> Move:
-    yaw = heading(seen)
-    return (yield from drive(seen, base(seen) - _ROOM_M * ahead(yaw), yaw, style.drive))
+def _away(seen: Observation, name: str, sign: float, style: Style) -> Move:
+    """Off the handle, along the way that it went."""
+    way = sign * course(_scene(seen).joints[name], seen.eef_pos_m)
+    return (yield from drive(seen, base(seen) + _ROOM_M * way[:2], heading(seen), style.drive))
 
 
 def _scene(seen: Observation) -> Privileged:
