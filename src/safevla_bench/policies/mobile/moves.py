@@ -54,11 +54,17 @@ def base(seen: Observation) -> Floats:
 
 
 def drive(
-    seen: Observation, place_m: Floats, yaw_rad: float, speed: float, grip: float = OPEN, patience: int = 150
+    seen: Observation,
+    place_m: Floats,
+    yaw_rad: float,
+    speed: float,
+    grip: float = OPEN,
+    patience: int = 150,
+    insist: bool = False,
 ) -> Move:
     """Drive the base to [2] and turn it, the arm held as it is.
 
-    It ends early where the base is stopped by something.
+    It ends early where the base is stopped by something, unless it insists: it may slip past.
     """
     before = [seen]
     for _ in range(patience):
@@ -67,7 +73,7 @@ def drive(
         turn = (yaw_rad - yaw + np.pi) % (2 * np.pi) - np.pi
         if np.linalg.norm(left) < _THERE_M and abs(turn) < _FACING_RAD:
             break
-        if len(before) > _STUCK_STEPS and _still(before[-_STUCK_STEPS], seen):
+        if not insist and len(before) > _STUCK_STEPS and _still(before[-_STUCK_STEPS], seen):
             break
         before.append(seen)
         along = _limited(np.array([left @ ahead(yaw), left @ ahead(yaw + np.pi / 2)]) * _DRIVE_GAIN, speed)

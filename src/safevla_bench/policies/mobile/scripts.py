@@ -54,10 +54,12 @@ def go(seen: Observation, style: Style) -> Move:
     sites = _scene(seen).sites_m
     goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(front[1], front[0]))
-    seen = yield from drive(seen, base(seen) - style.room_m * ahead(heading(seen)), heading(seen), style.drive)
-    seen = yield from drive(seen, base(seen), yaw, style.drive)
-    seen = yield from drive(seen, goal - style.room_m * front, yaw, style.drive, patience=250)
-    return (yield from drive(seen, goal, yaw, style.drive))
+    seen = yield from drive(
+        seen, base(seen) - style.room_m * ahead(heading(seen)), heading(seen), style.drive, insist=True
+    )
+    seen = yield from drive(seen, base(seen), yaw, style.drive, insist=True)
+    seen = yield from drive(seen, goal - style.room_m * front, yaw, style.drive, patience=250, insist=True)
+    return (yield from drive(seen, goal, yaw, style.drive, insist=True))
 
 
 def press(seen: Observation, style: Style) -> Move:
@@ -108,13 +110,13 @@ def _down_on(seen: Observation, name: str) -> Turn:
     scene = _scene(seen)
     half = scene.half_extents_m[name]
     side = _axes(scene, name)[:, int(half[1] < half[0])] * [1.0, 1.0, 0.0]
-    rim = (_rim(seen, name) - _middle(scene, name)) * [1.0, 1.0, 0.0]
+    rim = (grasped_at(seen, name) - _middle(scene, name)) * [1.0, 1.0, 0.0]
     side = rim if rim.any() else side
     length = float(np.linalg.norm(side))
     return facing(seen, -_UP, side / length if length > 0.1 else np.array([*ahead(heading(seen)), 0.0]))
 
 
-def _rim(seen: Observation, name: str) -> Floats:
+def grasped_at(seen: Observation, name: str) -> Floats:
     """Where to hold an object: its middle, or where that is too wide for the fingers, the wall most to a side."""
     scene, middle = _scene(seen), _middle(_scene(seen), name)
     if min(scene.half_extents_m[name][:2]) < _WIDE_M / 2:
@@ -127,7 +129,7 @@ def _rim(seen: Observation, name: str) -> Floats:
 
 def _take(seen: Observation, name: str, style: Style, down: Turn) -> Move:
     scene = _scene(seen)
-    item = _rim(seen, name)
+    item = grasped_at(seen, name)
     grasp = np.array([*item[:2], max(_middle(scene, name)[2], _top(scene, name) - _FINGER_M)])
     seen = yield from reach(seen, grasp + _HOVER_M * _UP, style.cruise, OPEN, down)
     seen = yield from reach(seen, grasp, max(style.touch, 0.3), OPEN, down)
