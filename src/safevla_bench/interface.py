@@ -61,6 +61,23 @@ class Boxes:
 
 
 @dataclass(frozen=True, slots=True)
+class Joint:
+    """One joint of a fixture as it is now, in the world frame.
+
+    `axis` [3] is the unit vector along which a slide's bodies move, or about which a hinge's turn to the left, as the
+    position grows from `low` to `high` (m or rad); `anchor_m` [3] is a point on a hinge's axis. `bodies` are what it
+    moves, its own body first.
+    """
+
+    kind: Literal["hinge", "slide"]
+    axis: NDArray[np.float64]
+    anchor_m: NDArray[np.float64]
+    low: float
+    high: float
+    bodies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Privileged:
     """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
 
@@ -81,6 +98,8 @@ class Privileged:
     """The bodies with a free joint."""
     pieces: Mapping[str, Boxes] = field(default_factory=dict)
     """What a body's box is made of, for bodies of more than one piece; a host may leave it empty."""
+    joints: Mapping[str, Joint] = field(default_factory=dict)
+    """How the fixture that the goal moves can move, by the names of `joint_pos`; a host may leave it empty."""
 
 
 @dataclass(frozen=True, slots=True)

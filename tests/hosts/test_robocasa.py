@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from safevla_bench.hosts import robocasa_episodes as episodes
 from safevla_bench.hosts import robocasa_install as install
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.policies import policy
+from safevla_bench.policies.mobile.handles import carried
 from safevla_bench.rollout import plan, protocol, run_episode
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
@@ -158,7 +160,30 @@ def test_reset_and_steps_print_and_log_nothing(capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("name", ["TurnOnMicrowave", "CloseFridge"])
+@pytest.mark.parametrize(("name", "by"), [("OpenDrawer", -0.2), ("OpenCabinet", -0.7)])
+def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
+    """MuJoCo's own kinematics is the oracle."""
+    env = made(name, Wants(privileged=True))
+    scene = env.reset(EpisodeSeed(0, 7, 2)).privileged
+    joint, told = next(iter(scene.joints.items()))
+    (grip,) = (body for body in told.bodies if body.endswith("handle_main"))
+    model, data = env._kitchen.sim.model._model, env._kitchen.sim.data._data
+    data.qpos[model.joint(joint).qposadr[0]] += by
+    mujoco.mj_forward(model, data)
+    np.testing.assert_allclose(data.body(grip).xpos, carried(told, scene.body_pos_m[grip], by), atol=1e-6)
+    assert (told.low, told.high) == tuple(model.joint(joint).range)
+    env.close()
+
+
+def test_the_goal_names_the_knob_that_the_episode_means():
+    env = made("TurnOffStove", Wants(privileged=True))
+    ((verb, stove, knob),) = env.reset(EpisodeSeed(0, 7, 2)).privileged.goal
+    assert verb == "turn_off"
+    assert f"{stove}_knob_{knob}_joint" in env._kitchen.fixtures[stove].joints
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["TurnOnMicrowave", "CloseFridge", "OpenDrawer"])
 def test_scripted_policies_succeed_by_physics(name):
     robocasa = host("robocasa")
     task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)

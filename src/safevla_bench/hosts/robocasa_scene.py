@@ -11,7 +11,7 @@ from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.privileged import read_only, shapes
 from safevla_bench.hosts.robocasa_episodes import AT, SLIDE, Rules
 from safevla_bench.hosts.scene import Scene, moving_links, roles_in_use, subtree
-from safevla_bench.interface import Privileged
+from safevla_bench.interface import Joint, Privileged
 
 if TYPE_CHECKING:
     import mujoco
@@ -23,6 +23,8 @@ _GRIP_SITE = "gripper0_right_grip_site"
 _ROBOT = "robot0_base"
 _BUTTONS = ("_start_button", "_stop_button")
 _OBJECTS_FOLDER = "/objects/"
+_HINGE = 3
+"""Of mjtJoint."""
 
 
 def scene(kitchen: Kitchen, rules: Rules) -> Scene:
@@ -118,15 +120,16 @@ def goal(kitchen: Kitchen, rules: Rules) -> tuple[str, ...]:
 def _resolved(kitchen: Kitchen, name: str) -> str:
     if name == LID or name in kitchen.objects:
         return name
-    return str(getattr(kitchen, name).name)
+    thing = getattr(kitchen, name)
+    return thing if isinstance(thing, str) else str(thing.name)
 
 
 class PrivilegedView:
     """Ground truth of the kitchen, step by step; sizes are measured once, in the pose at making.
 
     Bodies are everything with collision geometry but the robot. `sites_m` has the centres of the buttons that RoboCasa
-    names, the anchors of the joints of the fixture that the goal moves, and for a task of going somewhere `goal` and
-    `goal_ahead`: where the base should stand, and 1 m in front of it.
+    names, the anchors of the joints of the fixture that the goal moves (`joints` says more of these), and for a task of
+    going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front of it.
     """
 
     def __init__(self, kitchen: Kitchen, view: Scene, rules: Rules) -> None:
@@ -138,6 +141,8 @@ class PrivilegedView:
         self._buttons = {name: geom for name, geom in geoms if name.endswith(_BUTTONS)}
         self._stand = _stand(kitchen) if rules.goal[0] == AT else {}
         self._hinges = _hinges(kitchen, rules)
+        moved = ((name, self._model.jnt_bodyid[joint]) for name, joint in self._hinges.items())
+        self._moved = {name: tuple(view.body_name[one] for one in subtree(self._model, body)) for name, body in moved}
         joints = (joint for fixture in kitchen.fixtures.values() for joint in fixture.joints)
         self._joints = {name: int(self._model.joint(name).qposadr[0]) for name in joints}
 
@@ -154,6 +159,19 @@ class PrivilegedView:
             goal=self._goal,
             movable=self._movable,
             pieces=known.pieces,
+            joints={name: self._joint(name) for name in self._hinges},
+        )
+
+    def _joint(self, name: str) -> Joint:
+        joint = self._hinges[name]
+        low, high = self._model.jnt_range[joint]
+        return Joint(
+            kind="hinge" if self._model.jnt_type[joint] == _HINGE else "slide",
+            axis=read_only(self._data.xaxis[joint]),
+            anchor_m=read_only(self._data.xanchor[joint]),
+            low=float(low),
+            high=float(high),
+            bodies=self._moved[name],
         )
 
     def _sites(self) -> dict[str, Floats]:

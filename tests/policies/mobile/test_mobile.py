@@ -9,9 +9,11 @@ import pytest
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import host
-from safevla_bench.interface import Observation, Privileged
+from safevla_bench.interface import Boxes, Joint, Observation, Privileged
 from safevla_bench.policies import policy
-from safevla_bench.policies.mobile.moves import drive, facing, heading, reach
+from safevla_bench.policies.mobile import STYLES
+from safevla_bench.policies.mobile.moves import CLOSE, OPEN, drive, facing, follow, heading, reach
+from safevla_bench.policies.mobile.opening import open_up
 
 UNIT_M = 0.05
 
@@ -121,3 +123,69 @@ def test_without_privileged_state_there_is_an_error():
     acting.reset(host("robocasa").tasks("robocasa-365")[0], 0)
     with pytest.raises(PolicyError, match="privileged"):
         acting.act(replace(seen(), privileged=None))
+
+
+def drawer() -> Privileged:
+    """A drawer straight ahead whose handle lies at a metre, opening towards the robot."""
+    slide = Joint(
+        kind="slide", axis=np.array([1.0, 0, 0]), anchor_m=np.zeros(3), low=-0.6, high=0.0, bodies=("box", "box_handle")
+    )
+    bar = Boxes(
+        center_m=np.zeros((1, 3)), half_extents_m=np.array([[0.01, 0.06, 0.01]]), quat_wxyz=np.array([[1.0, 0, 0, 0]])
+    )
+    return scene(
+        goal=(("open", "stack"),),
+        joints={"slide": slide},
+        joint_pos={"slide": 0.0},
+        body_pos_m={"box_handle": np.array([1.0, 0.2, 0.8])},
+        body_quat_wxyz={"box_handle": np.array([1.0, 0, 0, 0])},
+        pieces={"box_handle": bar},
+    )
+
+
+@pytest.mark.parametrize("style", ["careful", "hasty"])
+def test_opening_closes_the_fingers_at_the_handle_and_then_drives_back(style):
+    now = seen(drawer())
+    _, actions = played(open_up(now, STYLES[style]), now)
+    grips = [action[6] for action in actions]
+    first, last = grips.index(CLOSE), len(grips) - 1 - grips[::-1].index(CLOSE)
+    held = np.array(actions[first : last + 1])
+    assert (held[:, 6] == CLOSE).all()
+    pulled = held[held[:, 11] > 0][:, 7].sum() + held[held[:, 11] < 0][:, 0].sum()
+    assert pulled * UNIT_M < -0.5
+    assert grips[-1] == OPEN
+
+
+@pytest.mark.parametrize("style", ["careful", "hasty"])
+def test_no_script_asks_for_more_than_the_robot_takes(style):
+    now = seen(drawer(), yaw=0.3)
+    far = replace(now, eef_pos_m=np.array([-3.0, 2.0, 0.1]), eef_quat_wxyz=np.array([0.5, 0.5, -0.5, 0.5]))
+    for start in (now, far):
+        _, actions = played(open_up(start, STYLES[style]), start, most=3000)
+        assert np.abs(actions).max() <= 1.0
+
+
+def test_a_base_that_is_stopped_gives_up_unless_it_insists():
+    def steps(insist: bool) -> int:
+        move = drive(seen(), np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
+        next(move)
+        for count in range(1, 200):
+            try:
+                move.send(seen())
+            except StopIteration:
+                return count
+        raise AssertionError("the move does not end")
+
+    assert steps(insist=False) < 30
+    assert steps(insist=True) == 150
+
+
+def test_a_hand_follows_until_there_is_nowhere_to_go():
+    goal = np.array([0.5, 0.2, 1.2])
+
+    def whither(now: Observation) -> np.ndarray | None:
+        return None if np.linalg.norm(now.eef_pos_m - goal) < 0.02 else goal
+
+    end, actions = played(follow(seen(), whither, speed=0.5), seen())
+    assert np.linalg.norm(end.eef_pos_m - goal) < 0.02
+    assert {action[6] for action in actions} == {CLOSE}

@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 Move = Generator[Action, Observation, Observation]
 Turn = Callable[[Observation], Floats]
 """What rotation vector [3], rad, world frame, is left to turn the hand."""
+Whither = Callable[[Observation], Floats | None]
+"""Where the hand should be [3], m, world frame, or None where it has arrived."""
 
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
@@ -30,6 +32,8 @@ _FACING_RAD = 0.05
 _THERE_M = 0.04
 _STOPPED_STEPS, _STOPPED_M = 8, 0.006
 """A hand that came less far in so many steps, at full speed, has met something."""
+_STUCK_STEPS, _STUCK_M = 20, 0.004
+"""So has a base; the turn counts as far as its radians say."""
 
 
 def heading(seen: Observation) -> float:
@@ -50,19 +54,37 @@ def base(seen: Observation) -> Floats:
 
 
 def drive(
-    seen: Observation, place_m: Floats, yaw_rad: float, speed: float, grip: float = OPEN, patience: int = 150
+    seen: Observation,
+    place_m: Floats,
+    yaw_rad: float,
+    speed: float,
+    grip: float = OPEN,
+    patience: int = 150,
+    insist: bool = False,
 ) -> Move:
-    """Drive the base to [2] and turn it, the arm held as it is."""
+    """Drive the base to [2] and turn it, the arm held as it is.
+
+    It ends early where the base is stopped by something, unless it insists: it may slip past.
+    """
+    before = [seen]
     for _ in range(patience):
         yaw = heading(seen)
         left = place_m - base(seen)
         turn = (yaw_rad - yaw + np.pi) % (2 * np.pi) - np.pi
         if np.linalg.norm(left) < _THERE_M and abs(turn) < _FACING_RAD:
             break
+        if not insist and len(before) > _STUCK_STEPS and _still(before[-_STUCK_STEPS], seen):
+            break
+        before.append(seen)
         along = _limited(np.array([left @ ahead(yaw), left @ ahead(yaw + np.pi / 2)]) * _DRIVE_GAIN, speed)
         wheels = [*along, np.clip(_YAW_GAIN * turn, -speed, speed)]
         seen = yield np.array([0.0] * 6 + [grip, *wheels, 0.0, _BASE_MODE])
     return seen
+
+
+def _still(then: Observation, now: Observation) -> bool:
+    """Whether the base has hardly moved."""
+    return bool(np.linalg.norm(base(now) - base(then)) < _STUCK_M and abs(heading(now) - heading(then)) < _STUCK_M)
 
 
 def reach(
@@ -90,6 +112,19 @@ def reach(
         before.append(seen.eef_pos_m)
         turning = _limited(_TURN_GAIN * rest / _UNIT_RAD, _TURN_SHARE * speed)
         seen = yield _arm(seen, _limited(_REACH_GAIN * left, speed), turning, grip)
+    return seen
+
+
+def follow(
+    seen: Observation, whither: Whither, speed: float, grip: float = CLOSE, turn: Turn | None = None, patience: int = 60
+) -> Move:
+    """Move the hand after a point [3] that is asked for anew at each step, until there is none."""
+    for _ in range(round(patience / max(speed, 0.1))):
+        place = whither(seen)
+        if place is None:
+            break
+        turning = _limited(_TURN_GAIN * (turn(seen) if turn else np.zeros(3)) / _UNIT_RAD, _TURN_SHARE * speed)
+        seen = yield _arm(seen, _limited(_REACH_GAIN * (place - seen.eef_pos_m), speed), turning, grip)
     return seen
 
 
@@ -128,4 +163,18 @@ def _limited(vector: Floats, length: float) -> Floats:
     return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-9))
 
 
-__all__ = ["CLOSE", "OPEN", "Move", "Turn", "ahead", "base", "drive", "facing", "heading", "hold", "reach"]
+__all__ = [
+    "CLOSE",
+    "OPEN",
+    "Move",
+    "Turn",
+    "Whither",
+    "ahead",
+    "base",
+    "drive",
+    "facing",
+    "follow",
+    "heading",
+    "hold",
+    "reach",
+]

@@ -1,4 +1,4 @@
-"""What to do for each goal, from privileged state: go somewhere, press a button, put an object somewhere, close a door.
+"""What to do for each goal, from privileged state: go, press a button, put an object somewhere, close or open a door.
 
 A script reads no specification and no threshold; it ends, and the robot stands still from then on.
 """
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Observation, Privileged
+from safevla_bench.policies.mobile.handles import bars
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,
@@ -25,6 +26,8 @@ from safevla_bench.policies.mobile.moves import (
     hold,
     reach,
 )
+from safevla_bench.policies.mobile.opening import open_up
+from safevla_bench.policies.mobile.shelving import shelve, shelves
 from safevla_bench.policies.mobile.style import Style
 
 Floats = NDArray[np.float64]
@@ -36,6 +39,9 @@ _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.0
 _STRAIGHT_M = 0.005
 # Putting: the length of the arm, how far the base leaves, the height over an object, and how deep fingers go around it.
 _REACH_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
+_REACH_ASIDE_M, _LIFT_M = 0.3, 0.1
+_WIDE_M = 0.078
+"""What the fingers do not get around."""
 # Closing: a door that is ajar, half the height of an upright one, and the steps of the swing.
 _AJAR_RAD, _UPRIGHT_M, _SWEEP_RAD = 0.1, 0.2, 0.2
 # The hand on a door: the share of its half width, half a hand, and where the hand is before and aside of the base.
@@ -48,10 +54,12 @@ def go(seen: Observation, style: Style) -> Move:
     sites = _scene(seen).sites_m
     goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(front[1], front[0]))
-    seen = yield from drive(seen, base(seen) - style.room_m * ahead(heading(seen)), heading(seen), style.drive)
-    seen = yield from drive(seen, base(seen), yaw, style.drive)
-    seen = yield from drive(seen, goal - style.room_m * front, yaw, style.drive, patience=250)
-    return (yield from drive(seen, goal, yaw, style.drive))
+    seen = yield from drive(
+        seen, base(seen) - style.room_m * ahead(heading(seen)), heading(seen), style.drive, insist=True
+    )
+    seen = yield from drive(seen, base(seen), yaw, style.drive, insist=True)
+    seen = yield from drive(seen, goal - style.room_m * front, yaw, style.drive, patience=250, insist=True)
+    return (yield from drive(seen, goal, yaw, style.drive, insist=True))
 
 
 def press(seen: Observation, style: Style) -> Move:
@@ -70,16 +78,31 @@ def press(seen: Observation, style: Style) -> Move:
 
 
 def put(seen: Observation, style: Style) -> Move:
-    """Bring the object to where it should be and leave; nothing where that is a fixture."""
+    """Bring the object into a container or an open cabinet and leave; nothing where it goes elsewhere."""
     scene = _scene(seen)
-    _, name, place = scene.goal[0]
-    if place not in scene.movable:
-        return seen
-    seen = yield from _stand_before(seen, _middle(scene, name), style, OPEN)
+    verb, name, place = scene.goal[0]
+    if place in scene.movable:
+        return (yield from _put_down(seen, name, place, style))
+    if verb == "in" and len(shelves(scene, place)) > 1:
+        return (yield from _put_up(seen, name, place, style))
+    return seen
+
+
+def _put_down(seen: Observation, name: str, place: str, style: Style) -> Move:
+    seen = yield from _stand_before(seen, _middle(_scene(seen), name), style, OPEN)
     down = _down_on(seen, name)
     seen = yield from _take(seen, name, style, down)
     seen = yield from _bring(seen, name, place, style, down)
     return (yield from drive(seen, base(seen) - _LET_GO_M * ahead(heading(seen)), heading(seen), style.drive))
+
+
+def _put_up(seen: Observation, name: str, place: str, style: Style) -> Move:
+    """Reach aside for the object, for doors that stand open leave the base little room to go along."""
+    seen = yield from _stand_before(seen, _middle(_scene(seen), name), style, OPEN, _REACH_ASIDE_M)
+    down = _down_on(seen, name)
+    seen = yield from _take(seen, name, style, down)
+    seen = yield from reach(seen, seen.eef_pos_m + _LIFT_M * _UP, style.cruise, CLOSE, down)
+    return (yield from shelve(seen, name, place, style))
 
 
 def _down_on(seen: Observation, name: str) -> Turn:
@@ -87,14 +110,27 @@ def _down_on(seen: Observation, name: str) -> Turn:
     scene = _scene(seen)
     half = scene.half_extents_m[name]
     side = _axes(scene, name)[:, int(half[1] < half[0])] * [1.0, 1.0, 0.0]
+    rim = (grasped_at(seen, name) - _middle(scene, name)) * [1.0, 1.0, 0.0]
+    side = rim if rim.any() else side
     length = float(np.linalg.norm(side))
     return facing(seen, -_UP, side / length if length > 0.1 else np.array([*ahead(heading(seen)), 0.0]))
 
 
+def grasped_at(seen: Observation, name: str) -> Floats:
+    """Where to hold an object: its middle, or where that is too wide for the fingers, the wall most to a side."""
+    scene, middle = _scene(seen), _middle(_scene(seen), name)
+    if min(scene.half_extents_m[name][:2]) < _WIDE_M / 2:
+        return middle
+    front, top = np.array([*ahead(heading(seen)), 0.0]), _top(scene, name)
+    walls = [one for one in bars(scene, name) if one.center_m[2] + one.reach(_UP) > top - _FINGER_M]
+    walls = [one for one in walls if np.linalg.norm((one.center_m - middle)[:2]) > _WIDE_M / 4]
+    return min((one.center_m for one in walls), key=lambda at: abs((at - middle) @ front), default=middle)
+
+
 def _take(seen: Observation, name: str, style: Style, down: Turn) -> Move:
     scene = _scene(seen)
-    item = _middle(scene, name)
-    grasp = np.array([*item[:2], max(item[2], _top(scene, name) - _FINGER_M)])
+    item = grasped_at(seen, name)
+    grasp = np.array([*item[:2], max(_middle(scene, name)[2], _top(scene, name) - _FINGER_M)])
     seen = yield from reach(seen, grasp + _HOVER_M * _UP, style.cruise, OPEN, down)
     seen = yield from reach(seen, grasp, max(style.touch, 0.3), OPEN, down)
     return (yield from hold(seen, style.dwell_steps, CLOSE))
@@ -158,12 +194,16 @@ def _outside(scene: Privileged, door: str, hinge: Floats) -> tuple[Floats, Float
     return hand, inward, float(np.sign(along[0] * inward[1] - along[1] * inward[0]))
 
 
-def _stand_before(seen: Observation, point: Floats, style: Style, grip: float) -> Move:
-    """Drive along and back, never nearer to the counter than now, until the point is at arm's length."""
-    front = ahead(heading(seen))
+def _stand_before(seen: Observation, point: Floats, style: Style, grip: float, aside_m: float = 0.0) -> Move:
+    """Drive along and back, never nearer to the counter than now, until the point is at arm's length.
+
+    Along no farther than brings it within `aside_m` to a side.
+    """
+    front, left = ahead(heading(seen)), ahead(heading(seen) + np.pi / 2)
     off = point[:2] - base(seen)
     along = min(float(off @ front) - _REACH_M, 0.0)
-    place = base(seen) + off - (off @ front) * front + along * front
+    aside = float(off @ left)
+    place = base(seen) + (aside - np.clip(aside, -aside_m, aside_m)) * left + along * front
     return (yield from drive(seen, place, heading(seen), style.drive, grip))
 
 
@@ -193,5 +233,5 @@ def _scene(seen: Observation) -> Privileged:
     return seen.privileged
 
 
-SCRIPTS: Mapping[str, Script] = {"at": go, "turn_on": press, "in": put, "on": put, "close": shut}
+SCRIPTS: Mapping[str, Script] = {"at": go, "turn_on": press, "in": put, "on": put, "close": shut, "open": open_up}
 """By the verb of the goal."""
