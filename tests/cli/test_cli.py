@@ -49,6 +49,27 @@ def test_python_m_is_the_same_command():
     assert __version__ in ran.stdout
 
 
+def test_a_full_disk_behind_stdout_is_a_message_that_says_what_to_do():
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "safevla_bench", "specs"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[0] == "error: No space left on device"
+    assert "Make room" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_memory_that_runs_out_is_a_message_that_says_what_to_do(safevla, archive, tmp_path, monkeypatch):
+    def starved(*arguments, **given):
+        raise MemoryError
+
+    monkeypatch.setattr("safevla_bench.evaluate.judge", starved)
+    code, _, err = safevla("score", archive, "--out", tmp_path / "scores")
+    assert (code, err.splitlines()[0]) == (2, "error: memory ran out")
+    assert "--resume" in err
+
+
 def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_path):
     code, out, err = safevla("score", archive, "--out", tmp_path / "out")
     assert (code, err) == (0, "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 import click
 
@@ -15,6 +18,13 @@ from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes of every command."""
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Where a disk ends, not this package."""
+_ROOM = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
+_MEMORY = (
+    "Free some and give the command again, with fewer --workers where it had several; a run goes on with --resume."
+)
 
 # Command -> module and one line of help; a command's module is imported when the command is used.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -97,8 +107,21 @@ def safevla() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code; a user's mistake is a message on stderr, never a traceback."""
-    sys.exit(run(arguments))
+    """Run the command line and exit with its code; a user's mistake is a message on stderr, never a traceback.
+
+    The first Ctrl-C ends what runs and tells what is kept; the second ends this process as it stands.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+    code = run(arguments)
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends, one more would be its death
+    sys.exit(code)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    raise KeyboardInterrupt
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -117,8 +140,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return OK
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        _drop_stdout()
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {printable(place)}{error.strerror}\n  {_ROOM}", err=True)
+        return USER_ERROR
+    except MemoryError:
+        click.echo(f"error: memory ran out\n  {_MEMORY}", err=True)
+        return USER_ERROR
+
+
+def _drop_stdout() -> None:
+    """What is still to be written can go nowhere, and must not fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:
