@@ -193,7 +193,8 @@ def test_the_same_run_twice_differs_in_volatile_facts_only(safevla, tmp_path):
 def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path):
     code, _, err = safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", tmp_path / "run")
     assert code == 4
-    assert "1 episodes crashed" in err
+    assert "1 episode crashed; it is in no rate" in err
+    assert "--resume --out" in err
     assert "fake simulator crashed" in err
     aggregate = json.loads((tmp_path / "run" / "scores.json").read_text())["aggregate"]
     assert (aggregate["n"], aggregate["crashed"]) == (1, 1)

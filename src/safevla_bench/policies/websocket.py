@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.addresses import KEY, Patience
@@ -92,22 +94,27 @@ class Socket:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
+        left_s = max(until - time.monotonic(), _PAUSE_S)
         try:
             self._connection = self._held.enter_context(
                 connect(
                     address,
+                    sock=_reached(address, left_s),  # with a socket given, no redirect is followed
                     additional_headers=self._headers,
                     compression=None,
                     proxy=None,
-                    open_timeout=max(until - time.monotonic(), _PAUSE_S),
+                    open_timeout=left_s,
                     close_timeout=1.0,
                     ping_interval=None,  # a server that compiles its model answers no pings
                     max_size=MAX_REPLY_BYTES,
                     logger=_LOG,
                 )
             )
-        except InvalidStatus as error:
-            status = error.response.status_code
+        except (InvalidStatus, ValueError) as error:  # ValueError: a redirect, by the library's newer versions
+            answer = error if isinstance(error, InvalidStatus) else error.__cause__
+            if not isinstance(answer, InvalidStatus):
+                return f"{address}: {_cause(error)}"
+            status = answer.response.status_code
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
             raise _refused(address, status, keyed=bool(self._headers)) from None
@@ -121,6 +128,11 @@ class Socket:
         return ServerLostError(
             f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
         )
+
+
+def _reached(address: str, timeout_s: float) -> socket.socket:
+    split = urlsplit(address)
+    return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
 
 
 def client_of(library: str, extra: str) -> None:
@@ -150,5 +162,8 @@ def _refused(address: str, status: int, *, keyed: bool) -> PolicyError:
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
+    if 300 <= status < 400:
+        problem = f"{address} sends elsewhere (HTTP {status}), which is not followed"
+        return PolicyError(problem, remedy="Give the address of the policy server itself.")
     problem = f"{address} answers, but takes no websocket (HTTP {status})"
     return PolicyError(problem, remedy="Is it the address and port of the policy server?")
