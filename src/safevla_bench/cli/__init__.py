@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import click
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.inert import inert
+from safevla_bench.redaction import redacted
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -131,7 +133,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(printable(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except SafevlaError as error:
         click.echo(f"error: {printable(str(error))}", err=True)
@@ -160,5 +164,5 @@ def _drop_stdout() -> None:
 
 
 def printable(text: str) -> str:
-    """Lines made harmless to a terminal: names and messages may come from a stranger's file."""
-    return "\n".join(inert(line) for line in text.split("\n"))
+    """Lines made harmless to a terminal and without secrets: names and messages may come from a stranger."""
+    return "\n".join(inert(line) for line in redacted(text).split("\n"))

@@ -55,7 +55,7 @@ class Codec:
         """The message of the bytes, its arrays read-only; `PolicyError` where they are none, or too many."""
         if more_than(MOST_VALUES, message):
             remedy = "Send arrays as arrays: a reply holds one chunk of actions."
-            raise PolicyError(f"a message of more than {MOST_VALUES:,} values", remedy=remedy)
+            raise PolicyError(f"a message that cannot be read: more than {MOST_VALUES:,} values", remedy=remedy)
         try:
             return self._restored(msgspec.msgpack.decode(message))
         except (

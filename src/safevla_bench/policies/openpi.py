@@ -70,7 +70,7 @@ class Openpi:
 
 
 def failed(address: str, text: str) -> PolicyError:
-    """The error for what went wrong in a server: its last line first, then what it said, the end of it if it is long."""
+    """The error for what went wrong in a server: its last line first, then all of it, or the end of it."""
     said = text[-MOST_TOLD:].strip()
     lines = said.splitlines() or ["no reason given"]
     problem = f"the policy server {address} failed: {lines[-1].strip()[:MOST_OF_LINE]}"

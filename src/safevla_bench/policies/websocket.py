@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 64 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
+_TOO_BIG = 1009
+"""The websocket protocol's code for a message that is too large."""
 _LOG = logging.getLogger(__name__)
-_LOG.setLevel(logging.INFO)  # the library below writes every header, and so the key, at DEBUG
+_LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 
 
 class Socket:
@@ -58,7 +60,7 @@ class Socket:
         try:
             self._open().send(message)
         except (ConnectionClosed, OSError) as error:
-            raise self._lost(f"closed the connection ({_cause(error)})") from None
+            raise self._closed(error) from None
 
     def receive(self) -> bytes | str:
         """The next message: bytes, or text."""
@@ -70,14 +72,7 @@ class Socket:
             remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
             raise self._lost(f"gave no answer for {self._patience.answer_s:g} s", remedy) from None
         except (ConnectionClosed, OSError) as error:
-            if getattr(getattr(error, "sent", None), "code", None) == 1009:
-                limit = f"{MAX_REPLY_BYTES // 2**20} MiB"
-                self.close()
-                raise PolicyError(
-                    f"the server {self.address} sent a message of more than {limit}",
-                    remedy="A reply holds one chunk of actions; have it send nothing else.",
-                ) from None
-            raise self._lost(f"closed the connection ({_cause(error)})") from None
+            raise self._closed(error) from None
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -91,7 +86,7 @@ class Socket:
 
     def _tried(self, address: str, until: float) -> str | None:
         """Connect to one server; why it could not be reached, or None."""
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
         left_s = max(until - time.monotonic(), _PAUSE_S)
@@ -118,10 +113,23 @@ class Socket:
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
             raise _refused(address, status, keyed=bool(self._headers)) from None
-        except (OSError, EOFError, TimeoutError, InvalidHandshake) as error:
+        except (OSError, EOFError, WebSocketException, AssertionError) as error:  # the last in a race
             return f"{address}: {_cause(error)}"
         self.address = address
         return None
+
+    def _closed(self, error: Exception) -> PolicyError:
+        """Why a connection has ended: for its size one side refuses what the other sent, or the server has gone."""
+        sent, received = (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd"))
+        if _TOO_BIG not in (sent, received):
+            return self._lost(f"closed the connection ({_cause(error)})")
+        self.close()
+        if getattr(error, "rcvd_then_sent", False):
+            problem = f"the server {self.address} refuses a message as large as ours"
+            return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
+        problem = f"the server {self.address} sent a message of more than {MAX_REPLY_BYTES // 2**20} MiB"
+        remedy = "A reply holds one chunk of actions; have it send nothing else."
+        return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
     def _lost(self, what: str, remedy: str | None = None) -> ServerLostError:
         self.close()
