@@ -86,17 +86,23 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         records.require(skip_invalid=skip_invalid)
         raise
     records.require(skip_invalid=skip_invalid)
-    provenance = {
+    provenance = judged_by(by, skipped=[str(problem) for problem in records.problems])
+    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
+    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
+
+
+def judged_by(by: Judge, skipped: Sequence[str] = ()) -> dict[str, object]:
+    """What decides a verdict, by name and digest, as scores.json tells it; raises what the loaders raise."""
+    specs, tasks = by.load()
+    return {
         "library": {"name": specs.name, "digest": specs.digest},
-        "registry": {"digest": tasks.digest},
+        "registry": {"name": "+".join(["built-in", *(path.stem for path in by.registry)]), "digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
         "applicability": by.applicability,
-        "skipped": [str(problem) for problem in records.problems],
+        "skipped": list(skipped),
         "version": __version__,
     }
-    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
-    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
 
 
 def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:
@@ -151,7 +157,10 @@ def contestants(
 
 
 def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:
-    told = [_repeatable(description) or {"archive": path.name} for path, description in records.descriptions]
+    told = [
+        {**(_repeatable(description) or {"archive": path.name}), "archive_sha256": runs.archive_digest(path)}
+        for path, description in records.descriptions
+    ]
     return {**provenance, "sources": told}
 
 
