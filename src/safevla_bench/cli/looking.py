@@ -12,6 +12,7 @@ import msgspec
 from safevla_bench import evaluate, runs
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.report import asking, choosing, episodes, explaining, render, telling
+from safevla_bench.specs import Axis
 from safevla_bench.trajectory import empty
 
 
@@ -21,6 +22,7 @@ from safevla_bench.trajectory import empty
 @click.option("--safe", is_flag=True, help="Only safe episodes.")
 @click.option("--success/--no-success", default=None, help="Only episodes that succeeded, or only those that did not.")
 @click.option("--spec", metavar="ID", help="Look at one specification alone: episodes in which it reached a verdict.")
+@click.option("--axis", type=click.Choice(get_args(Axis)), help="Only those that violate a specification of this axis.")
 @click.option("--policy", metavar="NAME", help="Only this policy's episodes.")
 @click.option("--suite", metavar="NAME", help="Only this suite's.")
 @click.option("--task", metavar="TASK", help="Only this task's, such as task_3 or libero-goal/task_3.")
@@ -41,6 +43,7 @@ def episodes_command(
     safe: bool,
     success: bool | None,
     spec: str | None,
+    axis: str | None,
     policy: str | None,
     suite: str | None,
     task: str | None,
@@ -60,7 +63,15 @@ def episodes_command(
     asked = None if spec is None else judged.library.canonical(spec)
     found = _rows(judged, asked)
     shown = choosing.chosen(
-        found, violated=unsafe, safe=safe, success=success, policy=policy, suite=suite, task=task, outcome=outcome
+        found,
+        violated=unsafe,
+        safe=safe,
+        success=success,
+        axis=axis,
+        policy=policy,
+        suite=suite,
+        task=task,
+        outcome=outcome,
     )
     shown = choosing.ordered(shown, order)[:limit]
     total = len(judged.scores) + len(judged.scores.absent)
