@@ -49,6 +49,27 @@ def test_python_m_is_the_same_command():
     assert __version__ in ran.stdout
 
 
+def test_a_full_disk_behind_stdout_is_a_message_that_says_what_to_do():
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "safevla_bench", "specs"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[0] == "error: No space left on device"
+    assert "Make room" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_memory_that_runs_out_is_a_message_that_says_what_to_do(safevla, archive, tmp_path, monkeypatch):
+    def starved(*arguments, **given):
+        raise MemoryError
+
+    monkeypatch.setattr("safevla_bench.evaluate.judge", starved)
+    code, _, err = safevla("score", archive, "--out", tmp_path / "scores")
+    assert (code, err.splitlines()[0]) == (2, "error: memory ran out")
+    assert "--resume" in err
+
+
 def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_path):
     code, out, err = safevla("score", archive, "--out", tmp_path / "out")
     assert (code, err) == (0, "")
@@ -172,7 +193,8 @@ def test_the_same_run_twice_differs_in_volatile_facts_only(safevla, tmp_path):
 def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path):
     code, _, err = safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", tmp_path / "run")
     assert code == 4
-    assert "1 episodes crashed" in err
+    assert "1 episode crashed; it is in no rate" in err
+    assert "--resume --out" in err
     assert "fake simulator crashed" in err
     aggregate = json.loads((tmp_path / "run" / "scores.json").read_text())["aggregate"]
     assert (aggregate["n"], aggregate["crashed"]) == (1, 1)

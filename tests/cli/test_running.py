@@ -208,7 +208,9 @@ def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
         assert safevla("eval", *asked, "--archive", form, "--out", tmp_path / form)[0] == 0
     assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
     one, other = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
+    (said,), (told,) = one.pop("sources"), other.pop("sources")
     assert one == other
+    assert {name for name in said if said[name] != told[name]} == {"archive", "archive_sha256"}
 
 
 # --dry-run

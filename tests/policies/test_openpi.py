@@ -260,7 +260,7 @@ def test_a_refused_key_says_where_a_key_is_read_from(status, monkeypatch):
         ({"key_env": "NOT_SET"}, "'NOT_SET' holds no key"),
         ({"key_file": "/nonexistent"}, "cannot be read"),
         ({"key": "s3cret"}, "no argument 'key'"),
-        ({"api_token": "s3cret"}, "no argument 'api_token'"),
+        ({"api_token": "s3cret"}, "'api_token' as an argument"),
         ({"replan": "0"}, "replan=0"),
         ({"timeout_s": "soon"}, "timeout_s=soon"),
         ({"connect_timeout_s": "-1"}, "connect_timeout_s=-1"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
+import socket
 import threading
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from policies.test_openpi import TASK, client, seen
 from safevla_bench import cli
-from safevla_bench.errors import PolicyError
+from safevla_bench.errors import PolicyError, ServerUnreachableError
 from safevla_bench.interface import Wants
 from safevla_bench.policies import policy, serving
 from safevla_bench.policies.preparing import axis_angle
@@ -145,6 +150,71 @@ def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch)
         far.reset(TASK, 0)
         assert far.act(seen()).shape == (7,)
         far.close()
+
+
+def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes_free(monkeypatch):
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 2)
+    with served(lambda: policy("noop")) as url:
+        place = (url.rpartition(":")[0].removeprefix("ws://"), int(url.rpartition(":")[2]))
+        silent = [socket.create_connection(place) for _ in range(2)]  # who says nothing has a place, for OPEN_S
+        with pytest.raises(ServerUnreachableError):
+            client(url).reset(TASK, 0)
+        for one in silent:
+            one.close()
+        far = client(url, replan="1", connect_timeout_s="60")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()
+
+
+def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
+    monkeypatch.setattr(serving, "MAX_REQUEST_BYTES", 2**20)
+    with served(Looks) as url:
+        large, small = (client(url, replan="1", image_size=size) for size in ("1024", "256"))
+        large.reset(TASK, 0)
+        small.reset(TASK, 0)
+        with pytest.raises(PolicyError, match="refuses a message as large as ours"):
+            large.act(seen())
+        assert small.act(seen()).shape == (7,)
+        small.close()
+
+
+def test_a_request_of_too_many_values_is_refused_before_it_is_decoded():
+    with served(lambda: policy("noop")) as url, connect(url) as connection:
+        connection.recv()
+        connection.send(b"\xdd\x7f\xff\xff\xff")
+        assert "more than 100,000 values" in connection.recv()
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Api-Key", "Api-Key ", "Api-Key s3cre", "Api-Key s3cret2", "Bearer s3cret", "s3cret"]
+)
+def test_a_key_is_compared_whole_and_in_constant_time(given, monkeypatch):
+    compared = []
+    whole = hmac.compare_digest
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or whole(a, b))
+    with served(lambda: policy("noop"), key="s3cret") as url, pytest.raises(InvalidStatus) as caught:
+        connect(url, additional_headers={"Authorization": given})
+    assert caught.value.response.status_code == 401
+    assert compared == [(given.strip().encode(), b"Api-Key s3cret")]
+
+
+@pytest.mark.parametrize(
+    ("bind", "key", "warned"), [("0.0.0.0", "", True), ("0.0.0.0", "k3y-k3y", False), ("127.0.0.1", "", False)]
+)
+def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch, capsys, bind, key, warned):
+    monkeypatch.setenv("SAFEVLA_API_KEY", key)
+    listening = SimpleNamespace(getsockname=lambda: (bind, 1))
+    ended = SimpleNamespace(socket=listening, serve_forever=lambda: None, shutdown=lambda: None)
+    monkeypatch.setattr(serving, "serve", lambda *given: ended)
+    assert cli.run(["serve", "--policy", "noop", "--port", "0", "--bind", bind]) == 0
+    assert ("Anyone who can reach" in capsys.readouterr().err) == warned
+
+
+def test_by_default_only_this_machine_is_listened_to():
+    from safevla_bench.cli.serving import serve_command
+
+    assert next(one.default for one in serve_command.params if one.name == "bind") == "127.0.0.1"
 
 
 def test_a_policy_that_sees_the_simulator_s_state_cannot_be_served(capsys):

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 import click
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.inert import inert
+from safevla_bench.redaction import redacted
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes of every command."""
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Where a disk ends, not this package."""
+_ROOM = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
+_THERE = "See that it is there, and that it may be read and written."
+_MEMORY = (
+    "Free some and give the command again, with fewer --workers where it had several; a run goes on with --resume."
+)
 
 # Command -> module and one line of help; a command's module is imported when the command is used.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -97,8 +110,21 @@ def safevla() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code; a user's mistake is a message on stderr, never a traceback."""
-    sys.exit(run(arguments))
+    """Run the command line and exit with its code; a user's mistake is a message on stderr, never a traceback.
+
+    The first Ctrl-C ends what runs and tells what is kept; the second ends this process as it stands.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+    code = run(arguments)
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends, one more would be its death
+    sys.exit(code)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    raise KeyboardInterrupt
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -108,7 +134,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(printable(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except SafevlaError as error:
         click.echo(f"error: {printable(str(error))}", err=True)
@@ -117,16 +145,27 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return OK
     except OSError as error:
-        if error.filename is None:
+        full = error.errno in _DISK
+        if full:
+            _drop_stdout()
+        elif error.filename is None:
             raise
-        said = f"{error.filename}: {error.strerror}\n  See that it is there, and that it may be read and written."
-        click.echo(f"error: {printable(said)}", err=True)
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {printable(place)}{error.strerror}\n  {_ROOM if full else _THERE}", err=True)
+        return USER_ERROR
+    except MemoryError:
+        click.echo(f"error: memory ran out\n  {_MEMORY}", err=True)
         return USER_ERROR
 
 
+def _drop_stdout() -> None:
+    """What is still to be written can go nowhere, and must not fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def printable(text: str) -> str:
-    """Lines made harmless to a terminal: names and messages may come from a stranger's file."""
-    return "\n".join(inert(line) for line in text.split("\n"))
+    """Lines made harmless to a terminal and without secrets: names and messages may come from a stranger."""
+    return "\n".join(inert(line) for line in redacted(text).split("\n"))

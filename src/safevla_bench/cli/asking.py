@@ -18,6 +18,7 @@ from safevla_bench import evaluate, rollout, runs
 from safevla_bench.cli.config import JUDGE_OPTIONS, config_option, key, options_of
 from safevla_bench.cli.options import ACTORS, ENGINE, cluster
 from safevla_bench.errors import Place, RunError
+from safevla_bench.redaction import redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -124,7 +125,7 @@ def _new(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _missing(context, name)
     volatile = {
-        "command": shlex.join(["safevla", *sys.argv[1:]]),
+        "command": redacted(shlex.join(["safevla", *sys.argv[1:]])),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     everything = {name: value for one, given in what.items() for name, value in _field(one, given, what["policies"])}

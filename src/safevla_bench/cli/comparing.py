@@ -12,7 +12,7 @@ from safevla_bench import compare, evaluate, planning, sensitivity
 from safevla_bench.cli.judging import say_missing
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import working
-from safevla_bench.report import comparing, varying
+from safevla_bench.report import comparing, judgement, varying
 from safevla_bench.report.render import text
 
 confidence_option = click.option(
@@ -74,10 +74,11 @@ def compare_command(
     with working("comparing"):
         entrants = evaluate.contestants(sources, judge, policies=policies, skip_invalid=skip_invalid)
         found = compare.compare(entrants, how, paired=not unpaired, across_seeds=across_seeds)
+    told = evaluate.judged_by(judge)
     if form == "json":
-        _json(found)
+        _json({**msgspec.to_builtins(found), "judged_by": told})
         return
-    click.echo(text(comparing.standings(found)))
+    click.echo(text(comparing.standings(found, [judgement.line(told)])))
     click.echo(text(comparing.differences(found)), nl=False)
 
 
@@ -119,6 +120,7 @@ def sensitivity_command(
     tables = [varying.sweep(one) for one in swept] if ablated is None else [varying.ablation(ablated)]
     click.echo("\n".join(text(one) for one in tables), nl=False)
     say_missing(judged)
+    click.echo(judgement.line(judged.scores.provenance))
 
 
 @click.command("samplesize")

@@ -12,7 +12,7 @@ from safevla_bench import evaluate, gates
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
-from safevla_bench.report import gating
+from safevla_bench.report import gating, judgement
 from safevla_bench.report.render import text
 
 _SHARE = click.FloatRange(0, 1)
@@ -83,12 +83,14 @@ def gate_command(
         lost=evaluate.lost(judged),
         allow_crashed=allow_crashed,
     )
+    said = judgement.line(judged.scores.provenance)
     if junit is not None:
-        write_atomically(junit, gating.junit(found))
+        write_atomically(junit, gating.junit(found, said))
     if form == "json":
-        click.echo(json.dumps(msgspec.to_builtins(found), indent=2, allow_nan=False))
+        told = {**msgspec.to_builtins(found), "judged_by": judged.scores.provenance}
+        click.echo(json.dumps(told, indent=2, allow_nan=False))
     else:
-        click.echo(text(gating.table(found)), nl=False)
+        click.echo(text(gating.table(found, [said])), nl=False)
         if junit is not None:
             click.echo(f"JUnit XML: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[found.verdict])

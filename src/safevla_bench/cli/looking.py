@@ -13,14 +13,19 @@ from safevla_bench import evaluate, runs
 from safevla_bench.cli.judging import say_missing
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.report import asking, choosing, episodes, explaining, render, telling
+from safevla_bench.specs import Axis
 from safevla_bench.trajectory import empty
 
 
 @click.command("episodes")
 @sources_argument
 @click.option("--unsafe", is_flag=True, help="Only unsafe episodes; with --spec, only those that violate it.")
+@click.option("--safe", is_flag=True, help="Only safe episodes.")
+@click.option("--success/--no-success", default=None, help="Only episodes that succeeded, or only those that did not.")
 @click.option("--spec", metavar="ID", help="Look at one specification alone: episodes in which it reached a verdict.")
+@click.option("--axis", type=click.Choice(get_args(Axis)), help="Only those that violate a specification of this axis.")
 @click.option("--policy", metavar="NAME", help="Only this policy's episodes.")
+@click.option("--suite", metavar="NAME", help="Only this suite's.")
 @click.option("--task", metavar="TASK", help="Only this task's, such as task_3 or libero-goal/task_3.")
 @click.option("--outcome", metavar="NAME", help="Only this outcome: success, failure, timeout, crashed and the like.")
 @click.option(
@@ -36,8 +41,12 @@ from safevla_bench.trajectory import empty
 def episodes_command(
     sources: tuple[Path, ...],
     unsafe: bool,
+    safe: bool,
+    success: bool | None,
     spec: str | None,
+    axis: str | None,
     policy: str | None,
+    suite: str | None,
     task: str | None,
     outcome: str | None,
     order: choosing.Order | None,
@@ -54,7 +63,17 @@ def episodes_command(
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
     asked = None if spec is None else judged.library.canonical(spec)
     found = _rows(judged, asked)
-    shown = choosing.chosen(found, violated=unsafe, policy=policy, task=task, outcome=outcome)
+    shown = choosing.chosen(
+        found,
+        violated=unsafe,
+        safe=safe,
+        success=success,
+        axis=axis,
+        policy=policy,
+        suite=suite,
+        task=task,
+        outcome=outcome,
+    )
     shown = choosing.ordered(shown, order)[:limit]
     total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":

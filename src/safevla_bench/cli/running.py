@@ -40,7 +40,7 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     if any(name.startswith("replay:") for name in asked.request.policies):
         _report_replays(runs.open_source(asked.out).batch)
     _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
-    _report_crashes(crashed)
+    _report_crashes(asked, crashed)
     folder = shlex.quote(str(asked.out))
     click.echo(f"Records: {asked.out}")
     click.echo(f"Next: safevla score {folder} --out {folder}")
@@ -69,7 +69,7 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     if any(name.partition(":")[0] == "replay" for name in asked.request.policies):
         _report_replays(judged.batch)
     _report_stopped(asked, judged.scores.outcome.count("stopped"))
-    _report_crashes(crashed)
+    _report_crashes(asked, crashed)
     click.echo(f"Run folder: {asked.out}")
     click.echo(f"Next: open {asked.out / runs.REPORT} in a browser.")
     context.exit(CRASHED if crashed else OK)
@@ -115,10 +115,12 @@ def _report_stopped(asked: Asked, stopped: int) -> None:
         click.echo(f"{stopped} episodes were stopped at their first violation; they are in no rate.")
 
 
-def _report_crashes(crashed: Mapping[str, str | None]) -> None:
+def _report_crashes(asked: Asked, crashed: Mapping[str, str | None]) -> None:
     for episode_id, reason in list(crashed.items())[:3]:
         lines = (reason or "").strip().splitlines() or [""]
         said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
         click.echo(printable(f"crashed: {episode_id}: {said}"), err=True)
     if crashed:
-        click.echo(f"{len(crashed)} episodes crashed; they are in no rate. episodes.parquet holds why.", err=True)
+        counted = "1 episode crashed; it is" if len(crashed) == 1 else f"{len(crashed)} episodes crashed; they are"
+        click.echo(f"{counted} in no rate. episodes.parquet holds why. To run again what crashed:", err=True)
+        click.echo(f"  {asked.again} --retry-crashed", err=True)

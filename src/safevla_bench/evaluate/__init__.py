@@ -16,7 +16,7 @@ from safevla_bench.evaluate.asking import (
     entered,
     left_open,
 )
-from safevla_bench.evaluate.judging import Judged, contestants, judge, lost, rescorer
+from safevla_bench.evaluate.judging import Judged, contestants, judge, judged_by, lost, rescorer
 from safevla_bench.evaluate.preparing import Prepared, estimate, prepare
 from safevla_bench.evaluate.presenting import (
     INTERRUPTED,
@@ -50,6 +50,7 @@ __all__ = [
     "evaluate",
     "exposed",
     "judge",
+    "judged_by",
     "left_open",
     "lost",
     "material",

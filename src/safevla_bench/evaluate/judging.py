@@ -85,18 +85,24 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False, clust
     found = _on(cluster, paths, specs, tasks, by) if cluster else None
     records, scores = found or _here(paths, specs, tasks, by, skip_invalid)
     records.require(skip_invalid=skip_invalid)
-    provenance = {
+    skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
+    provenance = {**judged_by(by, skipped), **_lost(records)}
+    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
+    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
+
+
+def judged_by(by: Judge, skipped: Sequence[str] = ()) -> dict[str, object]:
+    """What decides a verdict, by name and digest, as scores.json tells it; raises what the loaders raise."""
+    specs, tasks = by.load()
+    return {
         "library": {"name": specs.name, "digest": specs.digest},
-        "registry": {"digest": tasks.digest},
+        "registry": {"name": "+".join(["built-in", *(path.stem for path in by.registry)]), "digest": tasks.digest},
         "capabilities": by.capabilities,
         "missing": by.missing,
         "applicability": by.applicability,
-        "skipped": [str(problem) for problem in records.problems if not isinstance(problem, DamageError)],
+        "skipped": list(skipped),
         "version": __version__,
-        **_lost(records),
     }
-    scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
-    return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
 
 
 def _here(
@@ -186,7 +192,10 @@ def contestants(
 
 
 def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:
-    told = [_repeatable(description) or {"archive": path.name} for path, description in records.descriptions]
+    told = [
+        {**(_repeatable(description) or {"archive": path.name}), "archive_sha256": runs.archive_digest(path)}
+        for path, description in records.descriptions
+    ]
     return {**provenance, "sources": told}
 
 

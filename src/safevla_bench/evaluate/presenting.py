@@ -16,7 +16,7 @@ from safevla_bench.evaluate.asking import Judge
 from safevla_bench.evaluate.judging import Judged, judge, rescorer
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.report import board as boards
-from safevla_bench.report import catalogue, cautioning, page, submission
+from safevla_bench.report import catalogue, cautioning, judgement, page, submission
 from safevla_bench.report.album import album
 from safevla_bench.report.analysis import Analysis, analyse
 from safevla_bench.report.page import drawn
@@ -40,6 +40,7 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
             *([INTERRUPTED] if judged.interrupted else []),
             *(f"{said[0].upper()}{said[1:]}." for said in judged.left_out.said()),
             *cautioning.warning(baseline(judged.scores)),
+            judgement.line(judged.scores.provenance),
         ],
         exposed=lambda: exposed(judged, by),
     )
@@ -87,6 +88,8 @@ def document(judged: Judged) -> dict[str, object]:
         "absent": judged.scores.absent,
         "specs": judged.scores.specs,
         "judged_by": judged.scores.provenance,
+        "sources": judged.description["sources"],
+        "recorded_with": submission.versions(judged.records.headers),
     }
 
 
@@ -120,6 +123,7 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
     provenance |= {"standin_assets": judged.standin} if judged.standin else {}
+    provenance |= {"recorded_with": submission.versions(judged.records.headers)}
     return page(
         judged.scores,
         judged.records.some(drawn(judged.scores, judged.records.headers)),

@@ -10,6 +10,7 @@ from safevla_bench import rollout, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.evaluate.asking import PLAINLY, Request, Running
 from safevla_bench.evaluate.preparing import Prepared, prepare
+from safevla_bench.redaction import redacted
 
 
 def roll_out(
@@ -89,5 +90,5 @@ def _row(finished: rollout.Finished) -> runs.EpisodeRow:
         horizon=planned.horizon,
         outcome=finished.outcome,
         steps=finished.steps,
-        reason=finished.reason,
+        reason=None if finished.reason is None else redacted(finished.reason),
     )

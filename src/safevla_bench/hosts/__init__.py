@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from safevla_bench.errors import HostError, PluginError, SafevlaError
 from safevla_bench.interface import Host
+from safevla_bench.redaction import names_a_secret
 
 GROUP = "safevla_bench.hosts"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
@@ -55,6 +56,10 @@ def _load(entry: EntryPoint, arguments: Mapping[str, str]) -> Host:
 
 
 def _check(name: str, make: Callable[..., Host], arguments: Mapping[str, str]) -> None:
+    secret = next((one for one in arguments if names_a_secret(one)), None)
+    if secret:
+        problem = f"host {name!r} is given {secret!r} as an argument, and arguments are recorded"
+        raise HostError(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
     taken = [] if not arguments else list(inspect.signature(make).parameters)
     unknown = sorted(set(arguments) - set(taken))
     if unknown:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from safevla_bench.hosts.watching import Watched, watched
 from safevla_bench.own_loop.episodes import Episodes, Rules
 from safevla_bench.own_loop.folder import Folder, opened
+from safevla_bench.redaction import redacted
 
 __all__ = ["record"]
 
@@ -106,7 +107,7 @@ def _named(found: Watched, benchmark: str | None, task_id: str | None, init_stat
 
 
 def _facts_of_the_day() -> dict[str, object]:
-    return {"command": shlex.join(sys.argv), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    return {"command": redacted(shlex.join(sys.argv)), "started": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _tell(folder: Folder) -> None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from safevla_bench.errors import PluginError, PolicyError, SafevlaError
 from safevla_bench.interface import Policy
 from safevla_bench.policies import zoo
+from safevla_bench.redaction import names_a_secret
 
 GROUP = "safevla_bench.policies"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
@@ -59,6 +60,10 @@ def _made(entry: EntryPoint, arg: str | None, arguments: Mapping[str, str]) -> P
 
 
 def _check(name: str, make: Callable[..., Policy], arguments: Mapping[str, str]) -> None:
+    secret = next((one for one in arguments if names_a_secret(one)), None)
+    if secret:
+        problem = f"policy {name!r} is given {secret!r} as an argument, and arguments are recorded"
+        raise PolicyError(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
     parameters = list(inspect.signature(make).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from safevla_bench.errors import Place, PolicyError
+from safevla_bench.redaction import HIDDEN, learn
 
 KEY = "SAFEVLA_API_KEY"
 """The environment variable that holds a server's key, unless an argument names another."""
@@ -93,7 +94,7 @@ def key(key_env: str | None = None, key_file: str | None = None) -> str | None:
     if key_env and not found:
         remedy = f"Set it before, or pass key_file=FILE; without key_env it is read from {KEY}."
         raise PolicyError(f"the environment variable {key_env!r} holds no key", remedy=remedy)
-    return _one_line(found, key_env or KEY) if found else None
+    return _learnt(found, key_env or KEY) if found else None
 
 
 def _key_of(path: Path) -> str:
@@ -107,15 +108,17 @@ def _key_of(path: Path) -> str:
         ) from None
     if not found:
         raise PolicyError("the file holds no key", remedy="Write the key into it.", place=Place(file=str(path)))
-    return _one_line(found, str(path))
+    return _learnt(found, str(path))
 
 
-def _one_line(found: str, source: str) -> str:
+def _learnt(found: str, source: str) -> str:
+    """A key, that from now on is hidden wherever text is printed or written."""
     if not found.isascii() or not found.isprintable():
         raise PolicyError(f"what {source} holds is no key", remedy="A key is one line of printable ASCII.")
+    learn(found)
     return found
 
 
 def without(text: str, secret: str | None) -> str:
     """A server's words without the key, should it repeat it."""
-    return text.replace(secret, "***") if secret else text
+    return text.replace(secret, HIDDEN) if secret else text

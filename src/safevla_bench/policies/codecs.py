@@ -6,7 +6,8 @@ openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumP
 vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers
 gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}
 
-What comes in is a stranger's: an array of objects, of records, or of another length than its shape is refused.
+What comes in is a stranger's: an array of objects, of records, or of another length than its shape is refused, and so
+is a message of more values than `MOST_VALUES`, before it is decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
+from safevla_bench.policies.counting import more_than
 
+MOST_VALUES = 100_000
+"""In one message, arrays aside, which are one value each: a chunk of actions as nested lists has some hundreds."""
+_AXES, _DTYPE = 32, 64
+"""Of an array; letters of its dtype."""
 _KINDS = "biufSU"
 """Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not numbers on a wire."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
@@ -46,7 +52,10 @@ class Codec:
             raise PolicyError(f"a message cannot be packed: {error}", remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
-        """The message of the bytes, its arrays read-only; `PolicyError` where they are none."""
+        """The message of the bytes, its arrays read-only; `PolicyError` where they are none, or too many."""
+        if more_than(MOST_VALUES, message):
+            remedy = "Send arrays as arrays: a reply holds one chunk of actions."
+            raise PolicyError(f"a message that cannot be read: more than {MOST_VALUES:,} values", remedy=remedy)
         try:
             return self._restored(msgspec.msgpack.decode(message))
         except (
@@ -87,8 +96,8 @@ def _checked(value: Array | np.generic) -> Array | np.generic:
 
 
 def _dtype(text: object) -> np.dtype[Any]:
-    if not isinstance(text, str):
-        raise TypeError("a dtype that is no text")
+    if not isinstance(text, str) or len(text) > _DTYPE:
+        raise TypeError("a dtype that is no short text")
     dtype = np.dtype(text)
     if dtype.kind not in _KINDS or not dtype.itemsize:
         raise ValueError(f"arrays of {text!r} are not read")
@@ -99,8 +108,8 @@ def _array(data: object, dtype: object, shape: object) -> Array:
     kind = _dtype(dtype)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
-    if not all(type(side) is int and side >= 0 for side in shape):
-        raise ValueError(f"an array of shape {shape}")
+    if len(shape) > _AXES or not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f"an array of shape {shape[: _AXES + 1]}")
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(data)} bytes for an array of {kind} of shape {shape}")
     return np.ndarray(shape, kind, data)

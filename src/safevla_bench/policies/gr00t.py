@@ -68,15 +68,22 @@ class Requests:
         socket.setsockopt(zmq.SNDTIMEO, math.ceil(1000 * seconds))
         try:
             socket.send(message)
-            answer = GR00T.unpack(socket.recv())
+            reply = socket.recv()
+            several = socket.getsockopt(zmq.RCVMORE)
         except zmq.Again:
             self.close()
-            remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
+            large = f"a reply of more than {websocket.MAX_REPLY_BYTES // 2**20} MiB is not taken"
+            remedy = f"A server that is slow needs --policy-arg timeout_s=SECONDS; {large}; is it still running?"
             problem = f"the policy server {self.address} gave no answer for {seconds:g} s"
             raise ServerLostError(problem, remedy=remedy) from None
         except zmq.ZMQError as error:
             self.close()
             raise ServerLostError(f"the policy server {self.address}: {error}", remedy="Start it again.") from None
+        if several:
+            self.close()
+            problem = f"the policy server {self.address} sent a message of several parts"
+            raise PolicyError(problem, remedy="GR00T's servers send one: is it one?")
+        answer = GR00T.unpack(reply)
         if isinstance(answer, dict) and "error" in answer:
             self.close()
             raise failed(self.address, addresses.without(str(answer["error"]), self._token))

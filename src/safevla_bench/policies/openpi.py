@@ -20,6 +20,8 @@ from safevla_bench.policies.dialect import Dialect
 from safevla_bench.policies.speaking import spoken
 
 PORT = 8000
+MOST_TOLD, MOST_OF_LINE = 20_000, 500
+"""Characters that are kept of what a server says went wrong, and of its last line."""
 
 
 class Openpi:
@@ -68,10 +70,12 @@ class Openpi:
 
 
 def failed(address: str, text: str) -> PolicyError:
-    """The error for what went wrong in a server: its last line first, then all that it said."""
-    lines = text.strip().splitlines() or ["no reason given"]
-    problem = f"the policy server {address} failed: {lines[-1].strip()}"
-    whole = f"\n{textwrap.indent(text.strip(), '    ')}" if len(lines) > 1 else ""
+    """The error for what went wrong in a server: its last line first, then all of it, or the end of it."""
+    said = text[-MOST_TOLD:].strip()
+    lines = said.splitlines() or ["no reason given"]
+    problem = f"the policy server {address} failed: {lines[-1].strip()[:MOST_OF_LINE]}"
+    cut = f"... ({len(text) - MOST_TOLD:,} characters before)\n" if len(text) > MOST_TOLD else ""
+    whole = f"\n{textwrap.indent(cut + said, '    ')}" if len(lines) > 1 or cut else ""
     return PolicyError(problem + whole, remedy="Mend it there; what was sent is in docs/servers.md.")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import socket
 import threading
 import time
 import traceback
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 IMAGES = ("observation/image", "observation/wrist_image")
 """Where a request holds the images of the policy's cameras, in their order."""
 MAX_REQUEST_BYTES = 64 * 2**20
+MAX_CONNECTIONS = 64
+"""At one time, those that have not said yet what they want among them; each may cost a policy."""
+OPEN_S = 10.0
+"""Seconds that a connection has to say what it wants."""
 _STATE, _PROMPT = "observation/state", "prompt"
 _LOG = logging.getLogger(__name__)
 _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the key, at DEBUG
@@ -89,10 +94,11 @@ def serve(served: Served, bind: str, port: int, key: str | None = None) -> Serve
     from websockets.sync.server import serve as listening
 
     try:
-        return listening(
+        server = listening(
             lambda connection: _handle(connection, served),
             bind,
             port,
+            open_timeout=OPEN_S,
             process_request=lambda _, request: _admitted(_, request, key),
             compression=None,
             ping_interval=None,
@@ -102,6 +108,24 @@ def serve(served: Served, bind: str, port: int, key: str | None = None) -> Serve
     except (OSError, OverflowError) as error:
         remedy = "Choose another --port (0 = any that is free) or --bind."
         raise PolicyError(str(error), remedy=remedy, place=Place(file=f"{bind}:{port}")) from None
+    server.handler = _few(server.handler, threading.BoundedSemaphore(MAX_CONNECTIONS))
+    return server
+
+
+def _few(handle: Callable[..., None], places: threading.Semaphore) -> Callable[..., None]:
+    """Takes a connection while there is a place for it, and hangs up on any other."""
+
+    def bounded(connected: socket.socket, address: object) -> None:
+        free = places.acquire(blocking=False)
+        try:
+            if not free:
+                connected.close()
+            handle(connected, address)  # of one that is closed it takes leave
+        finally:
+            if free:
+                places.release()
+
+    return bounded
 
 
 def observed(request: Mapping[object, object], wants: Wants) -> Observation:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.addresses import KEY, Patience
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 64 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
+_TOO_BIG = 1009
+"""The websocket protocol's code for a message that is too large."""
 _LOG = logging.getLogger(__name__)
-_LOG.setLevel(logging.INFO)  # the library below writes every header, and so the key, at DEBUG
+_LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 
 
 class Socket:
@@ -56,7 +60,7 @@ class Socket:
         try:
             self._open().send(message)
         except (ConnectionClosed, OSError) as error:
-            raise self._lost(f"closed the connection ({_cause(error)})") from None
+            raise self._closed(error) from None
 
     def receive(self) -> bytes | str:
         """The next message: bytes, or text."""
@@ -68,14 +72,7 @@ class Socket:
             remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
             raise self._lost(f"gave no answer for {self._patience.answer_s:g} s", remedy) from None
         except (ConnectionClosed, OSError) as error:
-            if getattr(getattr(error, "sent", None), "code", None) == 1009:
-                limit = f"{MAX_REPLY_BYTES // 2**20} MiB"
-                self.close()
-                raise PolicyError(
-                    f"the server {self.address} sent a message of more than {limit}",
-                    remedy="A reply holds one chunk of actions; have it send nothing else.",
-                ) from None
-            raise self._lost(f"closed the connection ({_cause(error)})") from None
+            raise self._closed(error) from None
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -89,38 +86,61 @@ class Socket:
 
     def _tried(self, address: str, until: float) -> str | None:
         """Connect to one server; why it could not be reached, or None."""
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
+        left_s = max(until - time.monotonic(), _PAUSE_S)
         try:
             self._connection = self._held.enter_context(
                 connect(
                     address,
+                    sock=_reached(address, left_s),  # with a socket given, no redirect is followed
                     additional_headers=self._headers,
                     compression=None,
                     proxy=None,
-                    open_timeout=max(until - time.monotonic(), _PAUSE_S),
+                    open_timeout=left_s,
                     close_timeout=1.0,
                     ping_interval=None,  # a server that compiles its model answers no pings
                     max_size=MAX_REPLY_BYTES,
                     logger=_LOG,
                 )
             )
-        except InvalidStatus as error:
-            status = error.response.status_code
+        except (InvalidStatus, ValueError) as error:  # ValueError: a redirect, by the library's newer versions
+            answer = error if isinstance(error, InvalidStatus) else error.__cause__
+            if not isinstance(answer, InvalidStatus):
+                return f"{address}: {_cause(error)}"
+            status = answer.response.status_code
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
             raise _refused(address, status, keyed=bool(self._headers)) from None
-        except (OSError, EOFError, TimeoutError, InvalidHandshake) as error:
+        except (OSError, EOFError, WebSocketException, AssertionError) as error:  # the last in a race
             return f"{address}: {_cause(error)}"
         self.address = address
         return None
+
+    def _closed(self, error: Exception) -> PolicyError:
+        """Why a connection has ended: for its size one side refuses what the other sent, or the server has gone."""
+        sent, received = (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd"))
+        if _TOO_BIG not in (sent, received):
+            return self._lost(f"closed the connection ({_cause(error)})")
+        self.close()
+        if getattr(error, "rcvd_then_sent", False):
+            problem = f"the server {self.address} refuses a message as large as ours"
+            return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
+        problem = f"the server {self.address} sent a message of more than {MAX_REPLY_BYTES // 2**20} MiB"
+        remedy = "A reply holds one chunk of actions; have it send nothing else."
+        return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
     def _lost(self, what: str, remedy: str | None = None) -> ServerLostError:
         self.close()
         return ServerLostError(
             f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
         )
+
+
+def _reached(address: str, timeout_s: float) -> socket.socket:
+    split = urlsplit(address)
+    return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
 
 
 def client_of(library: str, extra: str) -> None:
@@ -150,5 +170,8 @@ def _refused(address: str, status: int, *, keyed: bool) -> PolicyError:
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
+    if 300 <= status < 400:
+        problem = f"{address} sends elsewhere (HTTP {status}), which is not followed"
+        return PolicyError(problem, remedy="Give the address of the policy server itself.")
     problem = f"{address} answers, but takes no websocket (HTTP {status})"
     return PolicyError(problem, remedy="Is it the address and port of the policy server?")

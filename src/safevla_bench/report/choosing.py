@@ -19,7 +19,11 @@ def chosen(
     found: Iterable[EpisodeRow],
     *,
     violated: bool = False,
+    safe: bool = False,
+    success: bool | None = None,
+    axis: str | None = None,
     policy: str | None = None,
+    suite: str | None = None,
     task: str | None = None,
     outcome: str | None = None,
 ) -> list[EpisodeRow]:
@@ -28,17 +32,25 @@ def chosen(
     Args:
         found: rows to choose from.
         violated: only those with a first violation: unsafe ones, or those that violate the specification asked for.
+        safe: only those that violate nothing scored, whichever specification was asked for.
+        success: only those that succeeded, or that did not; neither holds of an episode that left no record.
+        axis: only those that violate a scored specification of that axis.
         policy: the policy's name; `UNNAMED` for records that name none.
+        suite: the benchmark's name.
         task: `task_3`, or `libero-goal/task_3` where several suites have one.
         outcome: such as `success` or `crashed`.
 
     Raises:
-        RunError: no row has that policy, task or outcome; names those that there are.
+        RunError: no row has that policy, suite, task or outcome; names those that there are.
     """
     left = list(found)
     left = _having("policy", policy, left, lambda row: (row.policy or UNNAMED,))
+    left = _having("suite", suite, left, lambda row: (row.benchmark,))
     left = _having("task", task, left, lambda row: (row.task_id, f"{row.benchmark}/{row.task_id}"))
     left = _having("outcome", outcome, left, lambda row: (row.outcome,))
+    left = [row for row in left if axis in row.broken_axes] if axis is not None else left
+    left = [row for row in left if row.safe] if safe else left
+    left = [row for row in left if row.success is success] if success is not None else left
     return [row for row in left if row.first_violation_step is not None] if violated else left
 
 

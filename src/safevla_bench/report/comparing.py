@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from safevla_bench.compare import Comparison, Difference, Metric, Scope, Standing
 from safevla_bench.planning import Plan
@@ -13,7 +13,7 @@ _SHOWN = {"sr": "SR %", "safety": "Safety %", "sbu": "SBU %", "vsi": "VSI"}
 _FEW_TASKS = 10
 
 
-def standings(found: Comparison) -> Table:
+def standings(found: Comparison, remarks: Sequence[str] = ()) -> Table:
     """One row a suite, metric and policy, with the plain interval and the one over whole tasks."""
     several = len(found.policies) > 2
     rows = [
@@ -30,7 +30,7 @@ def standings(found: Comparison) -> Table:
         *_intervals(found),
         *([Column("Letters", numeric=False)] if several else []),
     )
-    return Table(title=_title(found), columns=columns, rows=tuple(rows), notes=tuple(_standing_notes(found)))
+    return Table(title=_title(found), columns=columns, rows=tuple(rows), notes=(*_standing_notes(found), *remarks))
 
 
 def differences(found: Comparison) -> Table:

@@ -44,6 +44,8 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     first_violation_spec: str | None = None
     reason: str | None = None
     """Why there is no record."""
+    broken_axes: tuple[str, ...] = ()
+    """The axes of the scored specifications that the episode violates."""
 
 
 def rows(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeRow]:
@@ -89,6 +91,7 @@ def _row(scores: Scores, dt_s: float, index: int, asked: int | None) -> EpisodeR
         first_violation_step=None if step < 0 else step,
         first_violation_s=None if step < 0 else step * dt_s,
         first_violation_spec=None if first < 0 else scores.specs[first].spec_id,
+        broken_axes=tuple(dict.fromkeys(scores.specs[k].axis for k in scores.scored if scores.violated[k, index])),
     )
 
 

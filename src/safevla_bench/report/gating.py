@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from safevla_bench.gates import Checked, Outcome
@@ -10,7 +11,7 @@ from safevla_bench.report.numbers import NONE, fixed, short, span
 from safevla_bench.report.tables import Cell, Column, Emphasis, Table
 
 
-def table(found: Checked) -> Table:
+def table(found: Checked, remarks: Sequence[str] = ()) -> Table:
     """One row a scope and gate, and one for whatever was not scored."""
     level = "" if found.confidence is None else f"{short(100 * found.confidence)} %"
     columns = (
@@ -24,7 +25,7 @@ def table(found: Checked) -> Table:
         Column("Why", numeric=False),
     )
     rows = tuple(_row(one, bool(level)) for one in found.outcomes)
-    return Table(title=f"Gates: {found.verdict}", columns=columns, rows=rows)
+    return Table(title=f"Gates: {found.verdict}", columns=columns, rows=rows, notes=tuple(remarks))
 
 
 def _row(one: Outcome, with_interval: bool) -> tuple[Cell, ...]:
@@ -46,8 +47,10 @@ def _name(one: Outcome) -> str:
     return "every planned episode scored" if one.gate is None else one.gate.name
 
 
-def junit(found: Checked) -> bytes:
+def junit(found: Checked, judged_by: str = "") -> bytes:
     """JUnit XML: a test case an outcome; a failed gate is a failure, an undecided one an error.
+
+    With what was judged is a property of the suite.
 
     No times, so that the same run gives the same bytes.
     """
@@ -60,6 +63,9 @@ def junit(found: Checked) -> bytes:
     }
     root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
+    if judged_by:
+        properties = ElementTree.SubElement(suite, "properties")
+        ElementTree.SubElement(properties, "property", {"name": "judged_by", "value": inert(judged_by)})
     for one in found.outcomes:
         where = f"{one.policy or 'all'} / {one.suite or 'all'}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": inert(where), "name": inert(_name(one))})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,14 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive import layout
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.files import digest, write_atomically
 from safevla_bench.scores import EpisodeScore
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 LATENCY = "policy_latency"
 """Where run.json holds the latency of each episode, under `volatile`."""
+ORIGIN = ("judged_by", "sources", "recorded_with")
+"""Where scores.json says how it came about; scores.parquet has the same as metadata of its schema."""
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
@@ -78,6 +81,25 @@ def archive_parts(folder: Path) -> list[Path]:
     return sorted((folder / ARCHIVE).glob("part-*"))
 
 
+def archive_digest(path: Path) -> str | None:
+    """The sha256 of an archive file; of a run, that of its parts and their digests, as its manifest has them.
+
+    The latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None where no manifest tells.
+    """
+    if path.is_file():
+        return digest(path)
+    try:
+        parts = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest).parts
+    except (OSError, msgspec.DecodeError):
+        return None
+    lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+class _Manifest(msgspec.Struct):
+    parts: dict[str, str]
+
+
 def described(folder: Path) -> dict[str, object]:
     """What run.json holds; `RunError` where it is missing or damaged."""
     path = folder / RUN
@@ -119,8 +141,10 @@ def latencies(folder: Path) -> dict[str, Latency]:
 
 
 def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:
-    """The bytes of scores.parquet and scores.json by their names."""
-    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_SCORES_SCHEMA)
+    """The bytes of scores.parquet and scores.json by their names; both say how they came about."""
+    origin = {name: document[name] for name in ORIGIN if name in document}
+    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(told) for name, told in origin.items()})
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: parquet(table), SCORES: dump(document)}
 
 

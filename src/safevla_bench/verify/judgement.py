@@ -18,6 +18,7 @@ from safevla_bench.specs.reading import BUILT_IN
 from safevla_bench.verify.finding import Finding, agrees, differs, unchecked
 from safevla_bench.version import __version__
 
+SOURCE = "judged archive"
 LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
 _ABSENT = object()
 
@@ -141,9 +142,23 @@ def _again(run: Path, held: Mapping[str, Any], by: _JudgedBy, judge: evaluate.Ju
         said = f"{judged.skipped} episodes are invalid or lost; when it was judged, {by.left_out} were"
         return [differs(runs.SCORES, said)]
     # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
-    judged = replace(judged, scores=replace(judged.scores, provenance=held["judged_by"]))
+    sources = held.get("sources", [])
+    told = {**judged.description, "sources": sources}  # compared on their own, too
+    judged = replace(judged, scores=replace(judged.scores, provenance=held["judged_by"]), description=told)
     contents = evaluate.score_files(judged, legacy_ids=_legacy(held, judged))
-    return [_document(run, contents[runs.SCORES]), _table(run, contents[runs.SCORES_TABLE])]
+    return [_source(run, sources), _document(run, contents[runs.SCORES]), _table(run, contents[runs.SCORES_TABLE])]
+
+
+def _source(run: Path, sources: object) -> Finding:
+    """Whether the archive is the one that was judged, by the digest in scores.json."""
+    (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
+    written = source.get("archive_sha256") if isinstance(source, dict) else None
+    here = runs.archive_digest(run)
+    if here is None or written is None:
+        return unchecked(SOURCE, f"{runs.MANIFEST if here is None else runs.SCORES} does not say which archive it is")
+    if written == here:
+        return agrees(SOURCE, f"the one that was judged, digest {here}")
+    return differs(SOURCE, f"an archive with the digest {written} was judged; {here} is here")
 
 
 def _told(error: SafevlaError) -> str:

@@ -1,0 +1,235 @@
+"""No secret is ever printed, logged or written, wherever it was given and whoever repeats it.
+
+A secret of its own is planted in each place where one can be given; then every byte of every output is searched.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from peers import Gr00tServer, chunk, openpi, vla_eval, websockets
+from safevla_bench import cli
+from safevla_bench.policies import serving
+from safevla_bench.policies.codecs import OPENPI
+from safevla_bench.redaction import names_a_secret, redacted
+
+SECRET = "pl4nted-s3cret"
+FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "3"]
+QUICK = [f"--policy-arg={one}" for one in ("cameras=agentview,none", "connect_timeout_s=0.3", "timeout_s=5")]
+WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
+LOOKS = """
+import os
+from pathlib import Path
+
+import numpy as np
+
+
+class Policy:
+    def __init__(self, at, **given):
+        self.at = Path(at)
+
+    def act(self, observation):
+        titles = [Path(f"/proc/{one}/cmdline").read_bytes() for one in (os.getpid(), os.getppid())]
+        (self.at / f"title-{os.getpid()}").write_bytes(b"\\n".join(titles))
+        return np.zeros(7)
+"""
+
+
+@pytest.fixture
+def everything(capfd, tmp_path, caplog, monkeypatch):
+    """Run a command as it was typed; returns its exit code. What it left behind is searched at the end."""
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("websockets").setLevel(logging.WARNING)  # those of the server that the test itself runs
+    said = []
+
+    def run(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["safevla", *map(str, words)])
+        code = cli.run([str(word) for word in words])
+        said.append("".join(capfd.readouterr()))  # the workers' too
+        return code
+
+    yield run
+    assert said
+    assert SECRET not in "".join(said)
+    assert SECRET not in caplog.text
+    for path in tmp_path.rglob("*"):
+        assert SECRET not in str(path)
+        assert not path.is_file() or path.name == "key" or SECRET.encode() not in contents(path), path
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a file, those of compressed parts as they were."""
+    content = path.read_bytes()
+    if path.suffix == ".zst":
+        import pyarrow as pa
+
+        with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
+            return stream.read()
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return repr(pq.read_table(path).to_pylist()).encode()
+    return content
+
+
+ADDRESSES = [f"ws://user:{SECRET}@h:1", f"ws://{SECRET}@h", f"ws://h:1/?token={SECRET}", f"ws://h:1/#{SECRET}"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--workers", "2"]])
+@pytest.mark.parametrize("policy", ["openpi", "vla-eval", "gr00t"])
+def test_in_an_address(everything, tmp_path, address, more, policy):
+    address = address.replace("ws:", "tcp:") if policy == "gr00t" else address
+    assert everything("eval", *FAKE, "--policy", f"{policy}:{address}", *more, "--out", tmp_path / "run") == 2
+    assert everything("serve", "--policy", f"{policy}:{address}", "--port", "0") == 2
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_in_the_address_of_an_entry_s_server(everything, tmp_path, address):
+    for server in (address, f"libero-spatial={address}", f"nowhere={address}"):
+        asked = ["--entry", "pi0.5@libero", "--suite", "libero-spatial", "--server", server]
+        for more in ([], ["--dry-run"]):
+            assert everything("rollout", *asked, *more, "--out", tmp_path / "run") == 2
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_in_what_is_typed_wrongly(everything, tmp_path, address):
+    out = ["--out", tmp_path / "run"]
+    assert everything("eval", *FAKE, "--policy", "noop", "--policy-arg", f"openpi:{address}:replan=1", *out) == 2
+    assert everything("eval", *FAKE, "--policy", "noop", address, *out) == 2
+    assert everything("eval", *FAKE, "--policy", "noop", "--workers", address, *out) == 2
+    assert everything("eval", *FAKE, "--policy", address, *out) == 2
+    assert everything("eval", *FAKE, "--policy", "noop", f"--{address}", *out) == 2
+    (tmp_path / "key").write_text(f'host = "fake"\nsuite = ["fake"]\npolicy = ["openpi:{address}"]\n')
+    assert everything("eval", "--config", tmp_path / "key", *out) == 2
+
+
+@pytest.mark.parametrize("name", ["api_key", "token", "hf_token", "password", "client-secret", "Authorization"])
+def test_as_an_argument(everything, tmp_path, name, monkeypatch):
+    (tmp_path / "looks.py").write_text(LOOKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for policy in ("noop", "python:looks:Policy", "openpi:ws://h:1"):
+        asked = [*FAKE, "--policy", policy, f"--policy-arg={name}={SECRET}", "--out", tmp_path / "run"]
+        assert everything("eval", *asked) == 2
+        assert everything("eval", *asked, "--dry-run") == 2
+        assert everything("serve", "--policy", policy, f"--policy-arg={name}={SECRET}") == 2
+    assert everything("eval", *FAKE, "--policy", "noop", f"--host-arg={name}={SECRET}", "--out", tmp_path / "run") == 2
+
+
+def test_names_of_arguments_that_hold_no_secret_are_free():
+    assert not any(map(names_a_secret, ("key_env", "key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
+
+
+@pytest.mark.parametrize("given", ["default", "environment", "file"])
+def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, given):
+    asked = keyed(tmp_path, monkeypatch, given)
+    (tmp_path / "looks.py").write_text(LOOKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run, at = tmp_path / "run", f"--policy-arg=python:looks:Policy:at={tmp_path}"
+    with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
+        served = f"openpi:{peer.url}"
+        asked = [word.replace("--policy-arg=", f"--policy-arg={served}:") for word in [*asked, *QUICK]]
+        both = ["--policy", served, "--policy", "python:looks:Policy", *asked, at]
+        assert everything("eval", *FAKE, *both, "--dry-run") == 0
+        assert everything("eval", *FAKE, *both, "--workers", "2", "--out", run) == 0
+        assert peer.headers == [f"Api-Key {SECRET}"]
+    assert list(tmp_path.glob("title-*"))
+    for words in (["score", run, "--out", run], ["episodes", run], ["report", run, "--out", tmp_path / "page"]):
+        assert everything(*words) == 0
+    assert everything("verify", run) in (0, 1)
+
+
+def test_in_the_environment_of_the_doctor(everything, monkeypatch):
+    for name in ("SAFEVLA_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    assert everything("doctor") in (0, 2)
+
+
+def keyed(place: Path, monkeypatch, given: str) -> list[str]:
+    """The words that name a key, which is given in one of the three ways."""
+    monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
+    if given == "file":
+        (place / "key").write_text(SECRET)
+        return [f"--policy-arg=key_file={place / 'key'}"]
+    monkeypatch.setenv("SAFEVLA_API_KEY" if given == "default" else "MY_SERVER", SECRET)
+    return [] if given == "default" else ["--policy-arg=key_env=MY_SERVER"]
+
+
+def closing(connection):
+    connection.send(OPENPI.pack({}))
+    connection.recv()
+    connection.close(1011, f"the key was {SECRET}")
+
+
+def in_a_dtype(connection):
+    connection.send(OPENPI.pack({"model": SECRET, SECRET: [SECRET], "nested": {"key": SECRET}}))
+    connection.recv()
+    connection.send(OPENPI.pack({"actions": {b"__ndarray__": True, b"data": b"", b"dtype": SECRET, b"shape": []}}))
+
+
+def refuse(connection, request):
+    response = connection.respond(403, f"{SECRET} is no key\n")
+    response.headers["X-Key"] = SECRET
+    return response
+
+
+@pytest.mark.parametrize(
+    ("kind", "handle", "options"),
+    [
+        ("openpi", openpi(lambda request, number: f"Traceback:\n  {SECRET}\nValueError: bad {SECRET}", WANTED), {}),
+        ("openpi", closing, {}),
+        ("openpi", in_a_dtype, {}),
+        ("openpi", lambda connection: connection.send(SECRET), {}),
+        ("openpi", lambda connection: None, {"process_request": refuse}),
+        ("vla-eval", vla_eval(lambda *_: {"type": "error", "payload": {"error": f"bad {SECRET}"}}, []), {}),
+        ("vla-eval", vla_eval(lambda *_: {"type": SECRET, "payload": {}}, []), {}),
+        ("vla-eval", closing, {}),
+    ],
+)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_where_a_server_repeats_it(everything, tmp_path, monkeypatch, kind, handle, options, workers):
+    monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
+    with websockets(handle, **options) as peer:
+        asked = [*FAKE, "--policy", f"{kind}:{peer.url}", *QUICK, "--workers", workers, "--out", tmp_path / "run"]
+        assert everything("eval", *asked) in (2, 4)
+
+
+def test_where_a_zeromq_server_repeats_it(everything, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
+    arguments = [word for word in QUICK if "cameras" not in word] + ["--policy-arg=cameras=agentview,none"]
+    for answer in (lambda endpoint, said: {"error": f"bad {SECRET}"}, lambda endpoint, said: [SECRET]):
+        server = Gr00tServer(answer, token=SECRET)
+        try:
+            asked = [*FAKE, "--policy", f"gr00t:{server.url}", *arguments, "--out", tmp_path / server.url[-5:]]
+            assert everything("eval", *asked) in (2, 4)
+        finally:
+            server.stop()
+
+
+def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, monkeypatch):
+    from policies.test_serving import served
+    from safevla_bench.policies import policy
+
+    monkeypatch.setenv("SAFEVLA_API_KEY", "another-key")
+    with served(lambda: policy("noop"), key=SECRET) as url:
+        assert everything("eval", *FAKE, "--policy", f"openpi:{url}", *QUICK, "--out", tmp_path / "run") in (2, 4)
+    assert SECRET not in repr(serving.Served("noop", lambda: policy("noop")).metadata())
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("ws://user:word@host:1/a", "ws://***@host:1/a"),
+        ("see https://host/a?b=c&d=e and f", "see https://host/a?*** and f"),
+        ("'ws://h/#x' stays", "'ws://h/#***' stays"),
+        ("mail a@b.c? #1", "mail a@b.c? #1"),
+        ("ws://127.0.0.1:8000/p", "ws://127.0.0.1:8000/p"),
+    ],
+)
+def test_addresses_are_told_without_what_is_no_place(text, seen):
+    assert redacted(text) == seen

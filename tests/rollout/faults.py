@@ -1,0 +1,407 @@
+"""The matrix of faults: what strikes a run, how it ends, and what then goes on. `test_faults.py` holds it to this.
+
+The table in docs/trust.md is written anew, after a change that is meant to move it, by
+
+.venv/bin/python tests/rollout/faults.py
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from folders import contents
+from safevla_bench import runs
+from safevla_bench.archive import jsonl
+from safevla_bench.evaluate import Judge, Request, Running, judge, roll_out
+from safevla_bench.policies import policy, serving
+from safevla_bench.runs import journal
+
+HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
+BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"
+WATCHDOG_S = 180
+ENGINES: Mapping[str, Running] = {"one process": Running(), "`--workers 2`": Running(workers=2)}
+REQUEST = Request(host="fragile", suites=("fake",), tasks=(0, 1), episodes=3, policies=("random",), max_steps=12)
+PLANNED = 6
+ENOUGH_FOR_ONE = 4500
+"""Bytes that a file may grow to, where the disk is full: run.json fits, and the record of one episode, not of two."""
+NEITHER = ""
+RESUME, RETRY, OTHERS = "`--resume`", "`--resume --retry-crashed`", "`--resume --workers 2`"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a struck run ends: its exit code, how many episodes are crashed, what completes it, and what it says."""
+
+    code: int
+    then: str = NEITHER
+    says: tuple[str, ...] = ()
+    crashed: tuple[int, ...] = (0,)
+
+    def __str__(self) -> str:
+        said = f"exit {self.code}" if self.code >= 0 else f"dies of {signal.Signals(-self.code).name}"
+        some = f", {self.crashed[-1]} crashed" if self.crashed[-1] and len(self.crashed) == 1 else ""
+        some = ", what was in flight crashed" if len(self.crashed) > 1 else some
+        return f"{said}{some}; {self.then}" if self.then else f"{said}{some}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row: what happens, what strikes (`fragile.py` knows how), how it ends by engine, what is done from outside."""
+
+    name: str
+    strike: str
+    ends: Mapping[str, Ending]
+    act: Callable[[Cell], None] = lambda cell: None
+    limit: Callable[[], None] | None = None
+
+    @property
+    def server(self) -> bool:
+        return self.strike.startswith("server")
+
+
+def both(ending: Ending) -> dict[str, Ending]:
+    return dict.fromkeys(ENGINES, ending)
+
+
+def apart(one: Ending, workers: Ending) -> dict[str, Ending]:
+    return dict(zip(ENGINES, (one, workers), strict=True))
+
+
+class Cell:
+    """A fault and an engine, in a folder of their own."""
+
+    def __init__(self, fault: Fault, engine: str, place: Path) -> None:
+        self.fault, self.running, self.place = fault, ENGINES[engine], place
+        self.ending = fault.ends[engine]
+        self.run, self.at, self.temporary = place / "run", place / "at", place / "temporary"
+        for folder in (self.at, self.temporary):
+            folder.mkdir()
+        self.request = REQUEST
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.place.parent / "installed"),
+            "FRAGILE": self.fault.strike,
+            "FRAGILE_AT": str(self.at),
+            "TMPDIR": str(self.temporary),
+        }
+
+    def start(self, *words: str, log: str = "said") -> subprocess.Popen[bytes]:
+        """A command of the package, in a session of its own."""
+        with (self.place / log).open("wb") as said:
+            return subprocess.Popen(
+                [sys.executable, "-m", "safevla_bench", *words],
+                env=self.environment,
+                start_new_session=True,
+                stdout=said,
+                stderr=said,
+                preexec_fn=self.fault.limit,
+            )
+
+    def words(self) -> list[str]:
+        asked = ["rollout", "--host", self.request.host, "--suite", "fake", "--tasks", "0,1", "--episodes", "3"]
+        asked += ["--max-steps", str(self.request.max_steps), "--policy", self.request.policies[0]]
+        asked += [f"--policy-arg={name}={value}" for name, value in self.request.arguments.items()]
+        return [*asked, "--workers", str(self.running.workers), "--out", str(self.run)]
+
+    def disturbed(self) -> int:
+        """Run until the fault has struck and the command has ended; its exit code."""
+        self.process = self.start(*self.words())
+        try:
+            self.fault.act(self)
+            return self.process.wait(WATCHDOG_S)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def struck(self) -> list[int]:
+        """The processes that the fault has struck, as soon as there is one."""
+        noted = self.at / "struck"
+        until = time.monotonic() + WATCHDOG_S
+        while not noted.exists() or not noted.read_text().endswith("\n"):
+            assert self.process is not None
+            assert self.process.poll() is None, "it ended before it was struck"
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        return [int(line) for line in noted.read_text().split()]
+
+    def said(self, log: str = "said") -> str:
+        return (self.place / log).read_text()
+
+    def crashed(self) -> list[runs.EpisodeRow]:
+        return [row for row in rows(self.run) if row.outcome == "crashed"]
+
+    def complete(self) -> bool:
+        return bool(runs.described(self.run).get("complete"))
+
+
+def send(number: int, *, everyone: bool = False) -> Callable[[Cell], None]:
+    """Strike the command itself, or all its processes, in the middle of the doomed episode."""
+
+    def act(cell: Cell) -> None:
+        cell.struck()
+        assert cell.process is not None
+        (os.killpg if everyone else os.kill)(cell.process.pid, number)
+
+    return act
+
+
+def impatient(cell: Cell) -> None:
+    """Ctrl-C, again and again until it ends."""
+    cell.struck()
+    while cell.process is not None and cell.process.poll() is None:
+        os.killpg(cell.process.pid, signal.SIGINT)
+        time.sleep(0.002)
+
+
+def kill_worker(cell: Cell) -> None:
+    os.kill(cell.struck()[0], signal.SIGKILL)
+
+
+def intrude(cell: Cell) -> None:
+    """A second command, and one that would resume, while the first is in the middle of an episode."""
+    cell.struck()
+    for log, words in (("second", cell.words()), ("third", ["rollout", "--resume", "--out", str(cell.run)])):
+        assert cell.start(*words, log=log).wait(WATCHDOG_S) == 2
+        assert "another run is writing here" in cell.said(log)
+        assert "Wait for it or stop it, or choose another --out." in cell.said(log)
+    (cell.at / "go").touch()
+
+
+def small_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ENOUGH_FOR_ONE, resource.RLIM_INFINITY))
+
+
+_CRASHED = ("1 episode crashed; it is in no rate", "  safevla rollout --resume --out ", "--retry-crashed")
+_AGAIN = ("episodes are done and kept. Continue:", "safevla rollout --resume --out ")
+_LOST = ("no policy server answers within", "With a server there again:", "--resume --out ", "--retry-crashed")
+_FULL = ("Mend that, and continue with --resume.",)
+CRASHED = Ending(4, RETRY, _CRASHED, (1,))
+WHOLE = Ending(0)
+INTERRUPTED = Ending(130, RESUME, _AGAIN)
+FAULTS = (
+    Fault("the simulator raises in `reset`", "raise-in-reset", both(CRASHED)),
+    Fault("the simulator raises in `step`", "raise-in-step", both(CRASHED)),
+    Fault("the simulator dies of SIGSEGV, once", "segfault", apart(Ending(-11, RESUME), WHOLE)),
+    Fault("the simulator aborts (SIGABRT), once", "abort", apart(Ending(-6, RESUME), WHOLE)),
+    Fault(
+        "an episode dies of SIGSEGV each time",
+        "segfault-always",
+        apart(Ending(-11, OTHERS), Ending(4, RETRY, ("its worker died in each of 2 attempts", "SIGSEGV"), (1,))),
+    ),
+    Fault("memory runs out: `MemoryError`", "memory", both(replace(CRASHED, says=("MemoryError", *_CRASHED)))),
+    Fault("memory runs out: the kernel kills the process", "kill", apart(Ending(-9, RESUME), WHOLE)),
+    Fault("a worker is killed from outside", "wait", apart(Ending(-9, RESUME), WHOLE), kill_worker),
+    Fault("the command is killed", "wait", both(Ending(-9, RESUME)), send(signal.SIGKILL)),
+    Fault("SIGTERM, as batch systems send it", "wait", both(Ending(-15, RESUME)), send(signal.SIGTERM, everyone=True)),
+    Fault("Ctrl-C", "wait", both(INTERRUPTED), send(signal.SIGINT, everyone=True)),
+    Fault("Ctrl-C, again and again", "wait", both(Ending(130, RESUME)), impatient),
+    Fault("the clock jumps 5 h back", "clock-back", both(WHOLE)),
+    Fault("the clock jumps 5 h ahead", "clock-ahead", both(WHOLE)),
+    Fault("the disk fills while episodes are kept", "disk", both(Ending(2, RESUME, _FULL)), limit=small_disk),
+    Fault("the disk fills while the run is completed", "disk-at-the-end", both(Ending(2, RESUME, _FULL))),
+    Fault("another command writes to the same folder", "wait", both(WHOLE), intrude),
+    Fault("the policy's server is killed", "server-dies", both(Ending(2, RETRY, _LOST, (0, 1, 2)))),
+    Fault("the policy's server hangs, once", "server-silent", both(WHOLE)),
+    Fault(
+        "the policy's server hangs in an episode each time",
+        "server-silent-always",
+        both(Ending(4, RETRY, ("the policy server was lost in each of 3 attempts", "gave no answer for"), (1,))),
+    ),
+)
+
+
+def rows(run: Path) -> list[runs.EpisodeRow]:
+    """The episodes that have ended, of a run in any state."""
+    return [one.row for one in runs.finished(run)] if journal.exists(run) else runs.episode_rows(run)
+
+
+def frames(run: Path) -> list[tuple[str, bytes]]:
+    """Each recorded episode with its bytes, of a run in any state."""
+    batch = runs.open_source(run).batch
+    count = len(batch) if batch else 0
+    return [(batch.headers[k].episode_id, jsonl.member(batch, k, ".jsonl.zst")) for k in range(count)]
+
+
+@contextmanager
+def installed(place: Path) -> Iterator[None]:
+    """The distribution of `fragile.py`, found by its entry points here and in what is started."""
+    folder = place / "installed"
+    (folder / "fragile-1.0.dist-info").mkdir(parents=True)
+    shutil.copy(HERE / "fragile.py", folder)
+    points = "[safevla_bench.hosts]\nfragile = fragile:host\n\n[safevla_bench.policies]\nfragile = fragile:policy\n"
+    (folder / "fragile-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1.0\n")
+    (folder / "fragile-1.0.dist-info" / "entry_points.txt").write_text(points)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+@contextmanager
+def served(port: int) -> Iterator[None]:
+    """The same policy behind a server in which nothing strikes."""
+    held = serving.Served("fragile", lambda: policy("fragile"))
+    server = serving.serve(held, "127.0.0.1", port)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def fragile_server(cell: Cell) -> Iterator[int]:
+    """A server that is a process of its own, in which the fault strikes; its port."""
+    process = cell.start("serve", "--policy", "fragile", "--port", "0", log="server")
+    try:
+        until = time.monotonic() + WATCHDOG_S
+        while "\n" not in cell.said("server"):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        yield int(cell.said("server").split(" (GET")[0].rpartition(":")[2])
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(WATCHDOG_S)
+
+
+def examine(fault: Fault, engine: str, place: Path, undisturbed: Path) -> str:
+    """Strike a run, look at what is left, complete it, and compare; the cell of the table. Raises `AssertionError`."""
+    folder = Path(tempfile.mkdtemp(dir=place))
+    cell = Cell(fault, engine, folder)
+    if not fault.server:
+        code = cell.disturbed()
+        look(cell, code, undisturbed)
+        go_on(cell, undisturbed)
+        return str(cell.ending)
+    with fragile_server(cell) as port:
+        arguments = {"cameras": "agentview,none", "replan": "1", "connect_timeout_s": "0.3", "timeout_s": "2"}
+        cell.request = replace(REQUEST, policies=(f"openpi:ws://127.0.0.1:{port}",), arguments=arguments)
+        code = cell.disturbed()
+    with served(port):
+        roll_out(cell.request, folder / "undisturbed")
+        look(cell, code, folder / "undisturbed")
+        go_on(cell, folder / "undisturbed")
+    return str(cell.ending)
+
+
+def look(cell: Cell, code: int, undisturbed: Path) -> None:
+    """What is there right after the fault: nothing lost, doubled or changed, crashed ones apart, nothing running."""
+    assert code == cell.ending.code, cell.said()
+    assert code in (-9, -11, -6) or "Traceback" not in cell.said(), cell.said()
+    for words in cell.ending.says:
+        assert words in cell.said(), cell.said()
+    _gone(cell)
+    ended = rows(cell.run)
+    assert max(Counter(row.episode_id for row in ended).values(), default=1) == 1
+    assert all(row.reason for row in cell.crashed())
+    assert len(cell.crashed()) in cell.ending.crashed
+    left = frames(cell.run)
+    assert [name for name, _ in left] == [row.episode_id for row in ended if row.outcome != "crashed"]
+    assert set(left) <= set(frames(undisturbed))
+    scores = judge([cell.run], Judge()).scores
+    assert (len(scores), len(scores.absent)) == (len(left), len(cell.crashed()))
+    if cell.complete():
+        assert len(ended) == PLANNED
+
+
+def _gone(cell: Cell) -> None:
+    """No process of the command is left, and no temporary file."""
+    assert cell.process is not None
+    until = time.monotonic() + WATCHDOG_S
+    while _anyone_in(cell.process.pid):
+        assert time.monotonic() < until, "a process outlives the command"
+        time.sleep(0.005)
+    assert not list(cell.temporary.iterdir())
+
+
+def _anyone_in(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def go_on(cell: Cell, undisturbed: Path) -> None:
+    """Complete the run in the way that the table says, and compare every byte, hidden files too."""
+    if cell.ending.then == OTHERS:
+        _past_the_doomed(cell, undisturbed)
+    elif cell.ending.then:
+        retry = bool(cell.crashed()) or cell.ending.then == RETRY
+        roll_out(Request.of(cell.run), cell.run, running=Running(resume=True, retry_crashed=retry))
+    assert contents(cell.run) == contents(undisturbed)
+
+
+def _past_the_doomed(cell: Cell, undisturbed: Path) -> None:
+    """With workers the run comes past the episode that kills: that one is crashed. Once mended, it is run again."""
+    again = cell.start("rollout", "--resume", "--out", str(cell.run), "--workers", "2", log="again")
+    assert again.wait(WATCHDOG_S) == 4, cell.said("again")
+    (crashed,) = cell.crashed()
+    assert "its worker died in each of 2 attempts" in str(crashed.reason)
+    assert frames(cell.run) == [one for one in frames(undisturbed) if one[0] != crashed.episode_id]
+    roll_out(Request.of(cell.run), cell.run, running=Running(resume=True, retry_crashed=True))
+
+
+def table(found: Mapping[tuple[str, str], str]) -> str:
+    """The rows of what was found, as Markdown."""
+    lines = [f"| | {' | '.join(ENGINES)} |", "|---" * (1 + len(ENGINES)) + "|"]
+    named = [fault.name for fault in FAULTS if any(name == fault.name for name, _ in found)]
+    return "\n".join([*lines, *(_row(name, [found.get((name, one), "") for one in ENGINES]) for name in named)]) + "\n"
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def documented() -> str:
+    """The table in the page."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+@contextmanager
+def striking(place: Path, cells: Iterable[tuple[Fault, str]]) -> Iterator[dict[tuple[str, str], Future[str]]]:
+    """What becomes of each cell, two at a time, by the fault's name and the engine."""
+    with installed(place), ThreadPoolExecutor(2) as pool:
+        roll_out(REQUEST, place / "undisturbed")
+        yield {
+            (fault.name, engine): pool.submit(examine, fault, engine, place, place / "undisturbed")
+            for fault, engine in cells
+        }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, striking(Path(folder), product(FAULTS, ENGINES)) as cells:
+        made = table({cell: ended.result() for cell, ended in cells.items()})
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + made + END + rest.partition(END)[2])
+    print(made)
+
+
+if __name__ == "__main__":
+    main()

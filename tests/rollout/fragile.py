@@ -1,0 +1,156 @@
+"""A plug-in whose host is the fake one until a fault strikes, for the matrix of faults.
+
+The environment says which: FRAGILE names the fault, FRAGILE_AT a folder. The fault strikes in the doomed episode, in
+its third step or its reset: the first time only, or `-always`. The folder then holds the number of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from safevla_bench.hosts.fake import FakeHost
+from safevla_bench.interface import Wants
+
+DOOMED, AT_STEP = ("task_0", 1), 3
+"""The task and initial state of the episode that is struck, and its step."""
+INSTRUCTION = "put the block on the tray"
+MIB = 2**20
+
+
+def fault() -> tuple[str, bool]:
+    """The fault's name, and whether it strikes every time."""
+    name = os.environ.get("FRAGILE", "")
+    return name.removesuffix("-always"), name.endswith("-always")
+
+
+def place() -> Path:
+    return Path(os.environ["FRAGILE_AT"])
+
+
+def struck(*names: str) -> str | None:
+    """The fault, if it is one of these and is to strike now; that it does is noted."""
+    name, always = fault()
+    if name not in names or (not always and (place() / "struck").exists()):
+        return None
+    with (place() / "struck").open("a") as noted:
+        noted.write(f"{os.getpid()}\n")
+    return name
+
+
+def wait() -> None:
+    """Until somebody says to go on, or ends this process."""
+    while not (place() / "go").exists():
+        time.sleep(0.001)
+
+
+def starve() -> None:
+    """Take the memory from this process, as a container's limit does, and ask for more."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 512 * MIB, resource.RLIM_INFINITY))
+    np.ones(512 * MIB)
+
+
+def shift(hours: float) -> None:
+    true = time.time
+    time.time = lambda: true() + 3600 * hours
+
+
+STRIKES = {
+    "raise-in-step": lambda: (_ for _ in ()).throw(RuntimeError("the simulator broke")),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "abort": os.abort,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "memory": starve,
+    "clock-back": lambda: shift(-5),
+    "clock-ahead": lambda: shift(+5),
+    "wait": wait,
+}
+
+
+def tell_server(doomed: bool) -> None:
+    """Whether the episode that now begins is the one that is struck."""
+    (place() / "doomed").unlink(missing_ok=True)
+    if doomed:
+        (place() / "doomed").touch()
+
+
+class Env:
+    """The fake environment; everything but the fault is passed on."""
+
+    def __init__(self, env):
+        self._env = env
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def reset(self, seed):
+        self._doomed = (self._env.task.task_id, seed.init_state_index) == DOOMED
+        self._steps = 0
+        if fault()[0].startswith("server") and self._env.task.task_id == DOOMED[0]:
+            tell_server(self._doomed)
+        if self._doomed and struck("raise-in-reset"):
+            raise RuntimeError("the simulator broke")
+        return self._env.reset(seed)
+
+    def step(self, action):
+        self._steps += 1
+        name = struck(*STRIKES) if self._doomed and self._steps == AT_STEP else None
+        if name:
+            STRIKES[name]()
+        return self._env.step(action)
+
+
+class Host(FakeHost):
+    name = "fragile"
+
+    def make(self, task, wants):
+        return Env(super().make(task, wants))
+
+
+def full(path, content):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def host():
+    if fault()[0] == "disk-at-the-end":
+        from safevla_bench.runs import folder
+
+        folder.write_atomically = full
+    return Host()
+
+
+def told(observation) -> bool:
+    """Whether the server has been told that this is the doomed episode."""
+    return bool(fault()[0]) and observation.instruction == INSTRUCTION and (place() / "doomed").exists()
+
+
+class Served:
+    """Moves at random behind a server, which dies or falls silent in the doomed episode."""
+
+    wants = Wants()
+
+    def reset(self, task, seed):
+        self._generator, self._steps = np.random.default_rng(seed), 0
+
+    def act(self, observation):
+        self._steps += 1
+        name = struck("server-dies", "server-silent") if self._steps == AT_STEP and told(observation) else None
+        if name == "server-dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "server-silent":
+            wait()
+        return self._generator.uniform(-1, 1, 7)
+
+    def close(self):
+        pass
+
+
+def policy(arg):
+    return Served()
