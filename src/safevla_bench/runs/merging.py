@@ -136,7 +136,7 @@ def _intact(shard: _Shard) -> None:
 def _digests(folder: Path) -> Mapping[str, str]:
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Manifest).parts
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, RecursionError, msgspec.DecodeError) as error:
         _refuse(folder / MANIFEST, f"cannot be read: {error}", _DAMAGED)
 
 
