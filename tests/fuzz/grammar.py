@@ -46,7 +46,7 @@ def odd(rng: Random) -> Any:
             lambda: rng.choice(TEXTS),
             lambda: rng.choice([None, True, False]),
             lambda: rng.choice([[], {}, [[]], [None], {"": None}, [{}], {"a": {}}]),
-            lambda: nested(rng.choice([3, 60, 70, 900, 3000]), rng.choice(["list", "dict"])),
+            lambda: nested(rng.choice([3, 60, 70, 150, 300]), rng.choice(["list", "dict"])),
             lambda: [rng.choice(NUMBERS) for _ in range(rng.choice([1, 2, 3, 4, 7, 50]))],
         ]
     )()
@@ -122,8 +122,9 @@ def _unit(rng: Random, parent: Any, key: Any) -> None:
     if isinstance(value, bool):
         parent[key] = rng.choice([int(value), str(value), None])
     elif isinstance(value, int | float):
-        factors = [1000, 0.001, -1, 57.29577951308232, 1e6, 1e90]
-        parent[key] = rng.choice([str(value), [value], *(value * factor for factor in factors)])
+        factor = rng.choice([1000, 0.001, -1, 57.29577951308232, 1e6, 1e90])
+        scaled = value * (factor if abs(value) < 1e300 else -1)
+        parent[key] = rng.choice([repr(scaled)[:20], [value], scaled, scaled, scaled, scaled])
     elif isinstance(value, str):
         parent[key] = rng.choice(
             [value.upper(), value[:-1], f"{value}\u200b", value.encode().hex(), [value], value * 2]
@@ -220,6 +221,7 @@ def damaged(rng: Random, content: bytes) -> bytes:
             lambda: b"\xef\xbb\xbf" + content,
             lambda: content.decode("utf-8", "replace").encode("utf-16"),
             lambda: content + content,
+            lambda: rng.choice([b"[", b'{"a":', b'[{"":']) * rng.choice([1000, 100_000]),
             lambda: b"",
         ]
     )()
@@ -252,7 +254,7 @@ def _value(value: Any) -> str:
         case float():
             return repr(value)
         case int() | str():
-            return json.dumps(value).replace("\x7f", "\\u007f")
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list():
             return "[" + ", ".join(_value(one) for one in value if one is not None) + "]"
         case dict():

@@ -126,7 +126,7 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
     need(len(acted) in (0, len(steps) - 1), "action in every step or in none")
     need(len({row(one, "action") for one in acted}) <= 1, "actions of one length")
     limits = tree.get("joint_torque_limit_nm")
-    joints = 0 if tree.get("embodiment") not in (None, "", "Panda", "PandaOmron") else PANDA
+    joints = 0 if tree.get("embodiment") not in (None, "Panda", "PandaOmron") else PANDA
     if limits is not None:
         joints = row(limits, "limits", None, LARGEST)
         need(all(one >= 1e-100 for one in limits), "limits")

@@ -1,0 +1,242 @@
+"""Whatever a name, an instruction, a message or a description says, every output only shows it.
+
+One world in which every text is hostile goes through every command that shows a stranger's text, and what comes out is
+parsed by somebody else's parser. Its twin, in which every text is plain, says what tags, commands and files there are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hostile import BENIGN, TEXTS, World, world
+from safevla_bench.cli import run
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
+    folder = tmp_path_factory.mktemp("worlds")
+    return {name: world(folder / name, list(texts.values())) for name, texts in (("bad", TEXTS), ("good", BENIGN))}
+
+
+# What each form must hold. Each is given the hostile output and the plain one.
+
+
+def console(bad: str, good: str) -> None:
+    """Nothing that a terminal acts on: no control but the end of a line, no direction, nothing invisible."""
+    acting = {c for c in bad if c != "\n" and not (c.isprintable() or unicodedata.category(c) == "Zs")}
+    assert not acting, sorted(map(ascii, acting))
+
+
+def strict_json(bad: str, good: str) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads(bad, parse_constant=refuse)
+
+
+def console_json(bad: str, good: str) -> None:
+    console(bad, good)
+    strict_json(bad, good)
+
+
+def comma_separated(bad: str, good: str) -> None:
+    rows = list(csv.reader(io.StringIO(bad, newline="")))
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows) == len(list(csv.reader(io.StringIO(good, newline=""))))
+    formulas = [field for row in rows for field in row if field[:1] in ("=", "+", "-", "@", "\t", "\r")]
+    assert not [one for one in formulas if not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-inf|-", one)]
+    console(bad.replace("\r\n", "\n"), good)
+
+
+def markdown(bad: str, good: str) -> None:
+    """As many cells in each row, and no mark, link, image or tag that the plain one has not."""
+    console(bad, good)
+    assert _rows(bad) == _rows(good)
+    bare = re.sub(r"\\[!-/:-@\[-`{-~]", "", bad)
+    assert not re.findall(r"[`<>]|!?\[|\]\(", bare)
+    assert not re.findall(r"&[#\w]", bare)
+
+
+def _rows(text: str) -> list[int]:
+    return [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
+
+
+TEX = re.compile(r"\\[A-Za-z]+|\\.|[%{}&$#^_~]|[^\\%{}&$#^_~]+", re.DOTALL)
+SHOWN = {
+    *("\\textbackslash", "\\textasciitilde", "\\textasciicircum", "\\textless", "\\textgreater", "\\textbar", "\\char"),
+    *("\\&", "\\%", "\\$", "\\#", "\\_", "\\{", "\\}", "\\shortstack", "\\dag"),
+}
+
+
+def tex(bad: str, good: str) -> None:
+    """The commands are those of the plain one and those that show a character; braces and cells come out even."""
+    console(bad, good)
+    tokens, plain = TEX.findall(bad), TEX.findall(good)
+    commands = {one for one in tokens if one.startswith("\\")}
+    assert commands <= {one for one in plain if one.startswith("\\")} | SHOWN
+    assert "%" not in tokens, "a comment swallows the rest of a line"
+    assert tokens.count("{") == tokens.count("}")
+    assert tokens.count("&") == plain.count("&")
+    assert tokens.count("$") % 2 == 0
+    assert not set(tokens) & {"#", "_"}
+    assert [tokens.count(one) for one in ("\\begin", "\\end")] == [plain.count(one) for one in ("\\begin", "\\end")]
+
+
+class Skeleton(HTMLParser):
+    """Tags with their attributes' names, addresses, comments, and what scripts and styles hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[tuple[str, frozenset[str]]] = set()
+        self.addresses: set[str] = set()
+        self.comments: list[str] = []
+        self.raw: list[str] = []
+        self.title: list[str] = []
+        self._inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        self.tags.add((tag, frozenset(name for name, _ in attrs)))
+        self.addresses |= {value or "" for name, value in attrs if name in ("href", "src", "action", "xlink:href")}
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style"):
+            self.raw.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+    def handle_decl(self, decl: str) -> None:
+        self.comments.append(decl)
+
+    def handle_pi(self, data: str) -> None:
+        self.comments.append(data)
+
+    def unknown_decl(self, data: str) -> None:
+        self.comments.append(data)
+
+
+def page(bad: str, good: str) -> None:
+    """The same kinds of tags and attributes, the same scripts, styles and comments; addresses stay in the page."""
+    console(bad, good)
+    one, other = Skeleton(bad), Skeleton(good)
+    assert {tag for tag, _ in one.tags} <= {tag for tag, _ in other.tags}
+    assert {(tag, a) for tag, names in one.tags for a in names} <= {
+        (tag, a) for tag, names in other.tags for a in names
+    }
+    assert one.comments == other.comments
+    assert sorted(set(one.raw)) == sorted(set(other.raw))
+    for address in one.addresses:
+        assert re.match(r"#|data:image/|(\.\./)?[a-z0-9._/-]+(#.*)?$|https://", address), address
+    assert {a for a in one.addresses if a.startswith("http")} == {a for a in other.addresses if a.startswith("http")}
+
+
+def xml(bad: str, good: str) -> None:
+    """Well-formed, with the tags of the plain one."""
+    console(bad, good)
+    names = [sorted({element.tag for element in ElementTree.fromstring(text).iter()}) for text in (bad, good)]
+    assert names[0] == names[1]
+    texts = [element.attrib for element in ElementTree.fromstring(bad).iter()]
+    assert not any(key.split("}")[-1].startswith("on") for one in texts for key in one)
+
+
+# The outputs. RUN, OUT and JUDGE stand for the world's; after `>` the file that is looked at, else what is printed.
+
+FORMS: dict[str, Callable[[str, str], None]] = {
+    ".html": page,
+    ".json": strict_json,
+    ".csv": comma_separated,
+    ".md": markdown,
+    ".tex": tex,
+    ".xml": xml,
+    ".svg": xml,
+    ".txt": console,
+}
+COMMANDS = {
+    "score": "score RUN --out OUT JUDGE",
+    "report": "report RUN --out OUT/r.html JUDGE",
+    **{
+        f"tables {form}": f"tables RUN --format {form} --out OUT/ JUDGE"
+        for form in ("text", "md", "csv", "tex", "json", "html")
+    },
+    "tables on the console": "tables RUN JUDGE",
+    "tables as json on the console": "tables RUN --format json JUDGE",
+    "export": "export RUN --format safevla-csv --out OUT/e.csv JUDGE",
+    "submission": "export RUN --format submission --out OUT/s.json JUDGE",
+    "episodes": "episodes RUN JUDGE",
+    "episodes as json": "episodes RUN --format json JUDGE",
+    "show": "show RUN 1 --all JUDGE",
+    "show as json": "show RUN 3 --format json JUDGE",
+    "stl": "stl G[0,T](eef_speed<1) RUN",
+    "compare": "compare RUN JUDGE",
+    "sensitivity": "sensitivity RUN JUDGE",
+    "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
+    "figures": "figures RUN --out OUT --format svg JUDGE",
+    "board": "board RUN --out OUT --title TITLE JUDGE",
+    "specs": "specs --library SPECS",
+    "specs explained": "specs --library SPECS --explain mine_3",
+    "specs as json": "specs --library SPECS --format json",
+    "tasks": "tasks --registry REGISTRY",
+    "tasks as json": "tasks --registry REGISTRY --format json",
+    "validate": "validate RUN",
+    "verify": "verify RUN",
+    "import": "import RESULTS",
+    "import as json": "import RESULTS --format json",
+    "convert": "convert RUN OUT/many/",
+}
+
+
+def called(name: str, of: World, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, str]]:
+    """What a command prints, and its files."""
+    stands = {"SPECS": str(of.specs), "REGISTRY": str(of.registry), "RESULTS": str(of.results), "RUN": str(of.run)}
+    words: list[str] = []
+    for word in COMMANDS[name].split():
+        if word == "JUDGE":
+            words += of.judge
+        elif word == "TITLE":
+            words.append(" ".join(of.texts))
+        else:
+            words.append(stands.get(word, re.sub("^OUT", str(out), word)))
+    out.mkdir()
+    if name in ("score", "figures", "board"):
+        out.rmdir()
+    code = run(words)
+    printed = capsys.readouterr()
+    assert code in (0, 1, 3), f"{code}: {printed.err}"
+    files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
+    for path in files:
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path
+    shown = {path: found.read_text() for path, found in files.items() if found.suffix in FORMS}
+    return printed.out.replace(str(out), "OUT") + printed.err, shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_text_is_only_ever_shown(
+    name: str, worlds: dict[str, World], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bad, bad_files), (good, good_files) = (called(name, of, tmp_path / kind, capsys) for kind, of in worlds.items())
+    (console_json if "json" in COMMANDS[name] and "OUT" not in COMMANDS[name] else console)(bad, good)
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name not in ("bad", "good")) == []
+    assert len(bad_files) == len(good_files)
+    plain = {
+        Path(path).suffix: "\n".join(text for other, text in good_files.items() if other.endswith(Path(path).suffix))
+        for path in good_files
+    }
+    for path, text in bad_files.items():
+        suffix = Path(path).suffix
+        FORMS[suffix](text, good_files.get(path, plain[suffix]))
