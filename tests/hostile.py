@@ -25,13 +25,11 @@ TEXTS: dict[str, str] = {
     "up and out": "../../../../tmp/pwned",
     "an absolute path": "/etc/cron.d/pwned",
     "dots": "..",
-    "a path of another system": "C:\\pwned\\con",
-    "NUL": "a\x00b",
+    "a path of another system, and NUL": "C:\\pwned\\con\x00",
     "script": f"<script>{MARK}</script>",
-    "a script in a script": f"</script></style></title></textarea><script>{MARK}</script>",
+    "a script in a script": f"</script></style></title></textarea></text></svg><svg onload={MARK}><script>{MARK}</script>",
     "an attribute's end": f'"><img src=x onerror={MARK}>',
     "another attribute's end": f"' onmouseover='{MARK}' x='",
-    "SVG": f"</text></svg><svg onload={MARK}>",
     "a comment": "<!-- --!> <![CDATA[ ]]> <?xml ?>",
     "entities": "&lt;script&gt;&#x27;&colon;&amp",
     "an address": f"javascript:{MARK}",
@@ -43,19 +41,13 @@ TEXTS: dict[str, str] = {
     "tab and formula": "\t=1+1",
     "return and formula": "\r=1+1",
     "quotes": '";=1,\'"\n=2',
-    "TeX that reads": "\\input{/etc/passwd}\\write18{touch pwned}",
-    "TeX": "50% & $x_1$ ^^5c ~ #1 {} \\\\ \\end{tabular}",
-    "a table's bars": "a|b\n|---|---|\n| c | d |",
-    "Markdown": f"[x](javascript:{MARK}) ![i](http://example.org/i.png) `c` **b** # h <b>",
-    "mathtext": "$\\frac{1}{$ $x^$ $$",
-    "colour": "\x1b[31mred\x1b[2J\x1b]0;title\x07\x1b]8;;http://example.org\x1b\\link",
-    "C1": "\x9b31m\x90\x9d0;t\x9c",
-    "a bidirectional override": "\u202egnp.exe\u2066\u200f",
-    "a line over another": "safe 100 %\rPWNED\b\b\b",
-    "nothing to see": "\u200b\ufeff\u00ad\u2060\U000e0041",
-    "braces": "{{7*7}}{% raw %}{0}%s%n",
+    "TeX": "\\input{/etc/passwd}\\write18{touch pwned} 50% & $x_1$ ^^5c ~ #1 {} \\\\ \\end{tabular}",
+    "Markdown": f"a|b\n|---|---|\n| [x](javascript:{MARK}) ![i](http://example.org/i.png) `c` **b** # h <b>",
+    "mathtext and braces": "$\\frac{1}{$ $x^$ $$ {{7*7}}{% raw %}{0}%s%n",
+    "a terminal's": "\x1b[31mred\x1b[2J\x1b]0;title\x07\x1b]8;;http://example.org\x1b\\link\x9b31m\x90\x9d0;t\x9c",
+    "a line over another, and a direction": "safe 100 %\rPWNED\b\b\b\u202egnp.exe\u2066\u200f",
+    "nothing to see, no letters known": "\u200b\ufeff\u00ad\u2060\U000e0041𒀀\U0010ffff\ue000",
     "a very long one": "L" * 3000,
-    "no letters known": "𒀀\U0010ffff\ue000",
 }
 BENIGN: dict[str, str] = {name: f"name {k:02d}" for k, name in enumerate(TEXTS)}
 BODY = "plate_1"
@@ -110,7 +102,7 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
     part.parent.mkdir(parents=True)
     rows = []
     for k, one in enumerate(texts):
-        for j, policy in enumerate((one, texts[(k + 1) % len(texts)])):
+        for j, policy in enumerate((one, texts[(k + 1) % len(texts)])[: 2 if k < 2 else 1]):
             rows.append(_row(k, f"{one}{j}", one, policy))
             archive.append(part, _episode(k, j, rows[-1], one))
         crashed = _row(k, f"{one}crash", one, one)

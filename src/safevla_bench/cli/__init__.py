@@ -108,6 +108,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except click.ClickException as error:
+        error.message = printable(error.message)
         error.show()
         return error.exit_code
     except SafevlaError as error:

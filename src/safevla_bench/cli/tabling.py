@@ -11,6 +11,7 @@ from typing import get_args
 import click
 
 from safevla_bench import evaluate, viewers
+from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
@@ -72,7 +73,7 @@ def tables_command(
     else:
         _single(found, form, f"--out {shlex.quote(out)}/")
         _save(Path(out), render.rendered(found, form))
-        click.echo(f"{_many(len(found))}: {out}")
+        click.echo(printable(f"{_many(len(found))}: {out}"))
 
 
 def _material(
@@ -109,7 +110,7 @@ def _write_each(found: Sequence[Table], form: render.Form, folder: Path) -> None
     for table in found:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
         _save(path, render.rendered([table], form))
-        click.echo(str(path))
+        click.echo(printable(str(path)))
 
 
 def _save(path: Path, content: str | bytes) -> None:
@@ -171,7 +172,7 @@ def export_command(
     _save(out, content)
     if judged.interrupted or judged.skipped:
         click.echo("Not complete: an interrupted run, or invalid episodes left out, are among these.", err=True)
-    click.echo(f"{form}: {out}")
+    click.echo(printable(f"{form}: {out}"))
 
 
 def _viewed(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:
