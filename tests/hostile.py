@@ -27,7 +27,7 @@ TEXTS: dict[str, str] = {
     "dots": "..",
     "a path of another system, and NUL": "C:\\pwned\\con\x00",
     "script": f"<script>{MARK}</script>",
-    "a script in a script": f"</script></style></title></textarea></text></svg><svg onload={MARK}><script>{MARK}</script>",
+    "a script in a script": f"</script></style></title></textarea></svg><svg onload={MARK}><script>{MARK}</script>",
     "an attribute's end": f'"><img src=x onerror={MARK}>',
     "another attribute's end": f"' onmouseover='{MARK}' x='",
     "a comment": "<!-- --!> <![CDATA[ ]]> <?xml ?>",

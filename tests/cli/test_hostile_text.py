@@ -12,13 +12,17 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from hostile import BENIGN, TEXTS, World, world
+from hostile import BENIGN, MARK, TEXTS, World, world
+from report.browser import CHROMIUM, Browser
 from safevla_bench.cli import run
 
 
@@ -202,45 +206,79 @@ COMMANDS = {
 }
 
 
-def called(name: str, of: World, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, str]]:
-    """What a command prints, and its files."""
-    stands = {
-        "SPECS": str(of.specs),
-        "REGISTRY": str(of.registry),
-        "RESULTS": str(of.results),
-        "RUN": str(of.run),
-        "ONE": of.texts[4],
-        "OTHER": of.texts[5],
-    }
-    words: list[str] = []
-    for word in COMMANDS[name].split():
-        if word == "JUDGE":
-            words += of.judge
-        elif word == "TITLE":
-            words.append(" ".join(of.texts))
-        else:
-            words.append(stands.get(word, re.sub("^OUT", str(out), word)))
-    out.mkdir()
-    if name in ("score", "figures", "board"):
-        out.rmdir()
-    code = run(words)
-    printed = capsys.readouterr()
-    assert code in (0, 1, 3), f"{code}: {printed.err}"
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, its files that are text, and all its files."""
+
+    printed: str
+    texts: dict[str, str]
+    files: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def done(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Done]:
+    """What a command makes of a world, each made once."""
+    folder = tmp_path_factory.mktemp("done")
+    return cache(lambda name, kind: called(name, worlds[kind], folder / f"{name.replace(' ', '-')}-{kind}" / "out"))
+
+
+def called(name: str, of: World, out: Path) -> Done:
+    """Run a command; whatever it writes lies where it was told to, under a plain name."""
+    given = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
+    stands = {word: [str(path)] for word, path in given.items()}
+    stands |= {"JUDGE": of.judge, "TITLE": [" ".join(of.texts)], "ONE": [of.texts[4]], "OTHER": [of.texts[5]]}
+    words = [part for word in COMMANDS[name].split() for part in stands.get(word, [re.sub("^OUT", str(out), word)])]
+    (out if "OUT/" in COMMANDS[name] else out.parent).mkdir(parents=True)
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = run(words)
+    assert code in (0, 1, 3), f"{code}: {said.getvalue()}"
+    assert {one.name for one in out.parent.iterdir()} <= {"out"}
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     for path in files:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path
-    shown = {path: found.read_text() for path, found in files.items() if found.suffix in FORMS}
-    return printed.out.replace(str(out), "OUT") + printed.err, shown
+    texts = {path: found.read_text() for path, found in files.items() if found.suffix in FORMS}
+    return Done(said.getvalue(), texts, files)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_text_is_only_ever_shown(
-    name: str, worlds: dict[str, World], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (bad, bad_files), (good, good_files) = (called(name, of, tmp_path / kind, capsys) for kind, of in worlds.items())
-    (console_json if "json" in COMMANDS[name] and "OUT" not in COMMANDS[name] else console)(bad, good)
-    assert sorted(one.name for one in tmp_path.iterdir() if one.name not in ("bad", "good")) == []
-    assert len(bad_files) == len(good_files)
-    for path, text in bad_files.items():
+def test_a_text_is_only_ever_shown(name: str, done: Callable[[str, str], Done]) -> None:
+    bad, good = done(name, "bad"), done(name, "good")
+    (console_json if "json" in COMMANDS[name] and "OUT" not in COMMANDS[name] else console)(bad.printed, good.printed)
+    assert len(bad.files) == len(good.files)
+    for path, text in bad.texts.items():
         suffix = Path(path).suffix
-        FORMS[suffix](text, "\n".join(other for name, other in good_files.items() if Path(name).suffix == suffix))
+        FORMS[suffix](text, "\n".join(other for name, other in good.texts.items() if Path(name).suffix == suffix))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
+def test_no_script_runs_even_where_the_pages_own_policy_is_switched_off(
+    done: Callable[[str, str], Done], tmp_path: Path
+) -> None:
+    pages = [
+        path
+        for name in ("score", "tables html", "board", "figures")
+        for path in done(name, "bad").files.values()
+        if path.suffix in (".html", ".svg")
+    ]
+    assert len(pages) > 20
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.ask("Page.setBypassCSP", enabled=True)
+        for path in pages:
+            browser.open(path)
+            browser.run("document.querySelectorAll('*').forEach(e => ['mouseover', 'click'].forEach("
+                        "kind => e.tagName == 'A' || e.dispatchEvent(new Event(kind))))")  # fmt: skip
+            assert browser.run("typeof window.PWNED") == "undefined", path
+            assert browser.run("[...document.querySelectorAll('a')].every(a => a.protocol != 'javascript:')"), path
+            assert all(url.startswith("file:") for url in browser.requests()), path
+    finally:
+        browser.close()
+
+
+def test_a_mark_would_have_been_seen(tmp_path: Path) -> None:
+    """The page's check would fail on text that is not escaped, and so would a browser."""
+    text = "".join(TEXTS.values())
+    with pytest.raises(AssertionError):
+        page(f"<p>{text}</p>", "<p></p>")
+    assert MARK in text
