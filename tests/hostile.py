@@ -49,7 +49,7 @@ TEXTS: dict[str, str] = {
     "nothing to see, no letters known": "\u200b\ufeff\u00ad\u2060\U000e0041𒀀\U0010ffff\ue000",
     "a very long one": "L" * 3000,
 }
-BENIGN: dict[str, str] = {name: f"name {k:02d}" for k, name in enumerate(TEXTS)}
+BENIGN = [f"name {k}" for k in range(8)]
 BODY = "plate_1"
 
 

@@ -84,7 +84,7 @@ def cases(numbers: Sequence[int], only: str | None = None, told: Callable[[str],
     while left:
         done = _batch(left[:BATCH], outcome, only)
         left = left[done:]
-        told(f"{len(numbers) - len(left)} of {len(numbers)}, {len(outcome.failures)} failures")
+        told(f"{len(numbers) - len(left)} of {len(numbers)}, failures: {sorted(outcome.failures) or 'none'}")
     return outcome
 
 
