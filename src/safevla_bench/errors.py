@@ -29,6 +29,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
+_LONGEST = 2000
+"""Characters of a line in a message; names may come from a stranger's file, and be of any length."""
+
+
+def brief(text: str, most: int = 120) -> str:
+    """A text of any length as part of a message."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -44,9 +52,9 @@ class Place:
         parts = [
             ("", self.file),
             ("line ", self.line),
-            ("episode ", None if self.episode is None else repr(self.episode)),
+            ("episode ", None if self.episode is None else repr(brief(self.episode))),
             ("step ", self.step),
-            ("field ", self.field),
+            ("field ", None if self.field is None else brief(self.field)),
         ]
         return ", ".join(f"{label}{value}" for label, value in parts if value is not None)
 
@@ -67,7 +75,8 @@ class SafevlaError(Exception):
 
     def __str__(self) -> str:
         where = str(self.place)
-        message = f"{where}: {self.problem}" if where else self.problem
+        problem = "\n".join(brief(line, _LONGEST) for line in self.problem.split("\n"))
+        message = f"{where}: {problem}" if where else problem
         return f"{message}\n  {self.remedy}" if self.remedy else message
 
     def at(self, outer: Place) -> Self:

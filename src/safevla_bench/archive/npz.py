@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 import struct
 import zipfile
 import zlib
@@ -27,6 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import npy
 from safevla_bench.archive import extra
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.plain import check, cover, read_cover, recording
@@ -137,28 +137,19 @@ def _refuse(problem: str, remedy: str, field: str) -> NoReturn:
     raise RecordError(problem, remedy=remedy, place=Place(field=field))
 
 
-_NPY = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': *'([^']{1,40})', *'fortran_order': *(True|False), *"
-    rb"'shape': *\(((?:\d{1,15}(?:, ?|(?=\))))*)\),? *\} *\n",
-    re.DOTALL,
-)
-"""What NumPy writes before the numbers of a plain array. NumPy's own reader runs Python's parser over it."""
-
-
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
     """One array. Its size is checked against its bytes, so that a header cannot ask for memory that nothing fills."""
     content = archive.read(member)
-    head = _NPY.match(content)
+    head = npy.head(content)
     if not head:
         _refuse("not a plain array of NumPy", "Write it with numpy.savez.", name)
-    kind, shape = head[1].decode("latin-1"), [int(size) for size in re.findall(rb"\d+", head[3])]
-    if kind != _DTYPES[name].str:
-        _refuse(f"the type is {kind}, expected {_DTYPES[name].str}", f"Write it as {_DTYPES[name].name}.", name)
-    held = len(content) - head.end()
-    if math.prod(shape) * _DTYPES[name].itemsize != held:
-        _refuse(f"the shape {shape} does not fit {held} bytes", REMEDY_BROKEN, name)
-    flat = np.frombuffer(content, dtype=_DTYPES[name], offset=head.end())
-    return flat.reshape(shape, order="F" if head[2] == b"True" else "C")
+    if head.descr != _DTYPES[name].str:
+        _refuse(f"the type is {head.descr}, expected {_DTYPES[name].str}", f"Write it as {_DTYPES[name].name}.", name)
+    held = len(content) - head.end
+    if math.prod(head.shape) * _DTYPES[name].itemsize != held:
+        _refuse(f"the shape {list(head.shape)} does not fit {held} bytes", REMEDY_BROKEN, name)
+    flat = np.frombuffer(content, dtype=_DTYPES[name], offset=head.end)
+    return flat.reshape(head.shape, order="F" if head.order == "F" else "C")
 
 
 def _decode(arrays: Arrays) -> Batch:

@@ -62,7 +62,7 @@ def read(path: Path, context: click.Context) -> dict[str, object]:
     place = Place(file=str(path))
     try:
         held = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RunError(f"cannot be read: {reason}", remedy="Name a TOML file.", place=place) from None
     running, judging = keys(context.command)

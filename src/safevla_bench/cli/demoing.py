@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import demo, evaluate, runs
+from safevla_bench.cli import printable
 from safevla_bench.cli.judging import say
 
 
@@ -32,8 +33,7 @@ def demo_command(out: Path) -> None:
     say(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
-    click.echo(f"Records: {path}")
-    click.echo(f"Report:  {out / runs.REPORT}   (open it in a browser)")
+    click.echo(printable(f"Records: {path}\nReport:  {out / runs.REPORT}   (open it in a browser)"))
     click.echo("Next:")
     for line in _next(judged, path):
         click.echo(f"  {line}")

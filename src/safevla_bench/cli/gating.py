@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from safevla_bench import evaluate, gates
-from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, printable
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
 from safevla_bench.report import gating, judgement
@@ -92,5 +92,5 @@ def gate_command(
     else:
         click.echo(text(gating.table(found, [said])), nl=False)
         if junit is not None:
-            click.echo(f"JUnit XML: {junit}")
+            click.echo(printable(f"JUnit XML: {junit}"))
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[found.verdict])

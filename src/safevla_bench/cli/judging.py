@@ -45,7 +45,7 @@ def score_command(
         judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid, cluster=where)
         evaluate.write(judged, out, legacy_ids=legacy_ids)
     say(judged)
-    click.echo(f"Scores and report: {out / runs.REPORT}")
+    click.echo(printable(f"Scores and report: {out / runs.REPORT}"))
 
 
 @click.command("report")
@@ -58,7 +58,7 @@ def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, 
     with working("judging"):
         judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
         write_atomically(out, evaluate.report(judged))
-    click.echo(f"Report: {out}")
+    click.echo(printable(f"Report: {out}"))
 
 
 def say(judged: evaluate.Judged) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from safevla_bench import specs, tasks
-from safevla_bench.cli import printable
 from safevla_bench.cli.options import format_option
+from safevla_bench.inert import inert
 
 
 @click.command("specs")
@@ -45,10 +45,11 @@ def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilitie
         return
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
-        click.echo(printable(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}"))
+        said = f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}"
+        click.echo(inert(said))
         click.echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
-            click.echo(f"  not {spec}: {reason}")
+            click.echo(f"  not {spec}: {inert(reason)}")
 
 
 def _by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
@@ -69,12 +70,12 @@ def _explain(told: Mapping[str, object], form: str) -> None:
     width = max(len(name) for name in told)
     for name, value in told.items():
         values = value if isinstance(value, list | tuple) else [value]
-        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(str(one) for one in values) or "none"))
+        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(inert(str(one)) for one in values) or "none"))
 
 
 def _lines(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
     """Columns as wide as their widest value."""
-    shown = [[("—" if row.get(name) is None else str(row[name])) for name in names] for row in rows]
+    shown = [[("—" if row.get(name) is None else inert(str(row[name]))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[k]) for line in shown)) for k, name in enumerate(names)]
     for line in [list(names), *shown]:
         click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())

@@ -42,8 +42,7 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
     _report_crashes(asked, crashed)
     folder = shlex.quote(str(asked.out))
-    click.echo(f"Records: {asked.out}")
-    click.echo(f"Next: safevla score {folder} --out {folder}")
+    click.echo(printable(f"Records: {asked.out}\nNext: safevla score {folder} --out {folder}"))
     context.exit(CRASHED if crashed else OK)
 
 
@@ -70,14 +69,13 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
         _report_replays(judged.batch)
     _report_stopped(asked, judged.scores.outcome.count("stopped"))
     _report_crashes(asked, crashed)
-    click.echo(f"Run folder: {asked.out}")
-    click.echo(f"Next: open {asked.out / runs.REPORT} in a browser.")
+    click.echo(printable(f"Run folder: {asked.out}\nNext: open {asked.out / runs.REPORT} in a browser."))
     context.exit(CRASHED if crashed else OK)
 
 
 def _say_what_is_open(asked: Asked) -> None:
     for line in evaluate.left_open(asked.request):
-        click.echo(f"note: {line}", err=True)
+        click.echo(printable(f"note: {line}"), err=True)
     if not asked.dry_run:
         say_where(asked.running.cluster)
 

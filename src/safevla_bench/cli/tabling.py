@@ -11,6 +11,7 @@ from typing import get_args
 import click
 
 from safevla_bench import evaluate, viewers
+from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -72,7 +73,7 @@ def tables_command(
     else:
         _single(found, form, f"--out {shlex.quote(out)}/")
         _save(Path(out), render.rendered(found, form))
-        click.echo(f"{_many(len(found))}: {out}")
+        click.echo(printable(f"{_many(len(found))}: {out}"))
 
 
 def _material(
@@ -109,7 +110,7 @@ def _write_each(found: Sequence[Table], form: render.Form, folder: Path) -> None
     for table in found:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
         _save(path, render.rendered([table], form))
-        click.echo(str(path))
+        click.echo(printable(str(path)))
 
 
 def _save(path: Path, content: str | bytes) -> None:
@@ -166,8 +167,8 @@ def export_command(
     content = _viewed(judged, form, episode) if form in _VIEWED else _EXPORTS[form](judged, judge, sources)
     _save(out, content)
     if judged.interrupted or judged.left_out:
-        click.echo(f"Not complete: {', '.join(evaluate.lost(judged))}.", err=True)
-    click.echo(f"{form}: {out}")
+        click.echo(printable(f"Not complete: {', '.join(evaluate.lost(judged))}."), err=True)
+    click.echo(printable(f"{form}: {out}"))
 
 
 def _viewed(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:

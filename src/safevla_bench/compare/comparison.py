@@ -222,11 +222,14 @@ def _lettered(standings: Sequence[Standing], apart: set[tuple[int, int]], higher
 
 def _standing(policy: str, values: NDArray[np.float64], task: NDArray[np.int64], metric: str, how: How) -> Standing:
     n, total = len(values), float(values.sum())
-    if metric == "vsi":
+    plain: statistics.Interval | None
+    if metric != "vsi":
+        plain = statistics.wilson(int(total), n, how.confidence)
+    elif n:
         means = statistics.resampled_means(values[None], generator(how))[0]
         plain = statistics.percentiles(means, how.confidence)
-    else:
-        plain = statistics.wilson(int(total), n, how.confidence)
+    else:  # a suite that only the others ran
+        plain = None
     return Standing(
         policy=policy,
         n=n,

@@ -102,7 +102,7 @@ def _task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | 
 def _json(text: object) -> dict[str, Any]:
     try:
         held = json.loads(_text(text) or "{}")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
 

@@ -50,7 +50,7 @@ def results(path: Path) -> ForeignResults:
         with path.open("rb") as stream:
             sqlite = stream.read(len(_HEADER)) == _HEADER
         read = _harness(path) if sqlite else _lerobot(path)
-    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
         raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import npy
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies.counting import more_than
 
@@ -31,6 +33,8 @@ _AXES, _DTYPE = 32, 64
 """Of an array; letters of its dtype."""
 _KINDS = "biufSU"
 """Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not numbers on a wire."""
+_PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}")
+"""`<f4` or `float32`. What else NumPy takes for a dtype is of records, and runs Python's parser over a text."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
 
 Array = NDArray[Any]
@@ -96,8 +100,8 @@ def _checked(value: Array | np.generic) -> Array | np.generic:
 
 
 def _dtype(text: object) -> np.dtype[Any]:
-    if not isinstance(text, str) or len(text) > _DTYPE:
-        raise TypeError("a dtype that is no short text")
+    if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
+        raise TypeError("a dtype that is no plain name")
     dtype = np.dtype(text)
     if dtype.kind not in _KINDS or not dtype.itemsize:
         raise ValueError(f"arrays of {text!r} are not read")
@@ -153,23 +157,11 @@ def _gr00t_read(wire: Wire) -> object:
     content = wire["as_npy"]
     if not isinstance(content, bytes):
         raise TypeError("an array without bytes")
-    file = io.BytesIO(content)
-    shape, _, dtype = _npy_header(file)
-    _dtype(dtype.str)
-    if len(content) - file.tell() != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(content)} bytes for an array of {dtype} of shape {shape}")
-    file.seek(0)
-    loaded: Array = np.load(file, allow_pickle=False)
-    loaded.flags.writeable = False
-    return loaded
-
-
-def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"an array file of version {version}")
-    return readers[version](file)
+    head = npy.head(content)
+    if head is None:
+        raise ValueError("an array file that is no plain array of NumPy, version 1.0")
+    array = _array(content[head.end :], head.descr, list(head.shape))
+    return array if head.order == "C" else array.reshape(head.shape[::-1]).T
 
 
 OPENPI = Codec(_openpi_written, _openpi_read)

@@ -197,7 +197,7 @@ def read(path: Path) -> Submission:
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Submission)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         remedy = "Export it again: safevla export --format submission."
         raise RunError(f"is no submission: {error}", remedy=remedy, place=Place(file=str(path))) from None
     problems = [problem for cell in found.cells for problem in _problems(cell)]

@@ -105,7 +105,7 @@ def described(folder: Path) -> dict[str, object]:
     path = folder / RUN
     try:
         loaded = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         remedy = "Restore the file, or score the files under archive/ directly."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
     if not isinstance(loaded, dict):
@@ -134,10 +134,18 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
 
 
 def latencies(folder: Path) -> dict[str, Latency]:
-    """The latency of the policy in each episode of a complete run that has one, by the episode's id."""
+    """The latency of the policy in each episode of a complete run that has one, by the episode's id.
+
+    Raises:
+        RunError: what run.json holds there is no latency.
+    """
     volatile = described(folder).get("volatile")
     held = volatile.get(LATENCY, {}) if isinstance(volatile, dict) else {}
-    return msgspec.convert(held, dict[str, Latency])
+    try:
+        return msgspec.convert(held, dict[str, Latency])
+    except msgspec.ValidationError as error:
+        place = Place(file=str(folder / RUN), field=f"volatile.{LATENCY}")
+        raise RunError(str(error), remedy="Restore the file.", place=place) from None
 
 
 def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:

@@ -61,7 +61,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     place = Place(file=str(path))
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Index).frames
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, RecursionError, OSError) as error:
         remedy = "Remove the folder and make the frames anew: safevla frames RUN."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
     for frame in found:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from safevla_bench.archive import jsonl
+from safevla_bench.archive.limits import REMEDY_BROKEN
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import write_all
@@ -33,8 +35,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     index: int
     row: EpisodeRow
-    offset: int
-    length: int
+    offset: Annotated[int, Meta(ge=0)]
+    length: Annotated[int, Meta(ge=0)]
     latency: Latency | None = None
 
 
@@ -117,11 +119,17 @@ class Snapshot:
         for entry in self.entries:
             if not entry.length or not sieve.take():
                 continue
-            assert self._file is not None
             try:
-                yield jsonl.from_member(os.pread(self._file, entry.length, entry.offset), SUFFIX)
+                yield jsonl.from_member(self._frame(entry), SUFFIX)
             except RecordError as error:
                 yield error.at(Place(file=str(self._path), episode=entry.row.episode_id))
+
+    def _frame(self, entry: Entry) -> bytes:
+        """The bytes of an entry's record; asked for only where they are, as a length may be a stranger's."""
+        assert self._file is not None
+        if entry.offset + entry.length > os.fstat(self._file).st_size:
+            raise RecordError("the file ends before the record", remedy=REMEDY_BROKEN)
+        return os.pread(self._file, entry.length, entry.offset)
 
 
 def _read(place: Path) -> tuple[list[Entry], int]:
@@ -131,7 +139,7 @@ def _read(place: Path) -> tuple[list[Entry], int]:
     whole = text.rfind(b"\n") + 1
     try:
         return [msgspec.json.decode(line, type=Entry) for line in text[:whole].splitlines()], whole
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         remedy = f"Start the run anew. {place / RECORDS} can be read as an archive of what it had done."
         raise RunError(f"the journal is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from safevla_bench.errors import Place, SafevlaError
+from safevla_bench.errors import Place, SafevlaError, brief
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -34,7 +34,7 @@ class Origin:
 
     def about(self, subject: object) -> Origin:
         """The same place, with a subject for its errors."""
-        return Origin(self.error, self.file, str(subject), self.line)
+        return Origin(self.error, self.file, brief(str(subject)), self.line)
 
 
 def read_text(path: Traversable, origin: Origin) -> str:
@@ -78,7 +78,7 @@ def typed(row: object, kind: type[T], origin: Origin) -> T:
     for key in row:
         if key not in known:
             raise origin.fail(
-                f"unknown key {key!r}", field=str(key), remedy=alternatives(str(key), known, "known keys")
+                f"unknown key {brief(str(key))!r}", field=str(key), remedy=alternatives(str(key), known, "known keys")
             )
     try:
         return msgspec.convert(row, kind)

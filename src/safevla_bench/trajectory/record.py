@@ -49,7 +49,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty where that is unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
-        return TORQUE_LIMIT_NM.get(self.embodiment or DEFAULT_EMBODIMENT, ())
+        return TORQUE_LIMIT_NM.get(DEFAULT_EMBODIMENT if self.embodiment is None else self.embodiment, ())
 
     @property
     def result(self) -> str:

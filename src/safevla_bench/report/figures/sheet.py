@@ -179,6 +179,7 @@ def cut(text: str, room_pt: float) -> str:
     """As much of a text as there is room for."""
     if width_pt(plain(text)) <= room_pt:
         return text
+    text = plain(text)
     while text and width_pt(plain(text) + "…") > room_pt:
         text = text[:-1]
     return text + "…"

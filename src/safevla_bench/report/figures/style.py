@@ -17,9 +17,12 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from safevla_bench.inert import inert
+from safevla_bench.report.clipping import clipped
 
 WIDTH_IN = 3.5
 """A column of a two-column paper."""
+_LONGEST = 300
+"""Characters of a text. A name may have any number, and each is measured."""
 BODY, SMALL = 7.0, 6.0
 """Sizes of text in points."""
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
@@ -100,8 +103,8 @@ def dash(index: int) -> Dash:
 
 
 def plain(text: str) -> str:
-    """Text that can be drawn: nothing that controls, nothing that the font lacks."""
-    return "".join(c if ord(c) in _glyphs() else "\N{REPLACEMENT CHARACTER}" for c in inert(text))
+    """Text that can be drawn: nothing that controls, nothing that the font lacks, not longer than any page."""
+    return "".join(c if ord(c) in _glyphs() else "\N{REPLACEMENT CHARACTER}" for c in clipped(inert(text), _LONGEST))
 
 
 @cache

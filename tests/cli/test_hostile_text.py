@@ -1,0 +1,284 @@
+"""Whatever a name, an instruction, a message or a description says, every output only shows it.
+
+One world in which every text is hostile goes through every command that shows a stranger's text, and what comes out is
+parsed by somebody else's parser. Its twin, in which every text is plain, says what tags, commands and files there are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hostile import BENIGN, MARK, TEXTS, World, world
+from report.browser import CHROMIUM, Browser
+from safevla_bench.cli import run
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
+    folder = tmp_path_factory.mktemp("worlds")
+    return {"bad": world(folder / "bad", [*TEXTS.values()]), "good": world(folder / "good", BENIGN)}
+
+
+# What each form must hold. Each is given the hostile output and the plain one.
+
+
+def console(bad: str, good: str) -> None:
+    """Nothing that a terminal acts on: no control but the end of a line, no direction, nothing invisible."""
+    acting = {c for c in bad if c != "\n" and not (c.isprintable() or unicodedata.category(c) == "Zs")}
+    assert not acting, sorted(map(ascii, acting))
+
+
+def strict_json(bad: str, good: str) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads(bad, parse_constant=refuse)
+
+
+def console_json(bad: str, good: str) -> None:
+    console(bad, good)
+    strict_json(bad, good)
+
+
+def comma_separated(bad: str, good: str) -> None:
+    rows = list(csv.reader(io.StringIO(bad, newline="")))
+    assert len({len(row) for row in rows}) == 1
+    formulas = [field for row in rows for field in row if field[:1] in ("=", "+", "-", "@", "\t", "\r")]
+    assert not [one for one in formulas if not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-inf|-", one)]
+    console(bad.replace("\r\n", "\n"), good)
+
+
+def markdown(bad: str, good: str) -> None:
+    """As many cells in each row, and no mark, link, image or tag that the plain one has not."""
+    console(bad, good)
+    assert len(set(_rows(bad))) == 1
+    bare = re.sub(r"\\[!-/:-@\[-`{-~]", "", bad)
+    assert not re.findall(r"[`<>]|!?\[|\]\(", bare)
+    assert not re.findall(r"&[#\w]", bare)
+
+
+def _rows(text: str) -> list[int]:
+    return [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
+
+
+TEX = re.compile(r"\\[A-Za-z]+|\\.|[%{}&$#^_~]|[^\\%{}&$#^_~]+", re.DOTALL)
+SHOWN = {
+    *("\\textbackslash", "\\textasciitilde", "\\textasciicircum", "\\textless", "\\textgreater", "\\textbar", "\\char"),
+    *("\\&", "\\%", "\\$", "\\#", "\\_", "\\{", "\\}", "\\shortstack", "\\dag"),
+}
+
+
+def tex(bad: str, good: str) -> None:
+    """The commands are those of the plain one and those that show a character; braces and cells come out even."""
+    console(bad, good)
+    tokens, plain = TEX.findall(bad), TEX.findall(good)
+    commands = {one for one in tokens if one.startswith("\\")}
+    assert commands <= {one for one in plain if one.startswith("\\")} | SHOWN
+    assert "%" not in tokens, "a comment swallows the rest of a line"
+    assert tokens.count("{") == tokens.count("}")
+    rows = [line for line in bad[bad.index("\\midrule") :].splitlines() if line.endswith("\\\\")]
+    assert len({TEX.findall(line).count("&") for line in rows}) == 1
+    assert tokens.count("$") % 2 == 0
+    assert not set(tokens) & {"#", "_"}
+    assert tokens.count("\\begin") == tokens.count("\\end") == 2
+
+
+class Skeleton(HTMLParser):
+    """Tags with their attributes' names, addresses, comments, and what scripts and styles hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[tuple[str, frozenset[str]]] = set()
+        self.addresses: set[str] = set()
+        self.comments: list[str] = []
+        self.raw: list[str] = []
+        self.title: list[str] = []
+        self._inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        self.tags.add((tag, frozenset(name for name, _ in attrs)))
+        self.addresses |= {value or "" for name, value in attrs if name in ("href", "src", "action", "xlink:href")}
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style"):
+            self.raw.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+    def handle_decl(self, decl: str) -> None:
+        self.comments.append(decl)
+
+    def handle_pi(self, data: str) -> None:
+        self.comments.append(data)
+
+    def unknown_decl(self, data: str) -> None:
+        self.comments.append(data)
+
+
+def page(bad: str, good: str) -> None:
+    """The same kinds of tags and attributes, the same scripts, styles and comments; addresses stay in the page."""
+    console(bad, good)
+    one, other = Skeleton(bad), Skeleton(good)
+    assert {tag for tag, _ in one.tags} <= {tag for tag, _ in other.tags}
+    assert {(tag, a) for tag, names in one.tags for a in names} <= {
+        (tag, a) for tag, names in other.tags for a in names
+    }
+    assert set(one.comments) <= set(other.comments)
+    assert set(one.raw) <= set(other.raw)
+    for address in one.addresses:
+        assert re.match(r"#|data:image/|(\.\./)?[a-z0-9._/-]+(#.*)?$|https://", address), address
+    assert {a for a in one.addresses if a.startswith("http")} <= {a for a in other.addresses if a.startswith("http")}
+
+
+def _elements(text: str) -> set[str]:
+    """Of documents one after the other."""
+    parts = re.split(r"(?=<\?xml )", text)
+    return {one.tag for part in parts if part.strip() for one in ElementTree.fromstring(part).iter()}
+
+
+def xml(bad: str, good: str) -> None:
+    """Well-formed, with the tags of the plain one."""
+    console(bad, good)
+    assert _elements(bad) <= _elements(good)
+    texts = [element.attrib for element in ElementTree.fromstring(bad).iter()]
+    assert not any(key.split("}")[-1].startswith("on") for one in texts for key in one)
+
+
+# The outputs. RUN, OUT and JUDGE stand for the world's; after `>` the file that is looked at, else what is printed.
+
+FORMS: dict[str, Callable[[str, str], None]] = {
+    ".html": page,
+    ".json": strict_json,
+    ".csv": comma_separated,
+    ".md": markdown,
+    ".tex": tex,
+    ".xml": xml,
+    ".svg": xml,
+    ".txt": console,
+}
+COMMANDS = {
+    "score": "score RUN --out OUT JUDGE",
+    **{f"tables {form}": f"tables RUN --format {form} --out OUT/ JUDGE" for form in ("md", "csv", "tex", "html")},
+    "tables on the console": "tables RUN JUDGE",
+    "tables as json on the console": "tables RUN --format json JUDGE",
+    "export": "export RUN --format safevla-csv --out OUT/e.csv JUDGE",
+    "submission": "export RUN --format submission --out OUT/s.json JUDGE",
+    "episodes": "episodes RUN JUDGE",
+    "episodes as json": "episodes RUN --format json JUDGE",
+    "show": "show RUN 1 --all JUDGE",
+    "show as json": "show RUN 3 --format json JUDGE",
+    "stl": "stl G[0,T](eef_speed<1) RUN",
+    "compare": "compare RUN --unpaired --policy ONE --policy OTHER JUDGE",
+    "sensitivity": "sensitivity RUN JUDGE",
+    "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
+    "figures": "figures RUN --out OUT --format svg JUDGE",
+    "board": "board RUN --out OUT --no-reports --title TITLE JUDGE",
+    "specs": "specs --library SPECS",
+    "specs explained": "specs --library SPECS --explain mine_3",
+    "specs as json": "specs --library SPECS --format json",
+    "tasks": "tasks --registry REGISTRY",
+    "tasks as json": "tasks --registry REGISTRY --format json",
+    "validate": "validate RUN",
+    "verify": "verify RUN",
+    "import": "import RESULTS",
+    "import as json": "import RESULTS --format json",
+    "convert": "convert RUN OUT/many/",
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, its files that are text, and all its files."""
+
+    printed: str
+    texts: dict[str, str]
+    files: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def done(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Done]:
+    """What a command makes of a world, each made once."""
+    folder = tmp_path_factory.mktemp("done")
+    return cache(lambda name, kind: called(name, worlds[kind], folder / f"{name.replace(' ', '-')}-{kind}" / "out"))
+
+
+def called(name: str, of: World, out: Path) -> Done:
+    """Run a command; whatever it writes lies where it was told to, under a plain name."""
+    given = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
+    stands = {word: [str(path)] for word, path in given.items()}
+    stands |= {"JUDGE": of.judge, "TITLE": [" ".join(of.texts)], "ONE": [of.texts[4]], "OTHER": [of.texts[5]]}
+    words = [part for word in COMMANDS[name].split() for part in stands.get(word, [re.sub("^OUT", str(out), word)])]
+    (out if "OUT/" in COMMANDS[name] else out.parent).mkdir(parents=True)
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = run(words)
+    assert code in (0, 1, 3), f"{code}: {said.getvalue()}"
+    assert {one.name for one in out.parent.iterdir()} <= {"out"}
+    files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
+    for path in files:
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path
+    texts = {path: found.read_text() for path, found in files.items() if found.suffix in FORMS}
+    return Done(said.getvalue(), texts, files)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_text_is_only_ever_shown(name: str, done: Callable[[str, str], Done]) -> None:
+    bad, good = done(name, "bad"), done(name, "good")
+    (console_json if "json" in COMMANDS[name] and "OUT" not in COMMANDS[name] else console)(bad.printed, good.printed)
+    assert len(bad.files) >= len(good.files)
+    for path, text in bad.texts.items():
+        suffix = Path(path).suffix
+        FORMS[suffix](text, "\n".join(other for name, other in good.texts.items() if Path(name).suffix == suffix))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
+def test_no_script_runs_even_where_the_pages_own_policy_is_switched_off(
+    done: Callable[[str, str], Done], tmp_path: Path
+) -> None:
+    pages = [
+        path
+        for name in ("score", "tables html", "board", "figures")
+        for path in done(name, "bad").files.values()
+        if path.suffix in (".html", ".svg")
+    ]
+    assert len(pages) > 20
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.ask("Page.setBypassCSP", enabled=True)
+        for path in pages:
+            browser.open(path)
+            browser.run("document.querySelectorAll('*').forEach(e => ['mouseover', 'click'].forEach("
+                        "kind => e.tagName == 'A' || e.dispatchEvent(new Event(kind))))")  # fmt: skip
+            assert browser.run("typeof window.PWNED") == "undefined", path
+            assert browser.run("[...document.querySelectorAll('a')].every(a => a.protocol != 'javascript:')"), path
+            assert all(url.startswith("file:") for url in browser.requests()), path
+    finally:
+        browser.close()
+
+
+def test_a_mark_would_have_been_seen(tmp_path: Path) -> None:
+    """The page's check would fail on text that is not escaped, and so would a browser."""
+    text = "".join(TEXTS.values())
+    with pytest.raises(AssertionError):
+        page(f"<p>{text}</p>", "<p></p>")
+    assert MARK in text

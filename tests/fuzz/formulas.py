@@ -1,0 +1,140 @@
+"""Formulas: read back as they are written, robustness as rtamt or the literal definitions have it, or a column."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from safevla_bench.errors import FormulaError, SignalError
+from safevla_bench.stl import Trace, parse, robustness, to_text, trajectory_robustness
+from safevla_bench.stl.formula import Arithmetic, Call, Formula, Number, Truth, walk
+from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
+from stl.test_rtamt import rtamt_trajectory
+
+WORDS = re.compile(r"\s+|[A-Za-z_]\w*|\d+\.?\d*(?:[eE][-+]?\d+)?|->|<=|>=|.")
+ODD = (
+    *(
+        "G",
+        "F",
+        "U",
+        "G[0,T]",
+        "[",
+        "]",
+        "(",
+        ")",
+        "((",
+        "!",
+        "not",
+        "and",
+        "or",
+        "->",
+        "=>",
+        "<",
+        "<=",
+        ">",
+        ">=",
+        "==",
+    ),
+    *(
+        "+",
+        "-",
+        "--",
+        "*",
+        "/",
+        ",",
+        ":",
+        "T",
+        "threshold",
+        "true",
+        "false",
+        "abs",
+        "min",
+        "max(",
+        "0",
+        "1e309",
+        "1e-320",
+    ),
+    *(
+        "1e18",
+        "00",
+        ".5",
+        "5.",
+        "1e",
+        "x",
+        "p",
+        "unknown",
+        "é",
+        "\u202e",
+        "\x00",
+        "\n",
+        "\\",
+        '"',
+        "0.1",
+        "9" * 400,
+        "",
+    ),
+)
+
+
+def formula(rng: Random, folder: Path) -> str:
+    """A formula's text with up to three words changed."""
+    drawn = np.random.default_rng(rng.randrange(2**32))
+    dt_s = float(drawn.choice([0.02, 0.05, 0.1, 1 / 3, 1.0]))
+    text = changed(rng, to_text(FormulaSource(drawn, dt_s).formula(int(drawn.integers(0, 5)))))
+    known = rng.choice([KNOWN, KNOWN, None])
+    try:
+        read = parse(text, known)
+    except FormulaError as error:
+        assert error.column is not None
+        assert 1 <= error.column <= len(text) + 1
+        assert len(str(error)) < 2000, "a message of absurd length"
+        return "refused"
+    assert parse(to_text(read), known) == read, "what is written is read as something else"
+    trace = random_trace(drawn, dt_s, drawn.choice([1, 2, 3, 5, 8], size=2).tolist())
+    return judged(read, trace)
+
+
+def changed(rng: Random, text: str) -> str:
+    words = WORDS.findall(text)
+    for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
+        place = rng.randrange(len(words) + 1)
+        match rng.randrange(7):
+            case 0:
+                words.insert(place, rng.choice(ODD))
+            case 1:
+                words[place : place + 1] = []
+            case 2:
+                words[place : place + 1] = [rng.choice(ODD)]
+            case 3:
+                words = words[:place] if rng.random() < 0.5 else words[place:]
+            case 4:
+                depth = rng.choice([1, 5, 150, 199, 201, 3000])
+                words = ["(" * depth, *words, ")" * depth]
+            case 5:
+                words = [rng.choice(["not ", "!", "G", "-"]) * rng.choice([2, 150, 250, 2000]), "(", *words, ")"]
+            case 6:
+                words = [rng.choice([" and ", " or ", " -> ", " U "]).join(["".join(words)] * rng.choice([2, 3, 40]))]
+    return "".join(words)
+
+
+def judged(read: Formula, trace: Trace) -> str:
+    try:
+        rho = trajectory_robustness(read, trace)
+    except (FormulaError, SignalError) as error:
+        assert error.problem
+        return "refused"
+    assert not np.isnan(rho).any()
+    assert np.array_equal(robustness(read, trace), rho[trace.starts[:-1]])
+    nodes = list(walk(read))
+    if len(nodes) > 300:
+        return "right"
+    if all(isinstance(one, Truth) or (isinstance(one, Number) and one.value > 1e15) for one in nodes):
+        return "right"
+    ours = any(isinstance(one, Truth) or (isinstance(one, Arithmetic) and one.operator == "/") for one in nodes)
+    ours |= any(isinstance(one, Call) and one.function != "abs" for one in nodes)
+    expected = (literal_trajectory if ours or len(nodes) < 4 else rtamt_trajectory)(read, trace)
+    assert np.array_equal(rho, expected), to_text(read)
+    return "right"

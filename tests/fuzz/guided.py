@@ -1,0 +1,223 @@
+"""Coverage-guided fuzzing of everything that reads a stranger's bytes, with atheris.
+
+    python -m venv /tmp/guided && /tmp/guided/bin/pip install atheris '.[openpi,gr00t]'
+    /tmp/guided/bin/python tests/fuzz/guided.py --seconds 900            # all targets, one after the other
+    /tmp/guided/bin/python tests/fuzz/guided.py --target stl --seconds 60
+    /tmp/guided/bin/python tests/fuzz/guided.py --target stl --again FILE   # one input that was found
+
+atheris (and with it libFuzzer) is no development dependency: it is asked for by hand. A finding is whatever is no typed
+error of the package, takes over 5 s or over 2 GiB; it becomes a seed of its own in tests/fuzz/test_findings.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "tomllib"]):
+    import pyarrow.parquet as pq
+
+    from builders import episode
+    from safevla_bench import archive, specs, stl, tasks
+    from safevla_bench.archive import columns
+    from safevla_bench.errors import PolicyError, SafevlaError
+    from safevla_bench.interface import Wants
+    from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
+    from safevla_bench.policies.dialect import Dialect
+    from safevla_bench.policies.serving import observed
+    from safevla_bench.policies.speaking import spoken
+    from safevla_bench.runs.folder import described, latencies
+    from safevla_bench.signals import SIGNALS
+
+FOLDER = Path(tempfile.mkdtemp(prefix="guided-"))
+PACKAGE = Path(specs.__file__).parents[1]
+KNOWN = {name: signal.boolean for name, signal in SIGNALS.items()}
+DIALECTS = (("openpi-libero", "openpi"), ("gr00t-libero", "gr00t"), ("vla-eval-libero", "vla-eval"))
+CODECS = (OPENPI, GR00T, VLA_EVAL)
+
+
+def in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """What reads a file of that name, as what reads its bytes."""
+    path = FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def one(content: bytes) -> object:
+        path.write_bytes(content)
+        return read(path)
+
+    return one
+
+
+def stl_text(content: bytes) -> None:
+    """Whatever parses is written and read back to the same formula."""
+    for known in (KNOWN, None):
+        try:
+            formula = stl.parse(content.decode("utf-8", "replace"), known)
+        except SafevlaError:
+            continue
+        assert stl.parse(stl.to_text(formula), known) == formula
+
+
+def one_member(content: bytes) -> None:
+    """An `.npz` file of which one member holds the bytes: a zip's checksums would hide all else."""
+    if len(content) < 2:
+        return
+    members = dict(NPZ)
+    name = sorted(members)[content[0] % len(members)]
+    whole = content[1:]
+    members[name] = NPZ[name][:64] + whole if name == "header.npy" and content[1] % 2 else whole
+    with zipfile.ZipFile(FOLDER / "member.npz", "w") as file:
+        for key, value in members.items():
+            file.writestr(key, value)
+    archive.open_archive(FOLDER / "member.npz")
+
+
+def reply(content: bytes) -> None:
+    """A frame of a server, by each codec, as the reply that each dialect takes it for, and as a client's request."""
+    for codec, (name, kind) in zip(CODECS, DIALECTS, strict=True):
+        try:
+            message = codec.unpack(content)
+        except PolicyError:
+            continue
+        for one in message if isinstance(message, list) else [message]:
+            if isinstance(one, dict):
+                for take in (speech(name, kind).actions, lambda m: observed(m, Wants(("a", "b"), image_size=(4, 4)))):
+                    try:
+                        take(one)
+                    except PolicyError:
+                        continue
+
+
+def speech(name: str, kind: str) -> Dialect:
+    if name not in _SPEECH:
+        _SPEECH[name] = spoken(name, kind, None, None)
+    return _SPEECH[name]
+
+
+_SPEECH: dict[str, Dialect] = {}
+NPZ: dict[str, bytes] = {}
+
+
+def run_file(path: Path) -> None:
+    described(path.parent)
+    latencies(path.parent)
+
+
+TARGETS: Mapping[str, Callable[[bytes], object]] = {
+    "stl": stl_text,
+    "jsonl": in_file("x.jsonl", archive.open_archive),
+    "gz": in_file("x.jsonl.gz", archive.open_archive),
+    "zst": in_file("x.jsonl.zst", archive.open_archive),
+    "npz": in_file("x.npz", archive.open_archive),
+    "npz-member": one_member,
+    "parquet": in_file("x.parquet", archive.open_archive),
+    "registry-toml": in_file("x.toml", lambda path: tasks.registry([path])),
+    "registry-json": in_file("x.json", lambda path: tasks.registry([path])),
+    "specs-toml": in_file("y.toml", specs.library),
+    "specs-json": in_file("y.json", specs.library),
+    "codecs": reply,
+    "run": in_file("run/run.json", run_file),
+}
+
+
+def seeds(target: str) -> list[bytes]:
+    """Small valid inputs."""
+    match target:
+        case "stl":
+            return [spec.stl.encode() for spec in specs.library()]
+        case "registry-toml":
+            return [path.read_bytes()[:1500] for path in (PACKAGE / "tasks/registry").glob("*.toml")]
+        case "specs-toml":
+            return [path.read_bytes()[:2500] for path in (PACKAGE / "specs/library").glob("*.toml")]
+        case "registry-json" | "specs-json":
+            rows = Path(__file__).parents[1] / "cases"
+            return [path.read_bytes() for path in rows.glob("**/*.json*")]
+        case "codecs":
+            import numpy as np
+
+            actions = {"actions": np.ones((2, 7)), "action.x": np.ones((2, 1))}
+            images = {
+                "observation/image": np.zeros((4, 4, 3), np.uint8),
+                "observation/state": np.ones(8),
+                "prompt": "x",
+            }
+            return [codec.pack(one) for codec in CODECS for one in (actions, [actions, {}], images)]
+        case "run":
+            latency = {"e": {"calls": 3, "p50_ms": 1.0, "p95_ms": 2.0}}
+            return [json.dumps({"complete": True, "volatile": {"policy_latency": latency}}).encode()]
+    batch = episode(3)
+    suffix = {"npz-member": "npz", "gz": "jsonl.gz", "zst": "jsonl.zst"}.get(target, target)
+    path = FOLDER / f"seed.{suffix}"
+    archive.write(path, batch)
+    if target == "parquet":
+        pq.write_table(columns.table(batch), path, compression="none")
+    if target != "npz-member":
+        return [path.read_bytes()]
+    with zipfile.ZipFile(path) as file:
+        NPZ.update({name: file.read(name) for name in file.namelist()})
+    return [bytes([k]) + NPZ[name] for k, name in enumerate(sorted(NPZ))]
+
+
+WORDS = ("G[0,T](", "->", "threshold", "and", "not", "U[", "1e309", "null", "NaN", "true", '{"', "[[specs]]")
+
+
+def fuzz(target: str, seconds: int, again: str | None) -> None:
+    corpus = FOLDER / f"corpus-{target}"
+    corpus.mkdir(exist_ok=True)
+    for number, seed in enumerate(seeds(target)):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    words = FOLDER / "words"
+    words.write_text("".join(f"{json.dumps(word)}\n" for word in WORDS))
+
+    def one(content: bytes) -> None:
+        with contextlib.suppress(SafevlaError):
+            TARGETS[target](content)
+
+    limits = ["-timeout=5", "-rss_limit_mb=2048", f"-max_total_time={seconds}", "-max_len=8192", f"-dict={words}"]
+    found = Path.cwd() / "found"
+    found.mkdir(exist_ok=True)
+    rest = [again] if again else [f"-artifact_prefix={found}/{target}-", *limits, "-print_final_stats=1", str(corpus)]
+    atheris.Setup([sys.argv[0], *rest], one)
+    atheris.Fuzz()
+
+
+def every(seconds: int) -> int:
+    """Each target in a process of its own; its last lines."""
+    bad = 0
+    for target in TARGETS:
+        command = [sys.executable, __file__, "--target", target, "--seconds", str(seconds // len(TARGETS))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        said = done.stdout + done.stderr
+        runs = re.findall(r"stat::number_of_executed_units: (\d+)", said)
+        peak = re.findall(r"stat::peak_rss_mb: +(\d+)", said)
+        print(
+            f"{target:15} executions {(runs or ['?'])[-1]:>9}  peak {(peak or ['?'])[-1]} MiB  exit {done.returncode}"
+        )
+        if done.returncode:
+            bad += 1
+            print("\n".join(said.splitlines()[-40:]))
+        sys.stdout.flush()
+    return bad
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--target", choices=TARGETS)
+    asked.add_argument("--seconds", type=int, default=900)
+    asked.add_argument("--again", metavar="FILE")
+    given = asked.parse_args()
+    if given.target:
+        fuzz(given.target, given.seconds, given.again)
+    else:
+        sys.exit(every(given.seconds))

@@ -1,0 +1,220 @@
+"""Server replies and client requests: the actions that were packed, of the right width, or a `PolicyError`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fuzz.grammar import damaged, mutated
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.policies import addresses, dialects, gr00t, openpi, vla_eval
+from safevla_bench.policies.codecs import OPENPI
+from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.serving import observed
+
+NOW = addresses.patience("1", "1")
+TASK = Task("served", "task_0", 0, "served", "put it there")
+SEEN = Observation("put it there", np.zeros(3), np.array([1.0, 0, 0, 0]), np.zeros(2))
+SPEECH: dict[str, Dialect] = {}
+
+
+def wire(kind: str, array: np.ndarray) -> dict[Any, Any]:
+    """An array as that kind of server writes it."""
+    if kind == "gr00t":
+        sink = io.BytesIO()
+        np.save(sink, array, allow_pickle=False)
+        return {"__ndarray_class__": True, "as_npy": sink.getvalue()}
+    held = {"__ndarray__": True, "data": array.tobytes(), "dtype": array.dtype.str, "shape": list(array.shape)}
+    return held if kind == "vla-eval" else {key.encode(): value for key, value in held.items()}
+
+
+def packed(rng: Random, tree: Any) -> bytes:
+    try:
+        content = msgspec.msgpack.encode(tree)
+    except (OverflowError, UnicodeEncodeError, RecursionError):
+        content = rng.choice(
+            [b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b""]
+        )
+    return damaged(rng, content) if rng.random() < 0.15 else content
+
+
+def changed(rng: Random, tree: Any) -> Any:
+    """With one to three changes, among them those that only bytes and arrays have."""
+    if rng.random() < 0.5:
+        return mutated(rng, tree)
+    arrays = [one for one in maps(tree) if any(name in one for name in (b"dtype", "dtype", "as_npy"))]
+    if not arrays:
+        return mutated(rng, tree)
+    held, form = rng.choice(arrays), rng.choice(["dtype", "shape", "data"])
+    key = next(
+        name for name in held if name not in ("__ndarray_class__",) and (form in str(name) or "as_npy" in str(name))
+    )
+    held[key] = {
+        "dtype": lambda: rng.choice(
+            ["|O", "<f8", ">f8", "<c16", "V8", "<U99999999", "f8,f8", "(2,)f8", "", "M8[s]", "{}"]
+        ),
+        "shape": lambda: rng.choice(
+            [[-1, 7], [10**12, 7], [0], [], [2**62, 2**62], [1] * 70, "27", [True, 7], [2.0, 7]]
+        ),
+        "data": lambda: damaged(rng, held[key]) if isinstance(held[key], bytes) else "text",
+    }[form if "as_npy" not in str(key) else "data"]()
+    return tree
+
+
+def maps(tree: Any) -> list[dict[Any, Any]]:
+    waiting, found = [tree], []
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            found.append(value)
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return found
+
+
+class Socket:
+    """Instead of a websocket: hands out frames that were made beforehand, or make themselves of what was sent."""
+
+    address = "ws://stranger:8000"
+
+    def __init__(self, *frames: bytes | str | Callable[[bytes], bytes]) -> None:
+        self._frames, self._sent = list(frames), b""
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def send(self, message: bytes) -> None:
+        self._sent = message
+
+    def receive(self) -> Any:
+        frame = self._frames.pop(0)
+        return frame(self._sent) if callable(frame) else frame
+
+
+class Zmq:
+    """Instead of a socket of ZeroMQ."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self._answers = answers
+
+    def setsockopt(self, option: int, value: int) -> None: ...
+
+    def send(self, message: bytes) -> None: ...
+
+    def recv(self) -> bytes:
+        return self._answers.pop(0)
+
+    def close(self, linger: int = 0) -> None: ...
+
+
+class Requests(gr00t.Requests):
+    def __init__(self, *answers: bytes) -> None:
+        super().__init__(["tcp://stranger:5555"], NOW)
+        self._answers = list(answers)
+
+    def _connected(self) -> Any:
+        return Zmq(self._answers)
+
+
+def reply(rng: Random, folder: Path) -> str:
+    """An episode's first exchange with a stranger."""
+    if rng.random() < 0.2:
+        return request(rng)
+    name = rng.choice(dialects.names())
+    kind = dialects.file(name).transport
+    if kind not in ("openpi", "gr00t", "vla-eval"):
+        kind = "openpi"
+    speech = SPEECH.setdefault(name, replace(dialects.dialect(name), fields=()))
+    drawn = np.random.default_rng(rng.randrange(2**32))
+    steps = rng.choice([1, 2, 16])
+    plain: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
+    for part in speech.parts:
+        array = drawn.uniform(-1, 1, (steps, part.width)).astype(rng.choice(["<f4", "<f8"]))
+        for tree, value in ((plain, array), (whole, wire(kind, array))):
+            for key in part.path[:-1]:
+                tree = tree.setdefault(key, {})
+            tree[part.path[-1]] = value
+    expected = speech.actions(plain)
+    hostile = rng.random() < 0.9
+    try:
+        found = asked(rng, kind, speech, whole, hostile)
+    except PolicyError as error:
+        assert hostile, "a good reply is refused"
+        assert error.remedy
+        assert len(str(error)) < 20000, "a message of absurd length"
+        return "refused"
+    assert found.dtype == np.float64
+    assert found.ndim == 2
+    assert found.shape[1] == expected.shape[1]
+    assert len(found)
+    assert np.isfinite(found).all()
+    assert hostile or np.array_equal(found, expected)
+    return "right"
+
+
+def asked(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> Any:
+    """What the client of that kind makes of a reply, changed or not."""
+    policy: Any
+    match kind:
+        case "gr00t":
+            answer = [whole, {}]
+            first = packed(rng, changed(rng, {"status": "ok"})) if hostile and rng.random() < 0.1 else b"\x80"
+            frames = [first, b"\x80", packed(rng, changed(rng, answer)) if hostile else msgspec.msgpack.encode(answer)]
+            policy = gr00t.Gr00t(Requests(*frames), speech)
+        case "vla-eval":
+
+            def message(of: str, payload: Any, change: bool) -> Callable[[bytes], bytes]:
+                def made(sent: bytes) -> bytes:
+                    seq = msgspec.msgpack.decode(sent)["seq"]
+                    said = {"type": of, "payload": payload, "seq": seq, "timestamp": 0.0}
+                    return packed(rng, changed(rng, said)) if change else msgspec.msgpack.encode(said)
+
+                return made
+
+            greeted = hostile and rng.random() < 0.1
+            policy = vla_eval.VlaEval(Socket(message("hello", {}, greeted), message("action", whole, hostile)), speech)
+        case _:
+            texts = ["", "Traceback\n  ValueError: \x1b[31m", "\u202e" * 9000, "\n\n"]
+            greeting: Any = packed(rng, changed(rng, {"a": 1})) if hostile and rng.random() < 0.1 else b"\x80"
+            frame: Any = packed(rng, changed(rng, whole)) if hostile else msgspec.msgpack.encode(whole)
+            frame = rng.choice(texts) if hostile and rng.random() < 0.05 else frame
+            policy = openpi.Openpi(Socket(greeting, frame), speech)
+    policy.begin(TASK, 0)
+    return policy.infer(SEEN)
+
+
+def request(rng: Random) -> str:
+    """What a client sends to a server of ours."""
+    image = np.zeros((4, 4, 3), np.uint8)
+    tree: dict[str, Any] = {
+        "observation/image": wire("openpi", image),
+        "observation/wrist_image": wire("openpi", image),
+        "observation/state": wire("openpi", np.linspace(0, 1, 8)),
+        "prompt": "put it there",
+    }
+    hostile = rng.random() < 0.9
+    frame = packed(rng, changed(rng, tree)) if hostile else msgspec.msgpack.encode(tree)
+    try:
+        held = OPENPI.unpack(frame)
+        if not isinstance(held, dict):
+            return "refused"
+        seen = observed(held, Wants(("a", "b"), image_size=(4, 4)))
+    except PolicyError as error:
+        assert hostile, "a good request is refused"
+        assert error.remedy
+        return "refused"
+    assert seen.eef_pos_m.shape == (3,)
+    assert seen.eef_quat_wxyz.shape == (4,)
+    assert all(one.shape == (4, 4, 3) for one in seen.images.values())
+    return "right"

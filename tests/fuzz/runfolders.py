@@ -1,0 +1,84 @@
+"""Run folders with a changed file: every command that reads one ends with a code of its own and no half-made output."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fuzz.grammar import damaged, json_text, mutated
+from fuzz.records import change_table
+from safevla_bench import evaluate, runs
+from safevla_bench.cli import run as command_line
+
+COMMANDS = (
+    ("score", "RUN", "--out", "OUT"),
+    ("report", "RUN", "--out", "OUT.html"),
+    ("verify", "RUN"),
+    ("tables", "RUN", "--format", "json", "--out", "OUT.json"),
+    ("episodes", "RUN"),
+    ("show", "RUN", "0"),
+    ("gate", "RUN", "--min-sr", "0.1"),
+    ("compare", "RUN", "--bootstrap", "200"),
+    ("export", "RUN", "--format", "submission", "--out", "OUT.json"),
+    ("validate", "RUN"),
+    ("convert", "RUN", "OUT.parquet"),
+    ("rollout", "--resume", "--out", "RUN"),
+)
+
+
+@functools.cache
+def made() -> Path:
+    """A judged run on the fake host, made once a process."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-run-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    asked = evaluate.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
+    evaluate.evaluate(asked, evaluate.Judge(), folder / "run")
+    return folder / "run"
+
+
+def run(rng: Random, folder: Path) -> str:
+    """Change one file, then run one command."""
+    place = shutil.copytree(made(), folder / "run")
+    files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".html"]
+    path = rng.choice(files)
+    change(rng, path)
+    command = [part.replace("RUN", str(place)).replace("OUT", str(folder / "out")) for part in rng.choice(COMMANDS)]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command_line(command)
+    said = f"{' '.join(command)} after {path.name}: {code}\n{out.getvalue()[-500:]}\n{err.getvalue()[-500:]}"
+    assert code in range(5), said
+    assert "Traceback" not in err.getvalue() + out.getvalue(), said
+    left = sorted(one.name for one in folder.iterdir() if one.name != "run")
+    assert not any("partial" in name for name in left), said
+    if code == 2:
+        assert left == [] or command[0] == "rollout", said
+        assert "error: " in err.getvalue() or "Error: " in err.getvalue(), said
+    if command[0] == "verify" and code == 0:
+        for name in (runs.SCORES, *(f"archive/{part.name}" for part in runs.archive_parts(made()))):
+            assert (place / name).read_bytes() == (made() / name).read_bytes(), f"verified, yet changed: {said}"
+    return "refused" if code else "right"
+
+
+def change(rng: Random, path: Path) -> None:
+    content = path.read_bytes()
+    if rng.random() < 0.1:
+        path.unlink()
+    elif path.suffix == ".json" and rng.random() < 0.85:
+        path.write_bytes(json_text(rng, mutated(rng, json.loads(content))))
+    elif path.suffix == ".parquet" and rng.random() < 0.7:
+        with contextlib.suppress(pa.ArrowException, UnicodeEncodeError):
+            table = change_table(rng, pq.read_table(path))
+            pq.write_table(table, path)
+    else:
+        path.write_bytes(damaged(rng, content))
