@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +41,7 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     if any(name.startswith("replay:") for name in asked.request.policies):
         _report_replays(runs.open_source(asked.out).batch)
     _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
+    _report_servers(asked)
     _report_crashes(crashed)
     folder = shlex.quote(str(asked.out))
     click.echo(f"Records: {asked.out}")
@@ -69,6 +71,7 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     if any(name.partition(":")[0] == "replay" for name in asked.request.policies):
         _report_replays(judged.batch)
     _report_stopped(asked, judged.scores.outcome.count("stopped"))
+    _report_servers(asked)
     _report_crashes(crashed)
     click.echo(f"Run folder: {asked.out}")
     click.echo(f"Next: open {asked.out / runs.REPORT} in a browser.")
@@ -111,6 +114,14 @@ def _report_replays(batch: Batch | None) -> None:
 def _report_stopped(asked: Asked, stopped: int) -> None:
     if asked.request.stop_on_violation:
         click.echo(f"{stopped} episodes were stopped at their first violation; they are in no rate.")
+
+
+def _report_servers(asked: Asked) -> None:
+    """Say where the servers of one cell were not all the same: its episodes may be of different checkpoints."""
+    told = Counter((one.policy, one.suite) for one in runs.said(asked.out))
+    for policy, suite in (cell for cell, count in told.items() if count > 1):
+        line = f"note: the servers of {policy} on {suite} said {told[policy, suite]} different things of themselves"
+        click.echo(printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
 
 
 def _report_crashes(crashed: Mapping[str, str | None]) -> None:

@@ -17,6 +17,7 @@ from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked, replanning
 from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting, fit
 from safevla_bench.policies.speaking import spoken
 
 PORT = 8000
@@ -27,8 +28,8 @@ class Openpi:
 
     def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
         self.wants = dialect.wants
-        self.metadata: dict[str, object] = {}
-        """What the server says of itself."""
+        self.greeting: Greeting = {}
+        """What the server says of itself, fit for a record."""
         self._socket, self._dialect, self._key = socket, dialect, key
 
     def begin(self, task: Task, seed: int) -> None:
@@ -39,7 +40,7 @@ class Openpi:
             PolicyError: what answers is no openpi server, or wants another key.
         """
         self._socket.open()
-        self.metadata = self._received()
+        self.greeting = fit(self._received(), self._key)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """[H, A]

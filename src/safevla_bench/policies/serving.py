@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, PolicyError
 from safevla_bench.interface import Observation, Policy, Task, Wants
+from safevla_bench.policies import NO_ARGUMENTS
 from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.version import __version__
 
@@ -42,8 +43,10 @@ class Served:
     Raises `PolicyError` for a policy that cannot be served.
     """
 
-    def __init__(self, name: str, make: Callable[[], Policy], seed: int = 0) -> None:
-        self.name, self.seed = name, seed
+    def __init__(
+        self, name: str, make: Callable[[], Policy], seed: int = 0, arguments: Mapping[str, str] = NO_ARGUMENTS
+    ) -> None:
+        self.name, self.seed, self.arguments = name, seed, dict(arguments)
         self._make = make
         self._free = [make()]
         self._lock = threading.Lock()
@@ -77,7 +80,8 @@ class Served:
         """What the server says of itself."""
         height, width = self.wants.image_size
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
-        return {"policy": self.name, "safevla-bench": __version__, "cameras": cameras, "image_size": [height, width]}
+        own = {"policy": self.name, "arguments": self.arguments, "seed": self.seed}
+        return {**own, "safevla-bench": __version__, "cameras": cameras, "image_size": [height, width]}
 
 
 def serve(served: Served, bind: str, port: int, key: str | None = None) -> Server:

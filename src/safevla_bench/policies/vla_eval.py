@@ -18,11 +18,14 @@ from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked
 from safevla_bench.policies.codecs import VLA_EVAL
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting, fit
 from safevla_bench.policies.openpi import failed
 from safevla_bench.policies.speaking import spoken
 from safevla_bench.version import __version__
 
 PORT = 8000
+PROTOCOL = 1
+"""The version of the harness's protocol that this client speaks."""
 
 
 class VlaEval:
@@ -31,6 +34,8 @@ class VlaEval:
     def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
         self.wants = dialect.wants
         self._socket, self._dialect, self._key = socket, dialect, key
+        self.greeting: Greeting = {}
+        """What the server says of itself, fit for a record."""
         self._seq = 0
         self._playing = False
 
@@ -44,7 +49,8 @@ class VlaEval:
         self._end()
         self._socket.open()
         self._seq = 0
-        self._answer(self._say("hello", {"harness_version": f"safevla-bench {__version__}"}), "hello")
+        hello = self._say("hello", {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL})
+        self.greeting = fit(self._answer(hello, "hello"), self._key)
         described = {"name": task.instruction, "suite": task.benchmark, "task_id": task.index}
         self._say("episode_start", {"task": described})
         self._playing = True

@@ -11,6 +11,7 @@ While a run is unfinished its episodes are in `.partial/` (see `journal`), and r
 
 from safevla_bench.runs.folder import (
     EPISODES,
+    GREETINGS,
     MANIFEST,
     REPORT,
     RUN,
@@ -18,12 +19,14 @@ from safevla_bench.runs.folder import (
     SCORES_TABLE,
     EpisodeRow,
     Latency,
+    Said,
     archive_parts,
     described,
     dump,
     episode_rows,
     latencies,
     parquet,
+    said,
     score_files,
 )
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
@@ -40,6 +43,7 @@ __all__ = [
     "EPISODES_A_PART",
     "FORMS",
     "FRAMES",
+    "GREETINGS",
     "JSONL",
     "MANIFEST",
     "REPORT",
@@ -54,6 +58,7 @@ __all__ = [
     "Latency",
     "Records",
     "RunWriter",
+    "Said",
     "Source",
     "Stream",
     "Stretch",
@@ -70,6 +75,7 @@ __all__ = [
     "parquet",
     "progress",
     "read_frames",
+    "said",
     "score_files",
     "write_frames",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,8 @@ from safevla_bench.scores import EpisodeScore
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 LATENCY = "policy_latency"
 """Where run.json holds the latency of each episode, under `volatile`."""
+GREETINGS = "policies_say"
+"""Where run.json holds what policies or their servers said of themselves, under `volatile`."""
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
@@ -50,6 +52,15 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     p50_ms: float
     p95_ms: float
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy or its server said of itself, such as the checkpoint that it serves, and in which episodes."""
+
+    policy: str
+    suite: str
+    says: Mapping[str, object]
+    episodes: list[str]
 
 
 _EPISODES_SCHEMA = pa.schema(
@@ -114,6 +125,28 @@ def latencies(folder: Path) -> dict[str, Latency]:
     volatile = described(folder).get("volatile")
     held = volatile.get(LATENCY, {}) if isinstance(volatile, dict) else {}
     return msgspec.convert(held, dict[str, Latency])
+
+
+def said(folder: Path) -> list[Said]:
+    """What the policies of a complete run said of themselves, in the order of their first episodes."""
+    volatile = described(folder).get("volatile")
+    held = volatile.get(GREETINGS, []) if isinstance(volatile, dict) else []
+    return msgspec.convert(held, list[Said])
+
+
+def greetings(folder: Path) -> dict[str, Mapping[str, object]]:
+    """The same by the episode's id."""
+    return {name: one.says for one in said(folder) for name in one.episodes}
+
+
+def gathered(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[Said]:
+    """What was said in each episode, each different greeting of a policy in a suite once."""
+    found: dict[tuple[str, str, bytes], Said] = {}
+    for row, says in greeted:
+        key = (row.policy, row.benchmark, msgspec.json.encode(says))
+        new = Said(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
+        found.setdefault(key, new).episodes.append(row.episode_id)
+    return list(found.values())
 
 
 def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ cuts it off. A later line of the same episode replaces the earlier one.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +35,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     offset: int
     length: int
     latency: Latency | None = None
+    greeting: Mapping[str, object] | None = None
+    """What the policy or its server said of itself."""
 
 
 class Journal:
@@ -49,12 +51,19 @@ class Journal:
         self._frames = _opened(place / RECORDS, max((one.offset + one.length for one in read), default=0))
         self._lines = _opened(place / JOURNAL, whole)
 
-    def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
+    def append(
+        self,
+        index: int,
+        row: EpisodeRow,
+        frame: bytes | None,
+        latency: Latency | None = None,
+        greeting: Mapping[str, object] | None = None,
+    ) -> None:
         """Keep a finished episode for good; `frame` is its compressed record, None where it left none."""
         offset, length = self._frames.tell(), len(frame or b"")
         if frame:
             _write(self._frames, frame)
-        entry = Entry(index=index, row=row, offset=offset, length=length, latency=latency)
+        entry = Entry(index=index, row=row, offset=offset, length=length, latency=latency, greeting=greeting)
         _write(self._lines, msgspec.json.encode(entry) + b"\n")
         self.entries[index] = entry
 
