@@ -16,7 +16,7 @@ from safevla_bench.cli.asking import Asked, run_options
 from safevla_bench.cli.judging import say
 from safevla_bench.cli.options import judge_options
 from safevla_bench.cli.progress import watching
-from safevla_bench.errors import ServerLostError
+from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.report import elsewhere
 from safevla_bench.report.render import text
 from safevla_bench.trajectory import Batch
@@ -97,7 +97,7 @@ def _kept(asked: Asked) -> Iterator[None]:
             done, planned = runs.progress(asked.out)
             click.echo(f"{done} of {planned} episodes are done and kept. Continue:\n  {asked.again}", err=True)
         raise
-    except ServerLostError:
+    except (ServerLostError, ServerRefusedError):
         if (asked.out / runs.RUN).exists():
             done, planned = runs.progress(asked.out)
             again = f"{asked.again} --retry-crashed"

@@ -37,10 +37,11 @@ class Openpi:
 
         Raises:
             ServerUnreachableError: no server answers.
-            PolicyError: what answers is no openpi server, or wants another key.
+            ServerRefusedError: what answers is no openpi server, or wants another key.
         """
-        self._socket.open()
-        self.greeting = fit(self._received(), self._key)
+        with websocket.greeted(self._socket.close):
+            self._socket.open()
+            self.greeting = fit(self._received(), self._key)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """[H, A]

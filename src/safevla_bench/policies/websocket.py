@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies.addresses import KEY, Patience
 
 if TYPE_CHECKING:
@@ -121,6 +121,21 @@ class Socket:
         return ServerLostError(
             f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
         )
+
+
+@contextmanager
+def greeted(close: Callable[[], object]) -> Iterator[None]:
+    """While a server is met: what is wrong with it is wrong in every episode, and the connection is closed.
+
+    Raises `ServerRefusedError` for every `PolicyError` but `ServerLostError`.
+    """
+    try:
+        yield
+    except ServerLostError:
+        raise
+    except PolicyError as error:
+        close()
+        raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
 
 
 def client_of(library: str, extra: str) -> None:

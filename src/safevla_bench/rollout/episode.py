@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError
+from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface import Action, Coordinated, HostEnv, Observation, Policy, Replaying
 from safevla_bench.monitor import Monitor, Standing, newest
 from safevla_bench.policies.greeting import Greeting, fit
@@ -51,6 +51,7 @@ def run_episode(
 
     Raises:
         ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
+        ServerRefusedError: the policy's server cannot be used, now or in another episode.
     """
     asked = _Asked(env, policy)
     steps = 0
@@ -73,7 +74,7 @@ def run_episode(
             outcome = "stopped" if reason else outcome
     except InvalidActionError as error:
         outcome, reason = "invalid_action", f"step {steps}: {error}"
-    except ServerLostError:
+    except (ServerLostError, ServerRefusedError):
         raise
     except PolicyError as error:  # it says what is wrong better than where in this package it was raised
         return Outcome(planned, "crashed", steps, None, str(error), asked.latency(), asked.greeting())
