@@ -45,7 +45,8 @@ class View:
 class Field:
     """One entry of the request: where it goes, and the camera, the state parts or the instruction that fill it.
 
-    `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is a list, or a list of lists.
+    `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is in as many
+    lists.
     """
 
     path: tuple[str, ...]
