@@ -47,7 +47,8 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert "eef_axis_angle_shortest" in out
     assert "flip" not in out
     assert safevla("protocols", "openpi-libero", "openpi-libero")[1] == "They say the same.\n"
-    assert safevla("protocols", "openpi-libero", "openpi")[0] == 2
+    code, _, err = safevla("protocols", "openpi-libero", "openpi")
+    assert (code, "openpi-libero is a dialect: compare it with another" in err) == (2, True)
 
 
 def test_what_is_no_protocol_is_refused(safevla):

@@ -28,8 +28,11 @@ def protocols_command(names: tuple[str, ...], form: str) -> None:
     """
     if len(names) > 2:
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
-    if names and set(names) <= set(dialects.names()):
-        speech.show(names[0], form) if len(names) == 1 else speech.compare(*names, form)
+    spoken = [name for name in names if name in dialects.names()]
+    if len(spoken) not in (0, len(names)):
+        raise click.UsageError(f"{spoken[0]} is a dialect: compare it with another.")
+    if spoken:
+        speech.show(spoken[0], form) if len(spoken) == 1 else speech.compare(spoken[0], spoken[1], form)
         return
     chosen = [protocols.protocol(name) for name in names]
     if not chosen:
