@@ -89,7 +89,7 @@ class Socket:
 
     def _tried(self, address: str, until: float) -> str | None:
         """Connect to one server; why it could not be reached, or None."""
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
         try:
@@ -111,7 +111,8 @@ class Socket:
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
             raise _refused(address, status, keyed=bool(self._headers)) from None
-        except (OSError, EOFError, TimeoutError, InvalidHandshake) as error:
+        except (OSError, EOFError, TimeoutError, WebSocketException, AssertionError) as error:
+            # A stranger's noise before the handshake breaks an assertion in websockets 17, or is no handshake.
             return f"{address}: {_cause(error)}"
         self.address = address
         return None
@@ -150,6 +151,8 @@ def client_of(library: str, extra: str) -> None:
 def _cause(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
+    if isinstance(error, AssertionError):
+        return "what answers is no websocket server"
     return str(error) or type(error).__name__
 
 
