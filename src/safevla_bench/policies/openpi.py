@@ -7,6 +7,7 @@ reply a map with `actions` [H, A]. A text frame is the traceback of what went wr
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,9 @@ class Openpi:
         """
         with websocket.greeted(self._socket.close):
             self._socket.open()
-            self.greeting = fit(self._received(), self._key)
+            greeting = self._received()
+            self.greeting = fit(greeting, self._key)
+            _sized(greeting, self._dialect.view.size)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """[H, A]
@@ -67,6 +70,14 @@ class Openpi:
             problem = f"the server {self._socket.address} sent a {type(message).__name__} where openpi sends a map"
             raise PolicyError(problem, remedy="Is it an openpi server?")
         return message
+
+
+def _sized(greeting: Mapping[str, object], sent: tuple[int, int]) -> None:
+    """Refuse a server of `safevla serve` whose policy wants images of another size; other servers do not tell it."""
+    size = greeting.get("image_size")
+    if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size != [*sent]:
+        problem = f"the served policy wants images of {size[0]} x {size[-1]} pixels"
+        raise PolicyError(problem, remedy=f"Pass --policy-arg image_size={size[0]}.")
 
 
 def failed(address: str, text: str) -> PolicyError:

@@ -167,9 +167,13 @@ def _handle(connection: ServerConnection, served: Served) -> None:
     except ConnectionClosed:
         return
     except Exception as error:  # whatever a policy raises is its client's to know
-        told = str(error) if isinstance(error, PolicyError) else traceback.format_exc()
-        connection.send(told)
+        connection.send(_told(error) if isinstance(error, PolicyError) else traceback.format_exc())
         connection.close(1011, "the text before says why")
+
+
+def _told(error: PolicyError) -> str:
+    """In one line, for clients show the last of a server's text first."""
+    return f"{error.problem}. {error.remedy or ''}".strip()
 
 
 def _episode(connection: ServerConnection, served: Served, policy: Policy) -> None:
