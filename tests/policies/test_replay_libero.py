@@ -67,6 +67,30 @@ def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, 
     np.testing.assert_array_equal(again.sim_state.episode(0)[0], recorded.sim_state.episode(0)[6])
 
 
+def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path, recorded):
+    """Its fixtures are where the demonstration's model has them, not where the planned seed would put them."""
+    model = '<mujoco><worldbody><body name="{}" pos="0.1 -0.2 0.9" quat="1 0 0 0"/></worldbody></mujoco>'
+    libero = host("libero")
+    task = libero.tasks("libero-goal")[7]
+    env = libero.make(task, Wants())
+    env.reset(EpisodeSeed(0, 7, 0))
+    root = next(iter(env._env.env.fixtures_dict.values())).root_body
+    env.close()
+    file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, 0, model.format(root))
+    for number, policy_file in enumerate((file, demonstration(tmp_path / "b.hdf5", recorded, 6))):
+        again = rolled(tmp_path / str(number), f"replay:{policy_file}")
+        stage = libero.stage(task, again)
+        try:
+            bodies, places = again.body_pos_m.episode(0)
+            for record_number in (0, again.lengths[0] - 1):
+                shown = stage.render(record_number, stage.aim(record_number, (), (60, 80)), (60, 80)).body_pos_m
+                for column, body in enumerate(bodies):
+                    there = shown[again.name(int(body))]
+                    np.testing.assert_allclose(there, places[record_number, column], atol=1e-5)
+        finally:
+            stage.close()
+
+
 def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
     import mujoco
 

@@ -86,6 +86,7 @@ class Replay:
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
             "start": _start(start, take),
+            **_placed(start, take),
             **compare(take, played, coordinates, self._tolerance),
         }
         (extra,) = played.extra
@@ -215,6 +216,12 @@ def _known(start: EpisodeSeed, take: Take) -> EpisodeSeed:
     seed = start.env_seed if take.env_seed is None else take.env_seed
     waited = start.wait_steps if take.wait_steps is None else take.wait_steps
     return dataclasses.replace(start, env_seed=seed, wait_steps=waited)
+
+
+def _placed(start: EpisodeSeed, take: Take) -> dict[str, object]:
+    """Where fixtures stood, which no state holds, so that the record can be shown (`hosts.stage.start`)."""
+    played = start.recorded is not None and start.recorded.state is not None
+    return {"fixtures": {name: list(pose) for name, pose in take.fixtures}} if played and take.fixtures else {}
 
 
 def _start(start: EpisodeSeed, take: Take) -> str:
