@@ -67,6 +67,30 @@ def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, 
     np.testing.assert_array_equal(again.sim_state.episode(0)[0], recorded.sim_state.episode(0)[6])
 
 
+CLOSES = """
+class Policy:
+    'Opens for six steps and closes from then on, in free air.'
+
+    def reset(self, task, seed):
+        self.step = 0
+
+    def act(self, observation):
+        self.step += 1
+        return [0, 0, 0.2, 0, 0, 0, -1.0 if self.step <= 6 else 1.0]
+"""
+
+
+@pytest.mark.parametrize("first", [4, 6, 8, 11, 16])
+def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch, first):
+    """Open at rest, about to close, closing, nearly closed and closed: its target is no part of a state."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closing.py").write_text(CLOSES)
+    whole = rolled(tmp_path / "whole", "python:closing:Policy", max_steps=24)
+    again = rolled(tmp_path / "again", f"replay:{demonstration(tmp_path / 'turn_on_the_stove.hdf5', whole, first)}")
+    told = again.extra[0]["header"]["replay"]["divergence"]
+    assert max(one["max"] for name, one in told.items() if "finger" in name) < 2.5e-3  # of 40 mm
+
+
 def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path, recorded):
     """Its fixtures are where the demonstration's model has them, not where the planned seed would put them."""
     model = '<mujoco><worldbody><body name="{}" pos="0.1 -0.2 0.9" quat="1 0 0 0"/></worldbody></mujoco>'

@@ -162,7 +162,7 @@ class LiberoEnv:
         if state is not None:
             seen = self._env.set_init_state(state)
         if played is not None:
-            tell_controllers(domain, played)
+            tell_controllers(domain)
         success = bool(self._env.check_success())
         for _ in range(seed.wait_steps):
             seen, _, success, _ = self._env.step(still.copy())

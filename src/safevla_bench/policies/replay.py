@@ -55,8 +55,7 @@ class Replay:
             return dataclasses.replace(start, recorded=played)
         if take.states is not None:
             state = tuple(take.states[0].tolist())
-            first = tuple(take.actions[0].tolist()) if len(take.actions) else ()
-            played = dataclasses.replace(played, state=state, first_action=first, fixtures=take.fixtures)
+            played = dataclasses.replace(played, state=state, fixtures=take.fixtures)
             return dataclasses.replace(start, wait_steps=0, recorded=played)
         if self._from_host:
             return dataclasses.replace(start, recorded=played)
