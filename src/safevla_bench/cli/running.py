@@ -42,6 +42,7 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
         _report_replays(runs.open_source(asked.out).batch)
     _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
     _report_servers(asked)
+    _report_invalid(asked)
     _report_crashes(crashed)
     folder = shlex.quote(str(asked.out))
     click.echo(f"Records: {asked.out}")
@@ -72,6 +73,7 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
         _report_replays(judged.batch)
     _report_stopped(asked, judged.scores.outcome.count("stopped"))
     _report_servers(asked)
+    _report_invalid(asked)
     _report_crashes(crashed)
     click.echo(f"Run folder: {asked.out}")
     click.echo(f"Next: open {asked.out / runs.REPORT} in a browser.")
@@ -122,6 +124,15 @@ def _report_servers(asked: Asked) -> None:
     for policy, suite in (cell for cell, count in told.items() if count > 1):
         line = f"note: the servers of {policy} on {suite} said {told[policy, suite]} different things of themselves"
         click.echo(printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
+
+
+def _report_invalid(asked: Asked) -> None:
+    """Say where a policy gave what no simulator was given: its failures are not those of its skill."""
+    invalid = [row for row in runs.episode_rows(asked.out) if row.outcome == "invalid_action"]
+    for row in invalid[:1]:
+        said = (row.reason or "").splitlines() or [""]
+        click.echo(printable(f"invalid_action: {row.episode_id}: {said[0]}"), err=True)
+        click.echo(f"{len(invalid)} episodes ended with an invalid action, and count as failures.", err=True)
 
 
 def _report_crashes(crashed: Mapping[str, str | None]) -> None:
