@@ -21,13 +21,14 @@ from safevla_bench.policies.preparing import axis_angle
 
 
 @contextmanager
-def served(make, seed=0, key=None):
+def served(make, seed=0, key=None, bind="127.0.0.1"):
     held = serving.Served("mine", make, seed)
-    server = serving.serve(held, "127.0.0.1", 0, key)
+    server = serving.serve(held, bind, 0, key)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        host = f"[{bind}]" if ":" in bind else bind
+        yield f"ws://{host}:{server.socket.getsockname()[1]}"
     finally:
         server.shutdown()
         thread.join()
@@ -177,3 +178,11 @@ def test_an_address_that_is_taken_is_told(monkeypatch):
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
         assert cli.run(["serve", "--policy", "noop", "--port", port]) == 2
+
+
+def test_it_listens_where_it_is_told_also_on_ipv6():
+    with served(Looks, bind="::1") as url:
+        far = client(url, replan="1", image_size="256")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()

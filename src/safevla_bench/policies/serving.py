@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import socket
 import threading
 import time
 import traceback
@@ -92,11 +93,11 @@ def serve(served: Served, bind: str, port: int, key: str | None = None) -> Serve
     """
     from websockets.sync.server import serve as listening
 
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
         return listening(
             lambda connection: _handle(connection, served),
-            bind,
-            port,
+            sock=socket.create_server((bind, port), family=family),
             process_request=lambda _, request: _admitted(_, request, key),
             compression=None,
             ping_interval=None,
