@@ -34,7 +34,7 @@ from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.merging import Stretch, merge
 from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.records import Records
+from safevla_bench.runs.records import Noted, Records, chunked
 from safevla_bench.runs.source import Source, Stream, open_source, open_sources
 from safevla_bench.runs.writing import RunWriter
 
@@ -56,6 +56,7 @@ __all__ = [
     "GrowingRun",
     "Kind",
     "Latency",
+    "Noted",
     "Records",
     "RunWriter",
     "Said",
@@ -63,6 +64,7 @@ __all__ = [
     "Stream",
     "Stretch",
     "archive_parts",
+    "chunked",
     "described",
     "dump",
     "episode_rows",
