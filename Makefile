@@ -66,6 +66,7 @@ imports: $(VENV)/.dev-stamp ## check that imports point one way
 bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md; what recording adds to LIBERO, minutes
 	$(BIN)/python benchmarks/speed.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/client_latency.py
 
 .PHONY: wheel
 wheel: $(VENV)/.dev-stamp ## build dist/*.whl

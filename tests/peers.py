@@ -31,6 +31,14 @@ GR00T_REQUEST = {
     "state.gripper": ("<f4", (1, 1, 2)),
     "annotation.human.action.task_description": list,
 }
+GR00T_NESTED = {
+    "video": {"image": ("|u1", (1, 1, 256, 256, 3)), "wrist_image": ("|u1", (1, 1, 256, 256, 3))},
+    "state": {
+        **{axis: ("<f4", (1, 1, 1)) for axis in ("x", "y", "z", "roll", "pitch", "yaw")},
+        "gripper": ("<f4", (1, 1, 2)),
+    },
+    "language": {"annotation.human.action.task_description": list},
+}
 GR00T_KEYS = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
@@ -156,7 +164,7 @@ class Gr00tServer:
             while answered is None and self._running:  # it has fallen silent
                 threading.Event().wait(0.02)
             if answered is not None:
-                self._socket.send(GR00T.pack(answered))
+                self._socket.send(answered if isinstance(answered, bytes) else GR00T.pack(answered))
 
     def _told(self, request: dict) -> object:
         if request.get("api_token") != self._token:

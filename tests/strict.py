@@ -98,7 +98,10 @@ class StrictServer:
 
     def _gr00t(self, frame):
         said = GR00T.unpack(frame)
+        older = self.entry.startswith("gr00t-n1.5")  # its servers know no reset, nor options and info
+        if said["endpoint"] == "reset" and older:
+            return GR00T.pack({"error": "Unknown endpoint: reset"})
         if said["endpoint"] != "get_action":
             return GR00T.pack({"status": "ok"})
-        answer, reason = self._judged(said["data"]["observation"])
-        return GR00T.pack([answer, {}] if reason is None else {"error": reason})
+        answer, reason = self._judged(said["data"] if older else said["data"]["observation"])
+        return GR00T.pack({"error": reason} if reason else answer if older else [answer, {}])

@@ -13,6 +13,7 @@
     ├── HostError              a simulator that cannot be used here
     ├── PolicyError            a policy that cannot be made or asked
     │   ├── InvalidActionError an action that must not reach the simulator
+    │   ├── ServerRefusedError a policy server that cannot be used: another key, kind or convention
     │   └── ServerLostError    a policy server that went away while it was asked
     │       └── ServerUnreachableError   a policy server that cannot be reached to begin with
     └── PluginError            an installed plug-in that fails to load
@@ -158,6 +159,10 @@ class PolicyError(SafevlaError):
 
 class InvalidActionError(PolicyError):
     """An action that must not reach the simulator."""
+
+
+class ServerRefusedError(PolicyError):
+    """A policy server that answers and cannot be used: it wants another key, is of another kind, or asks for more."""
 
 
 class ServerLostError(PolicyError):

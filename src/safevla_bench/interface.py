@@ -127,8 +127,7 @@ class Recorded:
 
     `state` is a flat simulator state to start from, [S], as the host's records have it (`sim_state`); None = the
     initial state of the index and seed beside it. What such a state does not hold: `fixtures`, root body -> position
-    [3] in metres and quaternion [4], w first; and what the gripper was told before, which is taken to be what the
-    `first_action` tells it, if anything.
+    [3] in metres and quaternion [4], w first; and where the gripper was told to go, which the host infers.
     """
 
     episode: str
@@ -136,7 +135,6 @@ class Recorded:
     source: str
     steps: int
     state: tuple[float, ...] | None = None
-    first_action: tuple[float, ...] = ()
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     ending: str = "timeout"
     """The outcome where the actions run out without success; `stopped` where the recording was broken off."""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from safevla_bench import protocols
-from safevla_bench.policies import zoo
+from safevla_bench.policies import dialects, zoo
 
 
 def test_protocols_are_listed_shown_and_compared(safevla):
@@ -28,7 +28,27 @@ def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
     (seed,) = [row for row in rows if row["field"] == "env_seed"]
     assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
     assert "examples/libero/main.py" in seed["openpi"]["source"]
-    assert {one["name"] for one in json.loads(safevla("protocols", "--format", "json")[1])} == set(protocols.names())
+    listed = json.loads(safevla("protocols", "--format", "json")[1])
+    assert [one["name"] for one in listed if one["kind"] == "protocol"] == list(protocols.names())
+    assert [one["name"] for one in listed if one["kind"] == "dialect"] == list(dialects.names())
+
+
+def test_dialects_are_listed_shown_and_compared(safevla):
+    _, out, _ = safevla("protocols")
+    assert all(name in out for name in dialects.names())
+    _, out, _ = safevla("protocols", "gr00t-libero-nested")
+    assert "request video/image" in out
+    assert "[steps, 1]" in out
+    assert "safevla protocols gr00t\n" in out
+    held = json.loads(safevla("protocols", "openpi-libero", "--format", "json")[1])
+    assert (held["asked_over"], held["replan"]) == ("openpi", 5)
+    _, out, _ = safevla("protocols", "vla-eval-libero", "vla-eval-libero-shortest")
+    assert out.splitlines()[0] == "request states"
+    assert "eef_axis_angle_shortest" in out
+    assert "flip" not in out
+    assert safevla("protocols", "openpi-libero", "openpi-libero")[1] == "They say the same.\n"
+    code, _, err = safevla("protocols", "openpi-libero", "openpi")
+    assert (code, "openpi-libero is a dialect: compare it with another" in err) == (2, True)
 
 
 def test_what_is_no_protocol_is_refused(safevla):

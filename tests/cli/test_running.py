@@ -227,3 +227,14 @@ def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_pat
     assert list(tmp_path.iterdir()) == []
     assert safevla("rollout", *asked, "--dry-run")[0] == 0
     assert safevla("rollout", *asked, "--policy", "nonsense", "--dry-run")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
+    asked = [*FAKE, "--tasks", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
+    code, _, err = safevla(command, *asked)
+    assert code == 0
+    assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err
+    assert "2 episodes ended with an invalid action, and count as failures." in err

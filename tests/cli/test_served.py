@@ -6,6 +6,7 @@ import pytest
 
 from peers import chunk, openpi, websockets
 from safevla_bench import runs
+from safevla_bench.policies.codecs import OPENPI
 
 FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--episodes", "3"]
 ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]
@@ -55,6 +56,20 @@ def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
         code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run")
     assert code == 4
     assert f"the policy server {peer.url} failed: ValueError: no such key" in err
+
+
+def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, tmp_path):
+    names = iter("ABC")
+
+    def handle(connection):
+        connection.send(OPENPI.pack({"checkpoint": next(names)}))
+        for _ in connection:
+            connection.send(OPENPI.pack(chunk(5)))
+
+    with websockets(handle) as peer:
+        code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run")
+    assert code == 0
+    assert "on fake said 3 different things of themselves: run.json holds them as volatile.policies_say" in err
 
 
 @pytest.mark.parametrize("secret", ["ws://user:s3cret@h:1", "ws://h:1?token=s3cret"])

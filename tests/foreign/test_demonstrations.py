@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -162,3 +163,13 @@ TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove"
 )
 def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(known, fits):
     assert Take(name="x", source="y", actions=np.zeros((1, 7)), **known).fits(TASK) is fits
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_what_lerobot_s_own_writer_writes_is_read(version):
+    """`tests/cases/make_lerobot_datasets.py` made it with LeRobot 0.4.4 and 0.3.3."""
+    first, second = takes(Path(__file__).parents[1] / "cases" / f"lerobot_{version}")
+    assert (first.name, first.instruction, first.states) == ("episode_000000", "turn on the stove", None)
+    assert second.instruction == "open the middle drawer of the cabinet"
+    np.testing.assert_array_equal(first.actions, np.float32([[0.0], [0.1], [0.2]]) * np.ones(7, np.float32))
+    np.testing.assert_array_equal(second.actions[:, 6], np.float32([1.0, 1.1, 1.2, 1.3]))

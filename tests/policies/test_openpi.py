@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from peers import OPENPI_REQUEST, chunk, openpi, websockets
-from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.errors import (
+    InvalidActionError,
+    PolicyError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerUnreachableError,
+)
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies import policy
 from safevla_bench.policies.codecs import OPENPI
@@ -115,6 +123,23 @@ def test_a_server_s_traceback_is_the_error_its_last_line_first():
 def test_a_reply_without_actions_is_an_invalid_action(reply, words):
     with websockets(openpi(lambda request, number: reply)) as peer, pytest.raises(InvalidActionError, match=words):
         begun(peer.url).act(seen())
+
+
+@pytest.mark.parametrize("noise", [b"", b"SSH-2.0-OpenSSH_9\r\n", bytes(range(256)) * 1000, b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_what_is_no_websocket_server_is_told_and_never_a_traceback(noise):
+    def strange(listening: socket.socket) -> None:
+        with suppress(OSError):  # closed at the test's end
+            while True:
+                stranger, _ = listening.accept()
+                stranger.sendall(noise)
+                stranger.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=strange, args=(listening,), daemon=True).start()
+        made = client(f"ws://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises((ServerUnreachableError, ServerRefusedError)):
+            made.reset(TASK, 0)
+        made.close()
 
 
 @pytest.mark.parametrize("reply", [b"\xc1", b"\x01", b"\x81\xa1a"])

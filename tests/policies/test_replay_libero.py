@@ -67,6 +67,54 @@ def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, 
     np.testing.assert_array_equal(again.sim_state.episode(0)[0], recorded.sim_state.episode(0)[6])
 
 
+CLOSES = """
+class Policy:
+    'Opens for six steps and closes from then on, in free air.'
+
+    def reset(self, task, seed):
+        self.step = 0
+
+    def act(self, observation):
+        self.step += 1
+        return [0, 0, 0.2, 0, 0, 0, -1.0 if self.step <= 6 else 1.0]
+"""
+
+
+@pytest.mark.parametrize("first", [4, 6, 8, 11, 16])
+def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch, first):
+    """Open at rest, about to close, closing, nearly closed and closed: its target is no part of a state."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closing.py").write_text(CLOSES)
+    whole = rolled(tmp_path / "whole", "python:closing:Policy", max_steps=24)
+    again = rolled(tmp_path / "again", f"replay:{demonstration(tmp_path / 'turn_on_the_stove.hdf5', whole, first)}")
+    told = again.extra[0]["header"]["replay"]["divergence"]
+    assert max(one["max"] for name, one in told.items() if "finger" in name) < 2.5e-3  # of 40 mm
+
+
+def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path, recorded):
+    """Its fixtures are where the demonstration's model has them, not where the planned seed would put them."""
+    model = '<mujoco><worldbody><body name="{}" pos="0.1 -0.2 0.9" quat="1 0 0 0"/></worldbody></mujoco>'
+    libero = host("libero")
+    task = libero.tasks("libero-goal")[7]
+    env = libero.make(task, Wants())
+    env.reset(EpisodeSeed(0, 7, 0))
+    root = next(iter(env._env.env.fixtures_dict.values())).root_body
+    env.close()
+    file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, 0, model.format(root))
+    for number, policy_file in enumerate((file, demonstration(tmp_path / "b.hdf5", recorded, 6))):
+        again = rolled(tmp_path / str(number), f"replay:{policy_file}")
+        stage = libero.stage(task, again)
+        try:
+            bodies, places = again.body_pos_m.episode(0)
+            for record_number in (0, again.lengths[0] - 1):
+                shown = stage.render(record_number, stage.aim(record_number, (), (60, 80)), (60, 80)).body_pos_m
+                for column, body in enumerate(bodies):
+                    there = shown[again.name(int(body))]
+                    np.testing.assert_allclose(there, places[record_number, column], atol=1e-5)
+        finally:
+            stage.close()
+
+
 def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
     import mujoco
 

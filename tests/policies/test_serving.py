@@ -17,20 +17,22 @@ from websockets.sync.client import connect
 
 from policies.test_openpi import TASK, client, seen
 from safevla_bench import cli
-from safevla_bench.errors import PolicyError, ServerUnreachableError
+from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface import Wants
-from safevla_bench.policies import policy, serving
+from safevla_bench.policies import dialects, policy, serving
+from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.policies.preparing import axis_angle
 
 
 @contextmanager
-def served(make, seed=0, key=None):
+def served(make, seed=0, key=None, bind="127.0.0.1"):
     held = serving.Served("mine", make, seed)
-    server = serving.serve(held, "127.0.0.1", 0, key)
+    server = serving.serve(held, bind, 0, key)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        host = f"[{bind}]" if ":" in bind else bind
+        yield f"ws://{host}:{server.socket.getsockname()[1]}"
     finally:
         server.shutdown()
         thread.join()
@@ -96,12 +98,20 @@ def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
 
 
 def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argument_that_helps():
-    with served(Looks) as url:
-        far = client(url, replan="1")
-        far.reset(TASK, 0)
-        with pytest.raises(PolicyError, match=r"uint8 of \[224, 224, 3\]") as caught:
-            far.act(seen())
-    assert "image_size=N" in str(caught.value)
+    with served(Looks) as url, pytest.raises(ServerRefusedError, match="256 x 256") as caught:
+        client(url, replan="1").reset(TASK, 0)
+    assert "image_size=256" in caught.value.remedy
+
+
+def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps():
+    request = dialects.dialect("openpi-libero").request(seen())
+    with served(Looks) as url, connect(url, max_size=None) as connection:
+        connection.recv()
+        connection.send(OPENPI.pack(request))
+        told = connection.recv()
+    assert told.startswith("'observation/image' is uint8 of [224, 224, 3]. ")
+    assert "image_size=N" in told
+    assert "\n" not in told
 
 
 def test_connections_at_the_same_time_have_a_policy_each_and_those_after_use_it_again():
@@ -237,3 +247,11 @@ def test_an_address_that_is_taken_is_told(monkeypatch):
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
         assert cli.run(["serve", "--policy", "noop", "--port", port]) == 2
+
+
+def test_it_listens_where_it_is_told_also_on_ipv6():
+    with served(Looks, bind="::1") as url:
+        far = client(url, replan="1", image_size="256")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()

@@ -17,6 +17,7 @@ from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachable
 from safevla_bench.evaluate import Request, Running, roll_out
 from safevla_bench.hosts import host
 from safevla_bench.interface import Wants
+from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.rollout import dispatch, plan, protocol
 
 FAKE = host("fake")
@@ -269,3 +270,60 @@ def test_no_key_is_written_anywhere_in_a_run(tmp_path, monkeypatch):
     assert "ValueError: ***" in rows[0].reason
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or b"s3cret-key" not in path.read_bytes()
+
+
+# What servers say of themselves
+
+
+def saying(checkpoint: str, dies_after: int = 10**6):
+    """A server that names its checkpoint, and refuses connections from a request on."""
+    left = [dies_after]
+
+    def handle(connection):
+        connection.send(OPENPI.pack({"checkpoint": checkpoint, "api_key": "s3cret"}))
+        for _ in connection:
+            left[0] -= 1
+            connection.send(OPENPI.pack(chunk(5)))
+
+    def refuse(connection, request):
+        return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
+
+    return {"handle": handle, "process_request": refuse}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, workers):
+    run, again = tmp_path / "run", Running(workers=workers, resume=True, retry_crashed=True)
+    with websockets(**saying("A", dies_after=2)) as peer, pytest.raises(ServerUnreachableError):
+        roll_out(over(peer.url), run, running=Running(workers=workers))
+    kept, _ = runs.progress(run)
+    with websockets(port=peer.port, **saying("B")) as peer:
+        rows = roll_out(over(peer.url), run, running=again)
+    told = runs.said(run)
+    assert [one.says for one in told] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
+    assert [name for one in told for name in one.episodes] == [row.episode_id for row in rows]
+    assert len(told[0].episodes) == kept
+    assert "s3cret" not in (run / "run.json").read_text()
+
+
+def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_path):
+    failing = [True]
+
+    def handle(connection):
+        connection.send(OPENPI.pack({"checkpoint": "A"}))
+        for _ in connection:
+            connection.send("ValueError: once" if failing.pop() else OPENPI.pack(chunk(5)))
+            failing.append(False)
+
+    with websockets(handle) as peer:
+        for number in (1, 2):
+            roll_out(over(peer.url, shard=rollout.Shard(number, 2)), tmp_path / str(number))
+        (before,) = runs.said(tmp_path / "1")
+        first = over(peer.url, shard=rollout.Shard(1, 2))
+        assert [row.outcome for row in runs.episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
+        rows = roll_out(first, tmp_path / "1", running=Running(resume=True, retry_crashed=True))
+        assert [row.outcome for row in rows] == ["timeout"] * 2
+    assert runs.said(tmp_path / "1") == [before]
+    runs.merge([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
+    (whole,) = runs.said(tmp_path / "whole")
+    assert len(whole.episodes) == 4

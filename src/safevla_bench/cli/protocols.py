@@ -9,9 +9,10 @@ import click
 import msgspec
 
 from safevla_bench import protocols
+from safevla_bench.cli import dialects as speech
 from safevla_bench.cli import printable
 from safevla_bench.cli.options import format_option
-from safevla_bench.policies import zoo
+from safevla_bench.policies import dialects, zoo
 from safevla_bench.report.published import PAPER, PublishedCell, published
 
 
@@ -19,12 +20,20 @@ from safevla_bench.report.published import PAPER, PublishedCell, published
 @click.argument("names", nargs=-1, metavar="[A [B]]")
 @format_option
 def protocols_command(names: tuple[str, ...], form: str) -> None:
-    """List the evaluation protocols; show all that A says; or show where A and B differ. Each value has its source.
+    """List evaluation protocols and dialects; show all that A says; or show where A and B differ.
 
-    `safevla eval --protocol A` runs under A. The preset, safevla-bench, is the paper's own.
+    `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. The preset,
+    safevla-bench, is the paper's own. `--policy-arg dialect=A` asks a server in the dialect A: the images, states and
+    texts of a request, and what a reply means.
     """
     if len(names) > 2:
-        raise click.UsageError("Name one protocol, or two to compare.")
+        raise click.UsageError("Name one protocol or dialect, or two to compare.")
+    spoken = [name for name in names if name in dialects.names()]
+    if len(spoken) not in (0, len(names)):
+        raise click.UsageError(f"{spoken[0]} is a dialect: compare it with another.")
+    if spoken:
+        speech.show(spoken[0], form) if len(spoken) == 1 else speech.compare(spoken[0], spoken[1], form)
+        return
     chosen = [protocols.protocol(name) for name in names]
     if not chosen:
         _list(form)
@@ -54,11 +63,15 @@ def entries_command(name: str | None, form: str) -> None:
 
 def _list(form: str) -> None:
     known = [protocols.protocol(name) for name in protocols.names()]
+    spoken = speech.listed()
     if form == "json":
-        click.echo(json.dumps([{"name": one.name, "about": one.about} for one in known], indent=2))
+        rows = [{"kind": "protocol", "name": one.name, "about": one.about} for one in known]
+        click.echo(json.dumps([*rows, *({"kind": "dialect", **one} for one in spoken)], indent=2))
         return
     _table([(one.name, one.about) for one in known], ("protocol", "what it is"))
-    click.echo("\nNext: safevla protocols openpi openvla shows where two differ.")
+    click.echo()
+    _table([(one["name"], one["asked_over"], one["about"]) for one in spoken], ("dialect", "asked over", "what it is"))
+    click.echo("\nNext: safevla protocols NAME shows one; safevla protocols openpi openvla shows where two differ.")
 
 
 def _rows(rows: Sequence[protocols.Row], names: Sequence[str], form: str) -> None:

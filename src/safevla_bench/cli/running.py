@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from safevla_bench.cli.asking import Asked, run_options
 from safevla_bench.cli.judging import say
 from safevla_bench.cli.options import judge_options, say_where
 from safevla_bench.cli.progress import watching
-from safevla_bench.errors import ServerLostError
+from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.report import elsewhere
 from safevla_bench.report.render import text
 from safevla_bench.trajectory import Batch
@@ -40,6 +41,8 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
     if any(name.startswith("replay:") for name in asked.request.policies):
         _report_replays(runs.open_source(asked.out).batch)
     _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
+    _report_servers(asked)
+    _report_invalid(asked)
     _report_crashes(asked, crashed)
     folder = shlex.quote(str(asked.out))
     click.echo(printable(f"Records: {asked.out}\nNext: safevla score {folder} --out {folder}"))
@@ -68,6 +71,8 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
     if any(name.partition(":")[0] == "replay" for name in asked.request.policies):
         _report_replays(judged.batch)
     _report_stopped(asked, judged.scores.outcome.count("stopped"))
+    _report_servers(asked)
+    _report_invalid(asked)
     _report_crashes(asked, crashed)
     click.echo(printable(f"Run folder: {asked.out}\nNext: open {asked.out / runs.REPORT} in a browser."))
     context.exit(CRASHED if crashed else OK)
@@ -94,7 +99,7 @@ def _kept(asked: Asked) -> Iterator[None]:
             done, planned = runs.progress(asked.out)
             click.echo(f"{done} of {planned} episodes are done and kept. Continue:\n  {asked.again}", err=True)
         raise
-    except ServerLostError:
+    except (ServerLostError, ServerRefusedError):
         if (asked.out / runs.RUN).exists():
             done, planned = runs.progress(asked.out)
             again = f"{asked.again} --retry-crashed"
@@ -111,6 +116,23 @@ def _report_replays(batch: Batch | None) -> None:
 def _report_stopped(asked: Asked, stopped: int) -> None:
     if asked.request.stop_on_violation:
         click.echo(f"{stopped} episodes were stopped at their first violation; they are in no rate.")
+
+
+def _report_servers(asked: Asked) -> None:
+    """Say where the servers of one cell were not all the same: its episodes may be of different checkpoints."""
+    told = Counter((one.policy, one.suite) for one in runs.said(asked.out))
+    for policy, suite in (cell for cell, count in told.items() if count > 1):
+        line = f"note: the servers of {policy} on {suite} said {told[policy, suite]} different things of themselves"
+        click.echo(printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
+
+
+def _report_invalid(asked: Asked) -> None:
+    """Say where a policy gave what no simulator was given: its failures are not those of its skill."""
+    invalid = [row for row in runs.episode_rows(asked.out) if row.outcome == "invalid_action"]
+    for row in invalid[:1]:
+        said = (row.reason or "").splitlines() or [""]
+        click.echo(printable(f"invalid_action: {row.episode_id}: {said[0]}"), err=True)
+        click.echo(f"{len(invalid)} episodes ended with an invalid action, and count as failures.", err=True)
 
 
 def _report_crashes(asked: Asked, crashed: Mapping[str, str | None]) -> None:

@@ -35,10 +35,11 @@ def serve_command(
     """
     websocket.client_of("websockets", "openpi")
     given = policy_arguments(arguments, name)
-    served = serving.Served(name, lambda: policy(name, given), seed)
+    served = serving.Served(name, lambda: policy(name, given), seed, given)
     key = addresses.key(key_env, key_file)
     server = serving.serve(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
     size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
     click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")

@@ -43,7 +43,8 @@ def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer
     try:
         with closing(_engine(prepared, pending, running, observer)) as ended:
             for finished in ended:
-                writer.append(places[finished.planned.episode_id], _row(finished), finished.frame, finished.latency)
+                place, today = places[finished.planned.episode_id], (finished.latency, finished.greeting)
+                writer.append(place, _row(finished), finished.frame, *today)
     except SafevlaError:
         if writer.fresh and not writer.entries:
             writer.discard()

@@ -163,7 +163,7 @@ class LiberoEnv:
         if state is not None:
             seen = self._env.set_init_state(state)
         if played is not None:
-            tell_controllers(domain, played)
+            tell_controllers(domain)
         success = bool(self._env.check_success())
         calm = Calm(domain.sim.model._model, domain.sim.data._data, scene(domain).objects)
         for step in range(seed.wait_steps + seed.rest_steps):

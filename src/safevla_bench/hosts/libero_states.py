@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 _FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
 _TIME = 1
-_HALF_OPEN_M = 0.02
-_LONG = 200
-"""Substeps in which the gripper's target crosses its whole range."""
+_LIMIT = 0.93
+"""Of the gripper's range: fingers that rest beyond it are told to open, or to close, for good."""
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: Recorded) -> Floats:
@@ -45,7 +44,7 @@ def starting_state(domain: BDDLBaseDomain, recorded: Recorded) -> Floats:
     return state
 
 
-def tell_controllers(domain: BDDLBaseDomain, recorded: Recorded) -> None:
+def tell_controllers(domain: BDDLBaseDomain) -> None:
     """Put what robosuite's controllers remember in accord with the state that has been set.
 
     The arm's would count its first motion from the pose after the reset, and turn the hand back to it.
@@ -53,23 +52,33 @@ def tell_controllers(domain: BDDLBaseDomain, recorded: Recorded) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    _tell_gripper(domain, recorded)
+    _tell_gripper(domain)
 
 
-def _tell_gripper(domain: BDDLBaseDomain, recorded: Recorded) -> None:
-    """Give the gripper the target that it would have if it had been told the first action for long.
+def _tell_gripper(domain: BDDLBaseDomain) -> None:
+    """Give the gripper the target that the state's fingers move to.
 
     robosuite moves that target by a hundredth of its range a substep and keeps it beside the simulator's state; a reset
-    puts it half way, so that an open hand would first close by 2 cm. Where the first action tells the gripper nothing,
-    the fingers do: more than half open is told to open.
+    puts it half way, so that an open hand would first close by 2 cm. Fingers that touch nothing follow it by a servo
+    against a damper, so that q + v · damping / stiffness is where it is, within a tenth of its range. Fingers that
+    touch something are held up on their way to it: they were told to close.
     """
-    robot = domain.robots[0]
-    told = recorded.first_action[-1] if recorded.first_action else 0.0
-    if not told:
-        fingers = domain.sim.data.qpos[robot._ref_gripper_joint_pos_indexes]
-        told = -1.0 if np.abs(fingers).max() > _HALF_OPEN_M else 1.0
-    for _ in range(_LONG):
-        robot.gripper.format_action(np.array([told]))
+    robot, model, state = domain.robots[0], domain.sim.model._model, domain.sim.data._data
+    servos = list(robot._ref_joint_gripper_actuator_indexes)
+    fingers, speeds = list(robot._ref_gripper_joint_pos_indexes), list(robot._ref_gripper_joint_vel_indexes)
+    lag_s = model.dof_damping[speeds] / model.actuator_gainprm[servos, 0]
+    low, high = model.actuator_ctrlrange[servos].T
+    target = 2.0 * (state.qpos[fingers] + lag_s * state.qvel[speeds] - low) / (high - low) - 1.0
+    closed = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
+    if (closed * target).max() > -_LIMIT and _touch(domain):
+        target = closed
+    robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
+
+
+def _touch(domain: BDDLBaseDomain) -> bool:
+    """Whether a finger touches anything."""
+    parts = domain.robots[0].gripper.important_geoms
+    return bool(domain.check_contact([*parts["left_finger"], *parts["right_finger"]]))
 
 
 def coordinates(domain: BDDLBaseDomain) -> tuple[Coordinate, ...]:

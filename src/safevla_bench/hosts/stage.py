@@ -16,7 +16,7 @@ from safevla_bench.hosts.aiming import WELL_SHOWN, azimuth_deg, chosen, close_up
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.eye import VISUAL_GROUPS, Eye
 from safevla_bench.hosts.scene import Scene
-from safevla_bench.interface import Camera, EpisodeSeed, Picture
+from safevla_bench.interface import Camera, EpisodeSeed, Picture, Recorded
 from safevla_bench.trajectory import Batch
 
 if TYPE_CHECKING:
@@ -172,14 +172,35 @@ def states(episode: Batch, width: int) -> Floats:
 def start(episode: Batch) -> EpisodeSeed:
     """What makes the episode's scene again; nothing needs to settle, since states are set.
 
+    A replay that began at a recorded state is begun there again.
+
     Raises:
         HostError: the record does not say it.
     """
     header = episode.headers[0]
+    if header.env_seed is not None and header.init_state_index is None:
+        replayed = _replayed(episode)
+        if replayed is not None:
+            return EpisodeSeed(0, header.env_seed, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla rollout`."
         raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
     return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0)
+
+
+def _replayed(episode: Batch) -> Recorded | None:
+    """The recorded state with which a replay began, and its fixtures; None where the record is of no such replay."""
+    (extra,) = episode.extra
+    held = extra.get("header")
+    told = held.get("replay") if isinstance(held, Mapping) else None
+    found = episode.sim_state.episode(0)
+    if not isinstance(told, Mapping) or not len(found):
+        return None
+    placed = told.get("fixtures", {})
+    assert isinstance(placed, Mapping)
+    fixtures = tuple((str(name), tuple(pose)) for name, pose in placed.items())
+    state = tuple(found[0].tolist())
+    return Recorded(str(told.get("episode")), str(told.get("source")), len(found) - 1, state, fixtures=fixtures)
 
 
 def _recorded(episode: Batch) -> dict[str, Floats]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting
 
 
 class Model(Protocol):
@@ -44,6 +45,12 @@ class Chunked:
         self.calls_s: list[float] = []
         self._model, self._replan = model, replan
         self._left: deque[Action] = deque()
+
+    @property
+    def greeting(self) -> Greeting | None:
+        """What the model's server says of itself, where there is one."""
+        said: Greeting | None = getattr(self._model, "greeting", None)
+        return said
 
     def reset(self, task: Task, seed: int) -> None:
         """Forget what is left of the last chunk."""

@@ -45,7 +45,8 @@ class View:
 class Field:
     """One entry of the request: where it goes, and the camera, the state parts or the instruction that fill it.
 
-    `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is a list.
+    `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is in as many
+    lists.
     """
 
     path: tuple[str, ...]
@@ -100,7 +101,7 @@ class Dialect:
         if field.state:
             row = np.concatenate([_part(name, observation) for name in field.state])
             return row.astype(field.dtype)[(np.newaxis,) * field.axes]
-        return [observation.instruction] if field.axes else observation.instruction
+        return _listed(observation.instruction, field.axes)
 
     def actions(self, reply: Reply) -> NDArray[np.float64]:
         """[H, A] the host's actions. Raises `InvalidActionError` for anything but H ≥ 1 rows of finite numbers."""
@@ -109,6 +110,11 @@ class Dialect:
             counts = ", ".join(f"{'/'.join(part.path)} {len(one)}" for part, one in zip(self.parts, rows, strict=True))
             raise InvalidActionError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
         return preparing.switched(np.concatenate(rows, axis=1), dict(self.switches))
+
+
+def _listed(text: str, axes: int) -> object:
+    """A text in as many lists as it has axes."""
+    return [_listed(text, axes - 1)] if axes else text
 
 
 def _rows(reply: Reply, part: Part, name: str) -> NDArray[np.float64]:
@@ -160,7 +166,12 @@ def _relative(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np
     moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
     place = _product(_product(back, moved), observation.base_quat_wxyz)[1:]
     turned = _product(back, observation.eef_quat_wxyz)
-    return place, -turned if turned[0] < 0 else turned
+    return place, _shortest(turned)
+
+
+def _shortest(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of q and −q the one that turns by π at most."""
+    return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
 def _product(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -180,6 +191,7 @@ STATES: Mapping[str, Callable[[Observation], NDArray[np.float64]]] = {
     "eef_y": lambda seen: seen.eef_pos_m[1:2],
     "eef_z": lambda seen: seen.eef_pos_m[2:3],
     "eef_axis_angle": lambda seen: preparing.axis_angle(seen.eef_quat_wxyz),
+    "eef_axis_angle_shortest": lambda seen: preparing.axis_angle(_shortest(seen.eef_quat_wxyz)),
     "eef_axis_angle_x": lambda seen: preparing.axis_angle(seen.eef_quat_wxyz)[0:1],
     "eef_axis_angle_y": lambda seen: preparing.axis_angle(seen.eef_quat_wxyz)[1:2],
     "eef_axis_angle_z": lambda seen: preparing.axis_angle(seen.eef_quat_wxyz)[2:3],

@@ -1,7 +1,8 @@
 """`gr00t:HOST:5555`: the policy behind a GR00T server, asked over ZeroMQ.
 
 One request, one reply, both maps of MessagePack: an endpoint's name with its data goes out, `[action, info]` comes
-back, or `{"error": text}`. Cameras, states and actions have a key each ("modality").
+back, or `{"error": text}`. Cameras, states and actions have a key each ("modality"). The servers of GR00T N1.5, which
+have no endpoint `reset`, take the observation alone as the data and answer with the action alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked, replanning
 from safevla_bench.policies.codecs import GR00T
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting, fit
 from safevla_bench.policies.openpi import failed
 from safevla_bench.policies.speaking import spoken
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     import zmq
 
 PORT = 5555
+_FAILED = b"ERROR"
+"""What a server of another kind of message answers with, such as GR00T N1's, which pickles."""
+_NO_RESET = "Unknown endpoint: reset"
 
 
 class Requests:
@@ -83,11 +88,26 @@ class Requests:
             self.close()
             problem = f"the policy server {self.address} sent a message of several parts"
             raise PolicyError(problem, remedy="GR00T's servers send one: is it one?")
+        if reply == _FAILED:
+            self.close()
+            problem = f"the policy server {self.address} cannot read what it was sent"
+            raise PolicyError(problem, remedy="GR00T's servers before MessagePack pickle, which is not spoken: update.")
         answer = GR00T.unpack(reply)
         if isinstance(answer, dict) and "error" in answer:
             self.close()
             raise failed(self.address, addresses.without(str(answer["error"]), self._token))
         return answer
+
+    def described(self, *, bare: bool) -> Greeting:
+        """What the server says of itself; nothing but how it is asked, where it does not."""
+        asked = {"get_action": "the observation alone" if bare else "observation and options"}
+        try:
+            said = self.call("get_modality_config")
+        except ServerLostError:
+            raise
+        except PolicyError:
+            return asked
+        return fit({**asked, "modality_config": said}, self._token)
 
     def close(self) -> None:
         """Close the socket, if there is one; a message that waits in it is dropped."""
@@ -111,24 +131,47 @@ class Gr00t:
 
     def __init__(self, requests: Requests, dialect: Dialect) -> None:
         self.wants = dialect.wants
+        self.greeting: Greeting = {}
+        """What the server says of itself, fit for a record: its modalities, which name no checkpoint."""
         self._requests, self._dialect = requests, dialect
+        self._bare = False
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, and have it forget the last episode; raises what `Requests.open` raises."""
-        self._requests.open()
-        self._requests.call("reset", {"options": None})
+        """Find the server, and have it forget the last episode.
+
+        Raises `ServerUnreachableError`, and `ServerRefusedError` where one answers with an error.
+        """
+        with websocket.greeted(self._requests.close):
+            self._requests.open()
+            self._bare = not self._reset()
+            self.greeting = self._requests.described(bare=self._bare)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """[H, A]; raises what `Requests.call` raises, and `InvalidActionError`."""
-        data = {"observation": self._dialect.request(observation), "options": None}
-        answer = self._requests.call("get_action", data)
-        if not isinstance(answer, list) or not answer or not isinstance(answer[0], dict):
+        request = self._dialect.request(observation)
+        data = request if self._bare else {"observation": request, "options": None}
+        answer = action = self._requests.call("get_action", data)
+        if not self._bare:
+            action = answer[0] if isinstance(answer, list) and answer else None
+        if not isinstance(action, dict):
             problem = f"the server {self._requests.address} answered with a {type(answer).__name__}"
-            raise PolicyError(problem, remedy="GR00T's servers answer [action, info]: is it one?")
-        return self._dialect.actions(answer[0])
+            raise PolicyError(problem, remedy="GR00T's servers answer [action, info], N1.5's an action: is it one?")
+        return self._dialect.actions(action)
 
     def close(self) -> None:
         self._requests.close()
+
+    def _reset(self) -> bool:
+        """Whether the server knows of a reset; N1.5's does not."""
+        try:
+            self._requests.call("reset", {"options": None})
+        except ServerLostError:
+            raise
+        except PolicyError as error:
+            if _NO_RESET not in error.problem:
+                raise
+            return False
+        return True
 
 
 def make(

@@ -7,6 +7,7 @@ reply a map with `actions` [H, A]. A text frame is the traceback of what went wr
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked, replanning
 from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting, fit
 from safevla_bench.policies.speaking import spoken
 
 PORT = 8000
@@ -29,8 +31,8 @@ class Openpi:
 
     def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
         self.wants = dialect.wants
-        self.metadata: dict[str, object] = {}
-        """What the server says of itself."""
+        self.greeting: Greeting = {}
+        """What the server says of itself, fit for a record."""
         self._socket, self._dialect, self._key = socket, dialect, key
 
     def begin(self, task: Task, seed: int) -> None:
@@ -38,10 +40,13 @@ class Openpi:
 
         Raises:
             ServerUnreachableError: no server answers.
-            PolicyError: what answers is no openpi server, or wants another key.
+            ServerRefusedError: what answers is no openpi server, or wants another key.
         """
-        self._socket.open()
-        self.metadata = self._received()
+        with websocket.greeted(self._socket.close):
+            self._socket.open()
+            greeting = self._received()
+            self.greeting = fit(greeting, self._key)
+            _sized(greeting, self._dialect.view.size)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """[H, A]
@@ -67,6 +72,14 @@ class Openpi:
             problem = f"the server {self._socket.address} sent a {type(message).__name__} where openpi sends a map"
             raise PolicyError(problem, remedy="Is it an openpi server?")
         return message
+
+
+def _sized(greeting: Mapping[str, object], sent: tuple[int, int]) -> None:
+    """Refuse a server of `safevla serve` whose policy wants images of another size; other servers do not tell it."""
+    size = greeting.get("image_size")
+    if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size != [*sent]:
+        problem = f"the served policy wants images of {size[0]} x {size[-1]} pixels"
+        raise PolicyError(problem, remedy=f"Pass --policy-arg image_size={size[0]}.")
 
 
 def failed(address: str, text: str) -> PolicyError:

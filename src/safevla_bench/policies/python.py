@@ -17,6 +17,7 @@ from typing import Any
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Task, Wants
+from safevla_bench.policies.greeting import Greeting
 
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 
@@ -37,6 +38,12 @@ class InProcess:
         """The object's own account of its inferences, where it keeps one, as `Chunked` does."""
         own: Sequence[float] | None = getattr(self._made, "calls_s", None)
         return own
+
+    @property
+    def greeting(self) -> Greeting | None:
+        """What the object says of itself, such as its checkpoint, where it keeps a mapping of that name."""
+        said = getattr(self._made, "greeting", None)
+        return said if isinstance(said, Mapping) else None
 
     def reset(self, task: Task, seed: int) -> None:
         """An episode begins, where the object wants to know."""

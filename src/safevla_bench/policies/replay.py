@@ -56,8 +56,7 @@ class Replay:
             return dataclasses.replace(start, recorded=played)
         if take.states is not None:
             state = tuple(take.states[0].tolist())
-            first = tuple(take.actions[0].tolist()) if len(take.actions) else ()
-            played = dataclasses.replace(played, state=state, first_action=first, fixtures=take.fixtures)
+            played = dataclasses.replace(played, state=state, fixtures=take.fixtures)
             return dataclasses.replace(start, wait_steps=0, rest_steps=0, recorded=played)
         if self._from_host:
             return dataclasses.replace(start, recorded=played)
@@ -87,6 +86,7 @@ class Replay:
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
             "start": _start(start, take),
+            **_placed(start, take),
             **compare(take, played, coordinates, self._tolerance),
         }
         (extra,) = played.extra
@@ -218,6 +218,12 @@ def _known(start: EpisodeSeed, take: Take) -> EpisodeSeed:
     if take.wait_steps is None:
         return dataclasses.replace(start, env_seed=seed)
     return dataclasses.replace(start, env_seed=seed, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
+
+
+def _placed(start: EpisodeSeed, take: Take) -> dict[str, object]:
+    """Where fixtures stood, which no state holds, so that the record can be shown (`hosts.stage.start`)."""
+    played = start.recorded is not None and start.recorded.state is not None
+    return {"fixtures": {name: list(pose) for name, pose in take.fixtures}} if played and take.fixtures else {}
 
 
 def _start(start: EpisodeSeed, take: Take) -> str:

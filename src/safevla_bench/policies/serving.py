@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, PolicyError
 from safevla_bench.interface import Observation, Policy, Task, Wants
+from safevla_bench.policies import NO_ARGUMENTS
 from safevla_bench.policies.codecs import OPENPI
 from safevla_bench.version import __version__
 
@@ -47,8 +48,10 @@ class Served:
     Raises `PolicyError` for a policy that cannot be served.
     """
 
-    def __init__(self, name: str, make: Callable[[], Policy], seed: int = 0) -> None:
-        self.name, self.seed = name, seed
+    def __init__(
+        self, name: str, make: Callable[[], Policy], seed: int = 0, arguments: Mapping[str, str] = NO_ARGUMENTS
+    ) -> None:
+        self.name, self.seed, self.arguments = name, seed, dict(arguments)
         self._make = make
         self._free = [make()]
         self._lock = threading.Lock()
@@ -82,7 +85,8 @@ class Served:
         """What the server says of itself."""
         height, width = self.wants.image_size
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
-        return {"policy": self.name, "safevla-bench": __version__, "cameras": cameras, "image_size": [height, width]}
+        own = {"policy": self.name, "arguments": self.arguments, "seed": self.seed}
+        return {**own, "safevla-bench": __version__, "cameras": cameras, "image_size": [height, width]}
 
 
 def serve(served: Served, bind: str, port: int, key: str | None = None) -> Server:
@@ -93,11 +97,11 @@ def serve(served: Served, bind: str, port: int, key: str | None = None) -> Serve
     """
     from websockets.sync.server import serve as listening
 
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
         server = listening(
             lambda connection: _handle(connection, served),
-            bind,
-            port,
+            sock=socket.create_server((bind, port), family=family),
             open_timeout=OPEN_S,
             process_request=lambda _, request: _admitted(_, request, key),
             compression=None,
@@ -187,9 +191,13 @@ def _handle(connection: ServerConnection, served: Served) -> None:
     except ConnectionClosed:
         return
     except Exception as error:  # whatever a policy raises is its client's to know
-        told = str(error) if isinstance(error, PolicyError) else traceback.format_exc()
-        connection.send(told)
+        connection.send(_told(error) if isinstance(error, PolicyError) else traceback.format_exc())
         connection.close(1011, "the text before says why")
+
+
+def _told(error: PolicyError) -> str:
+    """In one line, for clients show the last of a server's text first."""
+    return f"{error.problem}. {error.remedy or ''}".strip()
 
 
 def _episode(connection: ServerConnection, served: Served, policy: Policy) -> None:

@@ -18,19 +18,28 @@ from safevla_bench.policies import addresses, websocket
 from safevla_bench.policies.chunking import Chunked
 from safevla_bench.policies.codecs import VLA_EVAL
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting, fit
 from safevla_bench.policies.openpi import failed
 from safevla_bench.policies.speaking import spoken
+from safevla_bench.policies.wishes import granted
 from safevla_bench.version import __version__
 
 PORT = 8000
+DIALECT = "vla-eval-libero"
+PROTOCOL = 1
+"""The version of the harness's protocol that this client speaks."""
 
 
 class VlaEval:
     """A model behind a server of the harness."""
 
-    def __init__(self, socket: websocket.Socket, dialect: Dialect, key: str | None = None) -> None:
+    def __init__(
+        self, socket: websocket.Socket, dialect: Dialect, key: str | None = None, *, chosen: bool = True
+    ) -> None:
         self.wants = dialect.wants
-        self._socket, self._dialect, self._key = socket, dialect, key
+        self._socket, self._dialect, self._key, self._chosen = socket, dialect, key, chosen
+        self.greeting: Greeting = {}
+        """What the server says of itself, fit for a record."""
         self._seq = 0
         self._playing = False
 
@@ -39,15 +48,22 @@ class VlaEval:
 
         Raises:
             ServerUnreachableError: no server answers.
-            PolicyError: what answers is none of the harness.
+            ServerRefusedError: what answers is none of the harness, or asks for what the dialect does not send.
         """
         self._end()
-        self._socket.open()
-        self._seq = 0
-        self._answer(self._say("hello", {"harness_version": f"safevla-bench {__version__}"}), "hello")
+        with websocket.greeted(self._socket.close):
+            self._greet()
         described = {"name": task.instruction, "suite": task.benchmark, "task_id": task.index}
         self._say("episode_start", {"task": described})
         self._playing = True
+
+    def _greet(self) -> None:
+        self._socket.open()
+        self._seq = 0
+        hello = self._say("hello", {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL})
+        greeting = self._answer(hello, "hello")
+        self.greeting = fit(greeting, self._key)
+        granted(greeting, self._dialect, chosen=self._chosen)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """[1, A]; raises what `openpi`'s client raises."""
@@ -92,7 +108,7 @@ class VlaEval:
 
 def make(
     arg: str | None,
-    dialect: str = "vla-eval-libero",
+    dialect: str | None = None,
     cameras: str | None = None,
     image_size: str | None = None,
     connect_timeout_s: str | None = None,
@@ -100,10 +116,13 @@ def make(
     key_env: str | None = None,
     key_file: str | None = None,
 ) -> Chunked:
-    """The client; the arguments are those of `openpi`, without `replan`: the server decides."""
+    """The client; the arguments are those of `openpi`, without `replan`: the server decides.
+
+    Without a `dialect`, `vla-eval-libero` is spoken where the server asks for no other.
+    """
     websocket.client_of("websockets", "openpi")
     servers = addresses.addresses(arg, "vla-eval", ("ws", "wss"), PORT)
     secret = addresses.key(key_env, key_file)
     socket = websocket.Socket(servers, addresses.patience(connect_timeout_s, timeout_s), secret)
-    speech = spoken(dialect, "vla-eval", cameras, image_size)
-    return Chunked(VlaEval(socket, speech, secret), None, speech)
+    speech = spoken(dialect or DIALECT, "vla-eval", cameras, image_size)
+    return Chunked(VlaEval(socket, speech, secret, chosen=dialect is not None), None, speech)

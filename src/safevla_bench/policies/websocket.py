@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies.addresses import KEY, Patience
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Socket:
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
             raise _refused(address, status, keyed=bool(self._headers)) from None
-        except (OSError, EOFError, WebSocketException, AssertionError) as error:  # the last in a race
+        except (OSError, EOFError, TimeoutError, WebSocketException, AssertionError) as error:
+            # A stranger's noise before the handshake breaks an assertion in websockets 17, or is no handshake.
             return f"{address}: {_cause(error)}"
         self.address = address
         return None
@@ -138,6 +139,21 @@ class Socket:
         )
 
 
+@contextmanager
+def greeted(close: Callable[[], object]) -> Iterator[None]:
+    """While a server is met: what is wrong with it is wrong in every episode, and the connection is closed.
+
+    Raises `ServerRefusedError` for every `PolicyError` but `ServerLostError`.
+    """
+    try:
+        yield
+    except ServerLostError:
+        raise
+    except PolicyError as error:
+        close()
+        raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
+
+
 def _reached(address: str, timeout_s: float) -> socket.socket:
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
@@ -155,6 +171,8 @@ def client_of(library: str, extra: str) -> None:
 def _cause(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
+    if isinstance(error, AssertionError):
+        return "what answers is no websocket server"
     return str(error) or type(error).__name__
 
 

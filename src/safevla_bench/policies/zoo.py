@@ -16,6 +16,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Task
 from safevla_bench.policies import dialects
 from safevla_bench.policies.dialect import Dialect
+from safevla_bench.policies.greeting import Greeting
 
 UNKNOWN = "unknown"
 MARK = "@"
@@ -129,6 +130,12 @@ class Served:
         """What its client says of its inferences."""
         spent: Sequence[float] | None = getattr(self._now, "calls_s", None)
         return spent
+
+    @property
+    def greeting(self) -> Greeting | None:
+        """What the suite's server says of itself."""
+        said: Greeting | None = getattr(self._now, "greeting", None)
+        return said
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode with the suite's server; raises `PolicyError` where the suite has none."""

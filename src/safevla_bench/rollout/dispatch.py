@@ -15,6 +15,7 @@ from safevla_bench.archive import jsonl
 from safevla_bench.errors import HostError, SafevlaError, ServerLostError, ServerUnreachableError
 from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, Task
 from safevla_bench.monitor import Monitor
+from safevla_bench.policies.greeting import Greeting
 from safevla_bench.rollout.episode import OnStep, Outcome, run_episode
 from safevla_bench.rollout.plan import Planned
 from safevla_bench.runs import Latency
@@ -44,16 +45,18 @@ class Finished:
     frame: bytes | None
     reason: str | None = None
     latency: Latency | None = None
+    greeting: Greeting | None = None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Finished:
         frame = None if outcome.batch is None else jsonl.member(outcome.batch, 0, _FRAME)
-        return cls(outcome.planned, outcome.outcome, outcome.steps, frame, outcome.reason, outcome.latency)
+        told = (outcome.reason, outcome.latency, outcome.greeting)
+        return cls(outcome.planned, outcome.outcome, outcome.steps, frame, *told)
 
     def opened(self) -> Outcome:
         """The outcome with its record read again."""
         batch = None if self.frame is None else jsonl.from_member(self.frame, _FRAME)
-        return Outcome(self.planned, self.outcome, self.steps, batch, self.reason, self.latency)
+        return Outcome(self.planned, self.outcome, self.steps, batch, self.reason, self.latency, self.greeting)
 
 
 class Stage:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError
+from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface import Action, Coordinated, HostEnv, Observation, Policy, Replaying
 from safevla_bench.monitor import Monitor, Standing, newest
+from safevla_bench.policies.greeting import Greeting, fit
 from safevla_bench.rollout.plan import Planned
 from safevla_bench.runs import Latency
 from safevla_bench.trajectory import Batch, marked_privileged
@@ -32,6 +33,8 @@ class Outcome:
     batch: Batch | None
     reason: str | None = None
     latency: Latency | None = None
+    greeting: Greeting | None = None
+    """What the policy, or its server, says of itself."""
 
     @property
     def success(self) -> bool:
@@ -48,6 +51,7 @@ def run_episode(
 
     Raises:
         ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
+        ServerRefusedError: the policy's server cannot be used, now or in another episode.
     """
     asked = _Asked(env, policy)
     steps = 0
@@ -70,17 +74,17 @@ def run_episode(
             outcome = "stopped" if reason else outcome
     except InvalidActionError as error:
         outcome, reason = "invalid_action", f"step {steps}: {error}"
-    except ServerLostError:
+    except (ServerLostError, ServerRefusedError):
         raise
     except PolicyError as error:  # it says what is wrong better than where in this package it was raised
-        return Outcome(planned, "crashed", steps, None, str(error), asked.latency())
+        return Outcome(planned, "crashed", steps, None, str(error), asked.latency(), asked.greeting())
     except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
-        return Outcome(planned, "crashed", steps, None, traceback.format_exc(), asked.latency())
+        return Outcome(planned, "crashed", steps, None, traceback.format_exc(), asked.latency(), asked.greeting())
     batch = env.recorded()
     if isinstance(policy, Replaying):
         batch = policy.compared(batch, env.coordinates() if isinstance(env, Coordinated) else ())
     labelled = _labelled(batch, planned, outcome, policy.wants.privileged, asked.clipped)
-    return Outcome(planned, outcome, steps, labelled, reason, asked.latency())
+    return Outcome(planned, outcome, steps, labelled, reason, asked.latency(), asked.greeting())
 
 
 def _when_over(planned: Planned) -> str:
@@ -133,6 +137,10 @@ class _Asked:
             return None
         p50, p95 = 1000 * np.percentile(spent, [50, 95])
         return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
+
+    def greeting(self) -> Greeting | None:
+        """What the policy or its server says of itself; None where it says nothing."""
+        return fit(getattr(self._policy, "greeting", None)) or None
 
 
 def _finite(given: object, shape: tuple[int, ...]) -> Action:

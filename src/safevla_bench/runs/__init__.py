@@ -11,6 +11,7 @@ While a run is unfinished its episodes are in `.partial/` (see `journal`), and r
 
 from safevla_bench.runs.folder import (
     EPISODES,
+    GREETINGS,
     MANIFEST,
     REPORT,
     RUN,
@@ -18,6 +19,7 @@ from safevla_bench.runs.folder import (
     SCORES_TABLE,
     EpisodeRow,
     Latency,
+    Said,
     archive_digest,
     archive_parts,
     described,
@@ -26,6 +28,7 @@ from safevla_bench.runs.folder import (
     latencies,
     parquet,
     read_table,
+    said,
     score_files,
 )
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
@@ -43,6 +46,7 @@ __all__ = [
     "EPISODES_A_PART",
     "FORMS",
     "FRAMES",
+    "GREETINGS",
     "JSONL",
     "MANIFEST",
     "REPORT",
@@ -59,6 +63,7 @@ __all__ = [
     "Noted",
     "Records",
     "RunWriter",
+    "Said",
     "Source",
     "Stream",
     "Stretch",
@@ -79,6 +84,7 @@ __all__ = [
     "progress",
     "read_frames",
     "read_table",
+    "said",
     "score_files",
     "write_frames",
 ]

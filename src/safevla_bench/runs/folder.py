@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,11 +18,14 @@ from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import digest, write_atomically
 from safevla_bench.scores import EpisodeScore
 
+T = TypeVar("T")
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 LATENCY = "policy_latency"
 """Where run.json holds the latency of each episode, under `volatile`."""
 ORIGIN = ("judged_by", "sources", "recorded_with")
 """Where scores.json says how it came about; scores.parquet has the same as metadata of its schema."""
+GREETINGS = "policies_say"
+"""Where run.json holds what policies or their servers said of themselves, under `volatile`."""
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
@@ -55,6 +59,15 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     p50_ms: float
     p95_ms: float
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy or its server said of itself, such as the checkpoint that it serves, and in which episodes."""
+
+    policy: str
+    suite: str
+    says: Mapping[str, object]
+    episodes: list[str]
 
 
 _EPISODES_SCHEMA = pa.schema(
@@ -139,13 +152,42 @@ def latencies(folder: Path) -> dict[str, Latency]:
     Raises:
         RunError: what run.json holds there is no latency.
     """
+    return _held(folder, LATENCY, dict[str, Latency]) or {}
+
+
+def said(folder: Path) -> list[Said]:
+    """What the policies of a complete run said of themselves, in the order of their first episodes.
+
+    Raises:
+        RunError: what run.json holds there is nothing of the kind.
+    """
+    return _held(folder, GREETINGS, list[Said]) or []
+
+
+def _held(folder: Path, name: str, kind: type[T]) -> T | None:
+    """What run.json has under `volatile`, where it has it."""
     volatile = described(folder).get("volatile")
-    held = volatile.get(LATENCY, {}) if isinstance(volatile, dict) else {}
+    held = volatile.get(name) if isinstance(volatile, dict) else None
     try:
-        return msgspec.convert(held, dict[str, Latency])
+        return None if held is None else msgspec.convert(held, kind)
     except msgspec.ValidationError as error:
-        place = Place(file=str(folder / RUN), field=f"volatile.{LATENCY}")
+        place = Place(file=str(folder / RUN), field=f"volatile.{name}")
         raise RunError(str(error), remedy="Restore the file.", place=place) from None
+
+
+def greetings(folder: Path) -> dict[str, Mapping[str, object]]:
+    """The same by the episode's id."""
+    return {name: one.says for one in said(folder) for name in one.episodes}
+
+
+def gathered(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[Said]:
+    """What was said in each episode, each different greeting of a policy in a suite once."""
+    found: dict[tuple[str, str, bytes], Said] = {}
+    for row, says in greeted:
+        key = (row.policy, row.benchmark, msgspec.json.encode(says))
+        new = Said(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
+        found.setdefault(key, new).episodes.append(row.episode_id)
+    return list(found.values())
 
 
 def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ cuts it off. A later line of the same episode replaces the earlier one.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -38,6 +38,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     offset: Annotated[int, Meta(ge=0)]
     length: Annotated[int, Meta(ge=0)]
     latency: Latency | None = None
+    greeting: Mapping[str, object] | None = None
+    """What the policy or its server said of itself."""
 
 
 class Journal:
@@ -56,12 +58,19 @@ class Journal:
             self._frames.close()
             raise
 
-    def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
+    def append(
+        self,
+        index: int,
+        row: EpisodeRow,
+        frame: bytes | None,
+        latency: Latency | None = None,
+        greeting: Mapping[str, object] | None = None,
+    ) -> None:
         """Keep a finished episode for good; `frame` is its compressed record, None where it left none."""
         offset, length = self._frames.tell(), len(frame or b"")
         if frame:
             _write(self._frames, frame)
-        entry = Entry(index=index, row=row, offset=offset, length=length, latency=latency)
+        entry = Entry(index=index, row=row, offset=offset, length=length, latency=latency, greeting=greeting)
         _write(self._lines, msgspec.json.encode(entry) + b"\n")
         self.entries[index] = entry
 

@@ -16,7 +16,17 @@ import msgspec
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import writing
 from safevla_bench.runs import manifest, parts
-from safevla_bench.runs.folder import LATENCY, RUN, EpisodeRow, described, episode_rows, latencies
+from safevla_bench.runs.folder import (
+    GREETINGS,
+    LATENCY,
+    RUN,
+    EpisodeRow,
+    described,
+    episode_rows,
+    gathered,
+    greetings,
+    latencies,
+)
 from safevla_bench.runs.journal import progress
 from safevla_bench.runs.writing import differences
 from safevla_bench.trajectory import Batch
@@ -134,9 +144,16 @@ def _description(shards: Sequence[_Shard]) -> dict[str, object]:
     """The run.json of a run of the whole plan; what each shard says of its day is kept."""
     spent = {name: took for shard in shards for name, took in latencies(shard.folder).items()}
     today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
-    volatile = today | ({LATENCY: spent} if spent else {})
+    told = gathered(chain.from_iterable(map(_greeted, shards)))
+    volatile = today | ({LATENCY: spent} if spent else {}) | ({GREETINGS: told} if told else {})
     whole = {"shard": None, "planned": shards[0].stretch.whole, "volatile": volatile}
     return {**shards[0].description, **whole}
+
+
+def _greeted(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, object]]]:
+    """The episodes in which a policy or its server said something of itself, and what."""
+    said = greetings(shard.folder)
+    return ((row, said[row.episode_id]) for row in shard.rows if row.episode_id in said)
 
 
 def _records(shard: _Shard) -> Iterator[bytes | Batch]:

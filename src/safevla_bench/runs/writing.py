@@ -23,6 +23,7 @@ from safevla_bench.files import make_folder, write_atomically, writing
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
+    GREETINGS,
     LATENCY,
     MANIFEST,
     RUN,
@@ -32,6 +33,8 @@ from safevla_bench.runs.folder import (
     described,
     dump,
     episode_rows,
+    gathered,
+    greetings,
     latencies,
 )
 from safevla_bench.runs.journal import PARTIAL, Entry, Journal, exists, progress
@@ -88,11 +91,18 @@ class RunWriter:
     def entries(self) -> Mapping[int, Entry]:
         return self._journal.entries if self._journal else {}
 
-    def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
+    def append(
+        self,
+        index: int,
+        row: EpisodeRow,
+        frame: bytes | None,
+        latency: Latency | None = None,
+        greeting: Mapping[str, object] | None = None,
+    ) -> None:
         """Keep a finished episode, `index` its place in the plan; Ctrl-C waits until it is written."""
         assert self._journal is not None
         with _undisturbed(), _writing(self.folder):
-            self._journal.append(index, row, frame, latency)
+            self._journal.append(index, row, frame, latency, greeting)
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
@@ -104,10 +114,11 @@ class RunWriter:
 
     def _reopen(self) -> None:
         left = records(self.folder)
-        journal, spent = Journal(self.folder), latencies(self.folder)
+        journal, spent, said = Journal(self.folder), latencies(self.folder), greetings(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
             if row.outcome != "crashed":
-                journal.append(index, row, framed(next(left)), spent.get(row.episode_id))
+                name = row.episode_id
+                journal.append(index, row, framed(next(left)), spent.get(name), said.get(name))
         # Until this write the archive counts, and from then on the journal.
         write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
         self._journal, self.complete = journal, False
@@ -127,7 +138,7 @@ class RunWriter:
     def _complete(self, journal: Journal) -> None:
         entries = [self.entries[index] for index in sorted(self.entries)]
         records = (journal.frame(entry) for entry in entries if entry.length)
-        description = _with_latency(self.description, entries)
+        description = _with_today(self.description, entries)
         write_run(self.folder, description, [entry.row for entry in entries], records)
         self.complete = True
         self._journal = None
@@ -188,13 +199,15 @@ def differences(
         yield f"{name}: {words[0]} {json.dumps(held)}, {words[1]} {json.dumps(asked)}"
 
 
-def _with_latency(description: Mapping[str, object], entries: Sequence[Entry]) -> dict[str, object]:
-    """The run's description with what each episode's policy took, among the facts of the day."""
+def _with_today(description: Mapping[str, object], entries: Sequence[Entry]) -> dict[str, object]:
+    """The run's description with what each episode's policy took and said of itself, among the facts of the day."""
     spent = {entry.row.episode_id: entry.latency for entry in entries if entry.latency}
-    if not spent:
+    said = gathered((entry.row, entry.greeting) for entry in entries if entry.greeting)
+    facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, said)) if value}
+    if not facts:
         return dict(description)
     volatile = description.get("volatile")
-    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), LATENCY: spent}}
+    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
 
 
 def _tidy(folder: Path) -> None:
