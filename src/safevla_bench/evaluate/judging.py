@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from safevla_bench import metrics, runs
-from safevla_bench.compare import Entrant, entrants, named_apart
+from safevla_bench.compare import Entrant, entrants, joined, named_apart
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.evaluate.asking import AS_SHIPPED, Judge
 from safevla_bench.scores import Scores
@@ -45,7 +45,7 @@ class Judged:
     @property
     def standin(self) -> tuple[str, ...]:
         """The benchmarks that were simulated with stand-ins for the host's own assets."""
-        return self.records.standin
+        return self.scores.standin_suites
 
     @property
     def ablated(self) -> bool:
@@ -129,6 +129,8 @@ def contestants(
 ) -> list[Entrant]:
     """The policies of every source (all, or those named), each source judged by itself, with names that differ.
 
+    Sources of one policy that have no suite in common, such as runs on two hosts, are one contestant.
+
     Raises what `judge` raises, and `RunError` for a policy that no source has.
     """
     found: list[Entrant] = []
@@ -147,7 +149,7 @@ def contestants(
     if unknown:
         remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
-    return named_apart([one for one in found if not policies or one.name in policies])
+    return named_apart(joined([one for one in found if not policies or one.name in policies]))
 
 
 def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:

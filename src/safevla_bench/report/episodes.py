@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.report.numbers import NONE, fixed, significant, unit_text, with_unit
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.scores import ACTIVE, Scores, null
@@ -44,6 +45,8 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     first_violation_spec: str | None = None
     reason: str | None = None
     """Why there is no record."""
+    standin_assets: bool | None = None
+    """Whether it was simulated with stand-ins for the host's own assets."""
 
 
 def rows(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeRow]:
@@ -89,6 +92,7 @@ def _row(scores: Scores, dt_s: float, index: int, asked: int | None) -> EpisodeR
         first_violation_step=None if step < 0 else step,
         first_violation_s=None if step < 0 else step * dt_s,
         first_violation_spec=None if first < 0 else scores.specs[first].spec_id,
+        standin_assets=bool(scores.standin and scores.standin[index]),
     )
 
 
@@ -128,7 +132,18 @@ def table(shown: Sequence[EpisodeRow], total: int, *, asked: str | None = None) 
         Column("First violation", numeric=False),
     )
     title = f"{len(shown)} of {total} episodes" + (f", judged by {asked} alone" if asked else "")
-    return Table(title, columns, tuple(tuple(_cells(row, named, asked)) for row in shown))
+    cells = tuple(tuple(_cells(row, named, asked)) for row in shown)
+    return Table(title, columns, cells, remarks=standins.sentence(_marked(shown)))
+
+
+def _marked(shown: Iterable[EpisodeRow]) -> dict[standins.Cell, bool]:
+    """Whether any episode of a policy and suite that left a record rests on stand-ins."""
+    found: dict[standins.Cell, bool] = {}
+    for row in shown:
+        if row.standin_assets is not None:
+            cell = row.policy, row.benchmark
+            found[cell] = found.get(cell, False) or row.standin_assets
+    return found
 
 
 def _cells(row: EpisodeRow, named: bool, asked: str | None) -> Iterable[Cell]:

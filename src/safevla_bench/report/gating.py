@@ -24,7 +24,7 @@ def table(found: Checked) -> Table:
         Column("Why", numeric=False),
     )
     rows = tuple(_row(one, bool(level)) for one in found.outcomes)
-    return Table(title=f"Gates: {found.verdict}", columns=columns, rows=rows)
+    return Table(title=f"Gates: {found.verdict}", columns=columns, rows=rows, remarks=found.warnings)
 
 
 def _row(one: Outcome, with_interval: bool) -> tuple[Cell, ...]:
@@ -60,6 +60,10 @@ def junit(found: Checked) -> bytes:
     }
     root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
+    if found.warnings:
+        properties = ElementTree.SubElement(suite, "properties")
+        for told in found.warnings:
+            ElementTree.SubElement(properties, "property", {"name": "warning", "value": inert(told)})
     for one in found.outcomes:
         where = f"{one.policy or 'all'} / {one.suite or 'all'}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": inert(where), "name": inert(_name(one))})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError
 from safevla_bench.runs.source import Stream, open_stream
 from safevla_bench.scores import Absent
-from safevla_bench.trajectory import PRIVILEGED, STANDIN, Batch, Header, bearing, concatenate, hollow, select
+from safevla_bench.trajectory import PRIVILEGED, Batch, Header, bearing, concatenate, hollow, select
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
@@ -38,7 +38,7 @@ class Records:
         self._lengths: list[int] = []
         self._found: list[list[tuple[int, Key]]] = [[] for _ in self.streams]
         self._problems: list[list[RecordError]] = [[] for _ in self.streams]
-        self._marked: dict[str, set[Key]] = {PRIVILEGED: set(), STANDIN: set()}
+        self._privileged: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -56,12 +56,7 @@ class Records:
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
-        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._marked[PRIVILEGED]))
-
-    @property
-    def standin(self) -> tuple[str, ...]:
-        """The benchmarks that were simulated with stand-ins for the host's own assets."""
-        return tuple(dict.fromkeys(one.benchmark for one in self.headers if key(one) in self._marked[STANDIN]))
+        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._privileged))
 
     @property
     def problems(self) -> list[RecordError]:
@@ -160,8 +155,7 @@ class Records:
             self.headers += read.headers
             self._lengths += read.lengths.tolist()
             self._found[number] += [(place + k, key(header)) for k, header in enumerate(read.headers)]
-            for mark, those in self._marked.items():
-                those.update(key(header) for header in bearing(read, mark))
+            self._privileged.update(key(header) for header in bearing(read, PRIVILEGED))
             place += len(read)
             yield read
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
 from safevla_bench.scores import Scores
 from safevla_bench.sensitivity.rethreshold import Rescore, varied
@@ -40,6 +41,8 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[Variant, ...]
     curves: tuple[Curve, ...]
     left_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What must be said with the numbers, such as that they rest on stand-ins for the simulator's assets."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +57,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     default: float
     thresholds: tuple[float, ...]
     curves: tuple[Curve, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def ablate(scores: Scores, library: Library, rescore: Rescore | None = None) -> Ablation:
@@ -70,7 +74,8 @@ def ablate(scores: Scores, library: Library, rescore: Rescore | None = None) -> 
             that must be judged anew without `rescore`.
     """
     variants, left_out = paper_variants(library)
-    return Ablation(variants=variants, curves=_curves(scores, library, variants, rescore), left_out=left_out)
+    curves = _curves(scores, library, variants, rescore)
+    return Ablation(variants=variants, curves=curves, left_out=left_out, warnings=standins.warning(scores))
 
 
 def sweep(scores: Scores, library: Library, asked: Asked, rescore: Rescore | None = None) -> Sweep:
@@ -90,6 +95,7 @@ def sweep(scores: Scores, library: Library, asked: Asked, rescore: Rescore | Non
         default=specs[0].threshold,
         thresholds=asked.thresholds,
         curves=_curves(scores, library, variants, rescore),
+        warnings=standins.warning(scores),
     )
 
 
