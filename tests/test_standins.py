@@ -138,7 +138,8 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
     held = json.loads(evaluate.score_files(judged)["scores.json"])
     assert [one["standin_assets"] for one in held["cells"]] == [False, True, False, True]
     html = page(judged.scores, None, library(), title="t", provenance={})
-    assert html.count(SAID) == 2  # the flag, and below the headline table
+    assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
+    assert html.count(SAID) == 1  # below the headline table
     assert "privileged" not in html
     assert ", stand-in assets</span>" in html
     site = evaluate.board(list(judged.paths), evaluate.Judge(), reports=False)

@@ -196,7 +196,7 @@ def _notes(group: _Group, entries: Sequence[Entry]) -> Iterator[str]:
         yield "Auxiliary: outside every ranking."
     elif any(not one.ranked and "privileged state" in one.remarks and one.policy != NOOP for one in entries):
         yield "A policy that saw privileged simulator state has no rank among those that did not."
-    elif all("privileged state" in one.remarks for one in entries):
+    elif all("privileged state" in one.remarks for one in entries if one.policy != NOOP):
         yield "Privileged: these policies saw simulator state that no real robot has."
     if any(one.policy == NOOP for one in entries):
         yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
