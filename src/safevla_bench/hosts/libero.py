@@ -20,7 +20,7 @@ from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
 from safevla_bench.hosts.libero_states import coordinates, starting_state, tell_controllers
-from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.mujoco import Recorder, attached
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
@@ -223,8 +223,7 @@ class LiberoEnv:
         domain = self._env.env
         view = scene(domain)
         warn_of_motion(domain, view)
-        self._recorder = Recorder(domain.sim.model._model, domain.sim.data._data, view)
-        self._unhook = hook(domain.sim, "step", self._recorder.substep)
+        self._recorder, self._unhook = attached(domain.sim, "step", view)
         self._privileged = PrivilegedView(domain, view) if self._wants.privileged else None
 
     def _stop_recording(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +174,12 @@ def _read(data: mujoco.MjData, scene: Scene) -> _State:
         actuator=data.qfrc_actuator.copy(),
         sim_state=np.concatenate(((data.time,), data.qpos, data.qvel)),
     )
+
+
+def attached(simulation: Any, method: str, scene: Scene) -> tuple[Recorder, Callable[[], None]]:
+    """A recorder of robosuite's `MjSim` with record 0 taken, called behind its `method`; and what takes it off."""
+    recorder = Recorder(simulation.model._model, simulation.data._data, scene)
+    return recorder, hook(simulation, method, recorder.substep)
 
 
 def hook(simulation: object, method: str, after: Callable[[], None]) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from safevla_bench.hosts import robocasa_episodes as episodes
 from safevla_bench.hosts import robocasa_install as install
 from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.mujoco import Recorder, attached
 from safevla_bench.hosts.robocasa_scene import PrivilegedView, episode_meta, scene
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
@@ -194,9 +194,8 @@ class RobocasaEnv:
 
     def _start_recording(self, kitchen: Kitchen) -> None:
         view = scene(kitchen, self._rules)
-        self._recorder = Recorder(kitchen.sim.model._model, kitchen.sim.data._data, view)
         # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
-        self._unhook = hook(kitchen.sim, "step2", self._recorder.substep)
+        self._recorder, self._unhook = attached(kitchen.sim, "step2", view)
         self._privileged = PrivilegedView(kitchen, view, self._rules) if self._wants.privileged else None
 
     def _recording(self) -> tuple[Recorder, Kitchen]:
