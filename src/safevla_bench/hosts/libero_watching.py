@@ -19,7 +19,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.libero_scene import header, scene, warn_of_motion
+from safevla_bench.hosts.libero_scene import header, scene
 from safevla_bench.hosts.mujoco import Recorder, attached
 from safevla_bench.hosts.watching import Undo, Watcher, around
 from safevla_bench.interface import Action
@@ -142,8 +142,7 @@ class WatchedLibero:
     def begin(self) -> tuple[Recorder, Undo]:
         """A recorder of the present model, attached, with record 0 taken; and what detaches it."""
         view = scene(self._domain)
-        warn_of_motion(self._domain, view)
-        return attached(self._domain.sim, "step", view)
+        return attached(self._domain.sim, "step", view, self.task)
 
     def holds(self, action: Action) -> bool:
         """Whether only the gripper, the last number, is told anything."""

@@ -19,8 +19,9 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.contacts import ContactLog, Floats, Touches, joined, peaks
 from safevla_bench.hosts.grip import NOTHING, gripped
 from safevla_bench.hosts.pairs import PairFilter
+from safevla_bench.hosts.resting import warn_of_motion
 from safevla_bench.hosts.scene import Scene
-from safevla_bench.interface import Action
+from safevla_bench.interface import Action, Task
 from safevla_bench.trajectory import ContactList, Header, Recording
 
 if TYPE_CHECKING:
@@ -176,9 +177,14 @@ def _read(data: mujoco.MjData, scene: Scene) -> _State:
     )
 
 
-def attached(simulation: Any, method: str, scene: Scene) -> tuple[Recorder, Callable[[], None]]:
-    """A recorder of robosuite's `MjSim` with record 0 taken, called behind its `method`; and what takes it off."""
-    recorder = Recorder(simulation.model._model, simulation.data._data, scene)
+def attached(simulation: Any, method: str, scene: Scene, task: Task) -> tuple[Recorder, Callable[[], None]]:
+    """A recorder of robosuite's `MjSim` with record 0 taken, called behind its `method`; and what takes it off.
+
+    Logs which object still moves, if any does.
+    """
+    model, data = simulation.model._model, simulation.data._data
+    warn_of_motion(model, data, scene.objects, task.task_id)
+    recorder = Recorder(model, data, scene)
     return recorder, hook(simulation, method, recorder.substep)
 
 
