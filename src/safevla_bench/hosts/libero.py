@@ -21,7 +21,7 @@ from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene
 from safevla_bench.hosts.libero_states import coordinates, starting_state, tell_controllers
 from safevla_bench.hosts.mujoco import Recorder, attached
-from safevla_bench.hosts.resting import Calm
+from safevla_bench.hosts.resting import settling
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
@@ -165,12 +165,8 @@ class LiberoEnv:
         if played is not None:
             tell_controllers(domain, played)
         success = bool(self._env.check_success())
-        calm = Calm(domain.sim.model._model, domain.sim.data._data, scene(domain).objects)
-        for step in range(seed.wait_steps + seed.rest_steps):
-            if step >= seed.wait_steps and calm.lasts:
-                break
+        for _ in settling(seed, domain.sim, scene(domain).objects):
             seen, _, success, _ = self._env.step(still.copy())
-            calm.stepped()
         self._seed, self._success = seed, bool(success)
         self._start_recording()
         return self._observation(seen)

@@ -19,7 +19,7 @@ from safevla_bench.hosts import robocasa_install as install
 from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.mujoco import Recorder, attached
-from safevla_bench.hosts.resting import Calm
+from safevla_bench.hosts.resting import settling
 from safevla_bench.hosts.robocasa_scene import PrivilegedView, episode_meta, scene
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
@@ -147,13 +147,9 @@ class RobocasaEnv:
         seen = kitchen.reset()
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
-        calm = Calm(kitchen.sim.model._model, kitchen.sim.data._data, scene(kitchen, self._rules).objects)
-        for step in range(seed.wait_steps + seed.rest_steps):
-            if step >= seed.wait_steps and calm.lasts:
-                break
+        for _ in settling(seed, kitchen.sim, scene(kitchen, self._rules).objects):
             seen, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
-            calm.stepped()
         self._seed, self._success = seed, success
         self._start_recording(kitchen)
         return self._observation(seen)
