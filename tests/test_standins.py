@@ -12,9 +12,20 @@ import pytest
 
 from report.figures import drawn
 from report.scenes import SPECS, joined, rollout, verdicts
-from safevla_bench import compare, evaluate, gates, metrics, sensitivity, standins
+from safevla_bench import compare, evaluate, gates, metrics, sensitivity, standins, viewers
 from safevla_bench.archive import write
-from safevla_bench.report import authors, catalogue, episodes, explaining, figures, gating, page, telling, varying
+from safevla_bench.report import (
+    asking,
+    authors,
+    catalogue,
+    episodes,
+    explaining,
+    figures,
+    gating,
+    page,
+    telling,
+    varying,
+)
 from safevla_bench.report.figures import sweeps
 from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
@@ -132,6 +143,10 @@ def test_listed_and_explained_episodes_say_so(judged):
     assert SAID in " ".join(telling.text(kitchen, width=400).split())
     assert explaining.document(kitchen)["standin_assets"] is True
     assert "Stand-in" not in telling.text(table)
+    answers = asking.ask(asked := asking.formula("G[0,T](max_contact_force < 200)"), BATCH)
+    assert asking.table(asked, answers).remarks[0].startswith(SAID)
+    assert viewers.timeline(judged.scores, BATCH, library(), 1).facts["standin_assets"] == "true"
+    assert "standin_assets" not in viewers.timeline(judged.scores, BATCH, library(), 0).facts
 
 
 def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):

@@ -30,9 +30,29 @@ class Summarised(Protocol):
     def standin_assets(self) -> bool: ...
 
 
+class Listed(Protocol):
+    """One episode; `standin_assets` is None where it left no record."""
+
+    @property
+    def policy(self) -> str | None: ...
+
+    @property
+    def benchmark(self) -> str: ...
+
+    @property
+    def standin_assets(self) -> bool | None: ...
+
+
 def of_cells(cells: Iterable[Summarised]) -> tuple[str, ...]:
     """The sentence that goes with numbers made of some cells; none where nothing rests on stand-ins."""
     return sentence({(cell.policy, cell.suite or ""): cell.standin_assets for cell in cells})
+
+
+def of_episodes(listed: Iterable[Listed]) -> tuple[str, ...]:
+    """The same for a list of episodes."""
+    there = [((one.policy, one.benchmark), one.standin_assets) for one in listed if one.standin_assets is not None]
+    marked = {cell for cell, mark in there if mark}
+    return sentence({cell: cell in marked for cell, _ in there})
 
 
 def warning(scores: Scores) -> tuple[str, ...]:

@@ -133,17 +133,7 @@ def table(shown: Sequence[EpisodeRow], total: int, *, asked: str | None = None) 
     )
     title = f"{len(shown)} of {total} episodes" + (f", judged by {asked} alone" if asked else "")
     cells = tuple(tuple(_cells(row, named, asked)) for row in shown)
-    return Table(title, columns, cells, remarks=standins.sentence(_marked(shown)))
-
-
-def _marked(shown: Iterable[EpisodeRow]) -> dict[standins.Cell, bool]:
-    """Whether any episode of a policy and suite that left a record rests on stand-ins."""
-    found: dict[standins.Cell, bool] = {}
-    for row in shown:
-        if row.standin_assets is not None:
-            cell = row.policy, row.benchmark
-            found[cell] = found.get(cell, False) or row.standin_assets
-    return found
+    return Table(title, columns, cells, remarks=standins.of_episodes(shown))
 
 
 def _cells(row: EpisodeRow, named: bool, asked: str | None) -> Iterable[Cell]:
