@@ -120,7 +120,8 @@ def lost(judged: Judged) -> list[str]:
     """What is missing from the scores beside crashed and stopped episodes, each as one sentence."""
     skipped = judged.scores.provenance.get("skipped")
     count = len(skipped) if isinstance(skipped, list) else 0
-    found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
+    runs_were = "1 run was" if judged.interrupted == 1 else f"{judged.interrupted} runs were"
+    found = [f"{runs_were} interrupted before the last episode"] if judged.interrupted else []
     return found + ([f"{count} invalid episode{'' if count == 1 else 's'} left out"] if count else [])
 
 
