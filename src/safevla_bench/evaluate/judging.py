@@ -43,11 +43,6 @@ class Judged:
         return self.records.privileged
 
     @property
-    def standin(self) -> tuple[str, ...]:
-        """The benchmarks that were simulated with stand-ins for the host's own assets."""
-        return self.scores.standin_suites
-
-    @property
     def ablated(self) -> bool:
         """Whether applicability was off."""
         return self.scores.provenance.get("applicability") == "off"

@@ -139,7 +139,7 @@ def violations(cell: Summary) -> Violations:
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
     return Violations(
         name=f"{policy_name(cell)}, {cell.suite or NONE}",
-        words=f"{unsafe} of {cell.n} unsafe{most}",
+        words=f"{unsafe} of {cell.n} unsafe{most}" if judged(cell) else "no specification reached a verdict",
         scored=tables.violations([cell]),
         others=tables.violations([cell], scored=False),
     )
