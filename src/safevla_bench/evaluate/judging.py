@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import cast
 
 from safevla_bench import metrics, runs
+from safevla_bench.cluster import Cluster
 from safevla_bench.compare import Entrant, entrants, joined, named_apart
+from safevla_bench.distributed import score_records
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.evaluate.asking import AS_SHIPPED, Judge
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import score_chunks
+from safevla_bench.scoring import Manner, score_chunks
 from safevla_bench.specs import Library
 from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Batch
@@ -65,21 +67,14 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
 
-def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Judged:
-    """Score every episode of the sources.
+def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False, cluster: Cluster | None = None) -> Judged:
+    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
 
     Raises `CollectedError` listing every bad episode, `SignalError`, `UnknownTaskError`, `SpecError`, `RegistryError`.
     """
     specs, tasks = by.load()
-    records = runs.Records(paths)
-    chunks = records.first()
-    try:
-        scores = _scored(chunks, specs, tasks, by)
-    except SafevlaError:
-        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
-            pass
-        records.require(skip_invalid=skip_invalid)
-        raise
+    found = _on(cluster, paths, specs, tasks, by) if cluster else None
+    records, scores = found or _here(paths, specs, tasks, by, skip_invalid)
     records.require(skip_invalid=skip_invalid)
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
@@ -92,6 +87,31 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
     }
     scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
     return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
+
+
+def _here(
+    paths: Sequence[Path], specs: Library, tasks: Registry, by: Judge, skip_invalid: bool
+) -> tuple[runs.Records, Scores]:
+    """The records, read once, and their scores."""
+    records = runs.Records(paths)
+    chunks = records.first()
+    try:
+        return records, _scored(chunks, specs, tasks, by)
+    except SafevlaError:
+        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
+            pass
+        records.require(skip_invalid=skip_invalid)
+        raise
+
+
+def _on(
+    cluster: Cluster, paths: Sequence[Path], specs: Library, tasks: Registry, by: Judge
+) -> tuple[runs.Records, Scores] | None:
+    """The same from a Ray cluster; None where anything is wrong with the records, and they must be read here."""
+    records = runs.Records(paths)
+    how = Manner(by.capabilities, by.missing, by.applicability)
+    scores = score_records(records, specs, tasks, how, cluster)
+    return (records, scores) if scores else None
 
 
 def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:

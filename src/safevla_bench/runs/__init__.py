@@ -31,7 +31,7 @@ from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.merging import Stretch, merge
 from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.records import Records
+from safevla_bench.runs.records import Noted, Records, chunked
 from safevla_bench.runs.source import Source, Stream, open_source, open_sources
 from safevla_bench.runs.writing import RunWriter
 
@@ -52,12 +52,14 @@ __all__ = [
     "GrowingRun",
     "Kind",
     "Latency",
+    "Noted",
     "Records",
     "RunWriter",
     "Source",
     "Stream",
     "Stretch",
     "archive_parts",
+    "chunked",
     "described",
     "dump",
     "episode_rows",

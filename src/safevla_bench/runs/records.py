@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from safevla_bench.trajectory import PRIVILEGED, Batch, Header, bearing, concate
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
+_MARKS = (PRIVILEGED,)
 Key = tuple[str | None, str]
 """Policy and episode id: what an episode is found by across sources."""
 
@@ -23,6 +25,20 @@ Key = tuple[str | None, str]
 def key(header: Header) -> Key:
     """What tells an episode from all others of the sources."""
     return header.policy, header.episode_id
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is kept of a batch that was read once: its headers, their lengths, and which bear a mark."""
+
+    headers: tuple[Header, ...]
+    lengths: tuple[int, ...]
+    marked: Mapping[str, tuple[Key, ...]]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Noted:
+        marked = {mark: tuple(key(header) for header in bearing(batch, mark)) for mark in _MARKS}
+        return cls(batch.headers, tuple(batch.lengths.tolist()), marked)
 
 
 class Records:
@@ -38,7 +54,8 @@ class Records:
         self._lengths: list[int] = []
         self._found: list[list[tuple[int, Key]]] = [[] for _ in self.streams]
         self._problems: list[list[RecordError]] = [[] for _ in self.streams]
-        self._privileged: set[Key] = set()
+        self._places = [0 for _ in self.streams]
+        self._marked: dict[str, set[Key]] = {mark: set() for mark in _MARKS}
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -56,7 +73,7 @@ class Records:
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
-        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._privileged))
+        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._marked[PRIVILEGED]))
 
     @property
     def problems(self) -> list[RecordError]:
@@ -73,10 +90,29 @@ class Records:
         """The path of each source, and its run.json."""
         return [(stream.path, stream.description) for stream in self.streams]
 
+    @property
+    def ambiguous(self) -> bool:
+        """Whether a source names an episode twice; a reading that is not in pieces makes an error of the second."""
+        names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
+        return any(len(set(one)) < len(one) for one in names)
+
     def first(self) -> Iterator[Batch]:
         """The first reading, some episodes at a time; bad ones are in `problems`."""
         for number, stream in enumerate(self.streams):
-            yield from _chunks(self._noted(number, stream))
+            yield from chunked(self._noted(number, stream))
+
+    def note(self, number: int, said: Noted | RecordError) -> None:
+        """Keep what the first reading of a stream has come to next; streams one after the other, each in its order."""
+        if isinstance(said, RecordError):
+            self._problems[number].append(said)
+            self._places[number] += 1
+            return
+        self.headers += said.headers
+        self._lengths += said.lengths
+        self._found[number] += [(self._places[number] + k, key(header)) for k, header in enumerate(said.headers)]
+        for mark, those in said.marked.items():
+            self._marked[mark].update(those)
+        self._places[number] += len(said.headers)
 
     def require(self, *, skip_invalid: bool = False) -> None:
         """After the first reading: every episode must be good, unless that is not asked for, and in one source.
@@ -99,7 +135,7 @@ class Records:
         """Another reading: the same episodes, some at a time. `RunError` where a source holds others by now."""
         for stream, found in zip(self.streams, self._found, strict=True):
             known, count = {one for _, one in found}, 0
-            for batch in _chunks(_only(stream.read(), known)):
+            for batch in chunked(_only(stream.read(), known)):
                 count += len(batch)
                 yield batch
             if count != len(found):
@@ -146,21 +182,13 @@ class Records:
         return chosen
 
     def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
-        place = 0
         for read in stream.read():
-            if isinstance(read, RecordError):
-                self._problems[number].append(read)
-                place += 1
-                continue
-            self.headers += read.headers
-            self._lengths += read.lengths.tolist()
-            self._found[number] += [(place + k, key(header)) for k, header in enumerate(read.headers)]
-            self._privileged.update(key(header) for header in bearing(read, PRIVILEGED))
-            place += len(read)
-            yield read
+            self.note(number, read if isinstance(read, RecordError) else Noted.of(read))
+            if not isinstance(read, RecordError):
+                yield read
 
 
-def _chunks(found: Iterable[Batch]) -> Iterator[Batch]:
+def chunked(found: Iterable[Batch]) -> Iterator[Batch]:
     """The same episodes in batches of a good size."""
     gathered: list[Batch] = []
     for batch in found:

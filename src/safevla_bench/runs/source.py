@@ -36,6 +36,8 @@ class Stream:
     description: Mapping[str, object]
     read: Callable[..., Iterator[Batch | RecordError]]
     """With the places that are wanted, or without."""
+    files: tuple[Path, ...] = ()
+    """What `read` reads, one after the other; none where an unfinished run is read, which may go on meanwhile."""
 
 
 def open_source(path: Path) -> Source:
@@ -57,7 +59,7 @@ def open_stream(path: Path) -> Stream:
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
     if path.is_dir():
         return _open_folder(path)
-    return Stream(path, (), {}, partial(_some, path))
+    return Stream(path, (), {}, partial(_some, path), (path,))
 
 
 def _some(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
@@ -81,7 +83,8 @@ def _open_folder(path: Path) -> Stream:
         description = described(path)  # it may have been completed while we read
         if begun and description.get("complete") is False:
             return begun
-    return _stream(path, episode_rows(path), description, partial(archive.read, _parts(path)))
+    parts = _parts(path)
+    return _stream(path, episode_rows(path), description, partial(archive.read, parts), parts)
 
 
 def _parts(path: Path) -> list[Path]:
@@ -109,8 +112,10 @@ def _stream(
     rows: Sequence[EpisodeRow],
     description: Mapping[str, object],
     read: Callable[..., Iterator[Batch | RecordError]],
+    files: Sequence[Path] = (),
 ) -> Stream:
-    return Stream(path, tuple(_absent(row) for row in rows if row.outcome == "crashed"), description, read)
+    absent = tuple(_absent(row) for row in rows if row.outcome == "crashed")
+    return Stream(path, absent, description, read, tuple(files))
 
 
 def _absent(row: EpisodeRow) -> Absent:
