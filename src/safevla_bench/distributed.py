@@ -86,7 +86,7 @@ def score_records(
                 records.note(number, noted)
             judged += found.chunks
     try:
-        return None if records.ambiguous else join(judged, library)
+        return join(judged, library) if records.intact and not records.ambiguous else None
     except SafevlaError:
         return None
 

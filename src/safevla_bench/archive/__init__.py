@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.form import schema
 from safevla_bench.archive.sieve import Sieve
-from safevla_bench.errors import CollectedError, Place, RecordError
-from safevla_bench.files import write_atomically
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate, select
 
 __all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_folder"]
@@ -66,7 +66,7 @@ def read(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterat
             yield error
         except OSError as error:
             remedy = "Name an archive file or a run folder."
-            yield RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
+            yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
 def _once(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:
@@ -103,9 +103,9 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def append(path: Path, batch: Batch) -> None:
-    """Append every episode of a batch to an archive file, in order, and flush it to the file.
+    """Append every episode of a batch to an archive file, in order: all of them or none.
 
-    Raises `RecordError` for a form that cannot grow; one that holds a single episode can be begun.
+    Raises `RecordError` for a form that cannot grow (one that holds a single episode can be begun), and `FileError`.
     """
     suffix = form_of(path)
     if suffix not in jsonl.SUFFIXES:
@@ -115,15 +115,13 @@ def append(path: Path, batch: Batch) -> None:
             raise RecordError(f"a {suffix} file {problem}", remedy=remedy, place=Place(file=str(path)))
         write(path, batch)
         return
-    with path.open("ab") as stream:
-        for index in range(len(batch)):
-            stream.write(jsonl.member(batch, index, suffix))
+    files.append(path, b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch))))
 
 
 def write(path: Path, batch: Batch) -> None:
     """Write all episodes of a batch as one archive file, whole or not at all, over whatever was there.
 
-    Raises `RecordError` where the episodes do not fit one file of that form, or the file cannot be written.
+    Raises `RecordError` where the episodes do not fit one file of that form, `FileError` where it cannot be written.
     """
     suffix, place = form_of(path), Place(file=str(path))
     if suffix in _ONE_EACH and len(batch) != 1:
@@ -135,7 +133,7 @@ def write(path: Path, batch: Batch) -> None:
         remedy = "An archive names each episode once; write those of different policies or sources to their own files."
         place = Place(file=str(path), episode=repeated[0], field="episode_id")
         raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
-    _stored(path, _content(batch, suffix))
+    files.write_atomically(path, _content(batch, suffix))
 
 
 def _content(batch: Batch, suffix: str) -> bytes:
@@ -146,18 +144,10 @@ def _content(batch: Batch, suffix: str) -> bytes:
     return b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch)))
 
 
-def _stored(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        remedy = "Name a file in a folder that exists and can be written to."
-        raise RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path))) from None
-
-
 def write_folder(folder: Path, batch: Batch) -> list[Path]:
     """Write each episode as a numbered `.npz` file into a new folder, in order; ids never become names of files.
 
-    The folder appears whole or not at all. Raises `RecordError` where it exists or cannot be written.
+    The folder appears whole or not at all. Raises `RecordError` where it exists, `FileError` where it cannot be made.
     """
     place = Place(file=str(folder))
     if folder.exists():
@@ -165,13 +155,12 @@ def write_folder(folder: Path, batch: Batch) -> list[Path]:
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     names = [f"episode-{index:05d}{npz.SUFFIX}" for index in range(len(batch))]
     try:
-        beside.mkdir()
-        for index, name in enumerate(names):
-            write(beside / name, select(batch, [index]))
-        beside.rename(folder)
-    except OSError as error:
-        remedy = "Name a new folder in one that exists and can be written to."
-        raise RecordError(error.strerror or str(error), remedy=remedy, place=place) from None
+        with files.writing(folder):
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
+            beside.mkdir()
+            for index, name in enumerate(names):
+                write(beside / name, select(batch, [index]))
+            beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return [folder / name for name in names]

@@ -35,7 +35,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
         archive.write_folder(target, batch)
     else:
         archive.write(target, batch)
-    bad = sum(len(source.problems) for source in opened)
-    left_out = f"; {bad} bad left out" if bad else ""
+    bad = runs.LeftOut.of([problem for source in opened for problem in source.problems])
+    left_out = f"; {', '.join(bad.said())}" if bad else ""
     noun = "episode" if len(batch) == 1 else "episodes"
     click.echo(printable(f"{destination}: {len(batch)} {noun} ({int(batch.starts[-1])} records){left_out}"))

@@ -68,11 +68,15 @@ def say(judged: evaluate.Judged) -> None:
     warn(judged)
     if judged.ablated:
         click.echo(ABLATED)
+    say_missing(judged)
+
+
+def say_missing(judged: evaluate.Judged) -> None:
+    """Print what of the sources is not among the episodes."""
     if judged.interrupted:
         click.echo(evaluate.INTERRUPTED)
-    skipped = judged.scores.provenance.get("skipped")
-    if isinstance(skipped, list) and skipped:
-        click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")
+    if judged.left_out:
+        click.echo(f"{'; '.join(judged.left_out.said())}. The report lists what.")
 
 
 def warn(judged: evaluate.Judged) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from safevla_bench import evaluate, runs
+from safevla_bench.cli.judging import say_missing
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.report import asking, choosing, episodes, explaining, render, telling
 from safevla_bench.trajectory import empty
@@ -60,6 +61,7 @@ def episodes_command(
         _json(shown)
     else:
         click.echo(render.text(episodes.table(shown, total, asked=asked)), nl=False)
+        say_missing(judged)
 
 
 @click.command("show")
@@ -107,8 +109,10 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
     answers = asking.ask(asked, batch or empty(), [one for source in opened for one in source.absent])
     if form == "json":
         _json(answers)
-    else:
-        click.echo(render.text(asking.table(asked, answers)), nl=False)
+        return
+    click.echo(render.text(asking.table(asked, answers)), nl=False)
+    for said in runs.LeftOut.of([problem for source in opened for problem in source.problems]).said():
+        click.echo(f"{said}.")
 
 
 def _rows(judged: evaluate.Judged, asked: str | None = None) -> list[episodes.EpisodeRow]:

@@ -101,4 +101,10 @@ format_option = click.option(
 sources_argument = click.argument(
     "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE..."
 )
-skip_option = click.option("--skip-invalid", is_flag=True, help="Take the valid episodes and count the others.")
+skip_option = click.option(
+    "--skip-invalid",
+    "--salvage",
+    "skip_invalid",
+    is_flag=True,
+    help="Take the valid episodes, of damaged files too, and count the others.",
+)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import CollectedError, Place, RecordError, RunError
-from safevla_bench.runs.source import Stream, open_stream
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.runs.source import Stream, open_stream, remedy_for
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import PRIVILEGED, Batch, Header, bearing, concatenate, hollow, select
 
@@ -39,6 +39,54 @@ class Noted:
     def of(cls, batch: Batch) -> Noted:
         marked = {mark: tuple(key(header) for header in bearing(batch, mark)) for mark in _MARKS}
         return cls(batch.headers, tuple(batch.lengths.tolist()), marked)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Episodes of the sources that are not among those read: not valid, or lost with the file that they were in."""
+
+    invalid: int
+    lost: int
+    damaged: int
+    """Places of files where something is damaged or gone."""
+    unknown: bool
+    """Whether more were lost than anybody can count."""
+
+    @classmethod
+    def of(cls, problems: Sequence[RecordError]) -> LeftOut:
+        """What these errors stand for."""
+        damage = [one for one in problems if isinstance(one, DamageError)]
+        named = sum(one.place.episode is not None for one in damage)
+        counted = sum(one.episodes or 0 for one in damage if one.place.episode is None)
+        unknown = any(one.episodes is None for one in damage if one.place.episode is None)
+        return cls(len(problems) - len(damage), named + counted, len(damage) - named, unknown)
+
+    @property
+    def known(self) -> int:
+        """How many there are at least."""
+        return self.invalid + self.lost
+
+    def __bool__(self) -> bool:
+        return bool(self.known or self.damaged)
+
+    def said(self) -> list[str]:
+        """Each kind as one sentence without its full stop."""
+        found = [f"{_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+        if self.unknown:
+            found.append(f"{'more than ' if self.lost else ''}{_counted(self.lost)} lost in damaged files")
+        elif self.lost:
+            found.append(f"{_episodes(self.lost)} lost in damaged files")
+        elif self.damaged:
+            found.append("a file is not as it was written; every episode that it should hold was read")
+        return found
+
+
+def _counted(count: int) -> str:
+    return _episodes(count) if count else "an unknown number of episodes"
+
+
+def _episodes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}episode{'' if count == 1 else 's'}"
 
 
 class Records:
@@ -81,9 +129,23 @@ class Records:
         return [problem for those in self._problems for problem in those]
 
     @property
+    def left_out(self) -> LeftOut:
+        """How many episodes are not among these."""
+        return LeftOut.of(self.problems)
+
+    @property
     def absent(self) -> list[Absent]:
         """The planned episodes without a record, of all sources."""
         return [one for stream in self.streams for one in stream.absent]
+
+    @property
+    def lost(self) -> list[Absent]:
+        """The episodes whose record is gone with a damaged file, where a run's table says which they are."""
+        found: list[Absent] = []
+        for stream, problems in zip(self.streams, self._problems, strict=True):
+            names = {problem.place.episode for problem in problems if isinstance(problem, DamageError)}
+            found += [one for one in stream.expected or () if one.episode_id in names]
+        return found
 
     @property
     def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
@@ -96,6 +158,12 @@ class Records:
         names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
         return any(len(set(one)) < len(one) for one in names)
 
+    @property
+    def intact(self) -> bool:
+        """Whether no source is damaged and none has lost an episode, after a reading without errors."""
+        names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
+        return all(stream.intact(found) for stream, found in zip(self.streams, names, strict=True))
+
     def first(self) -> Iterator[Batch]:
         """The first reading, some episodes at a time; bad ones are in `problems`."""
         for number, stream in enumerate(self.streams):
@@ -105,7 +173,7 @@ class Records:
         """Keep what the first reading of a stream has come to next; streams one after the other, each in its order."""
         if isinstance(said, RecordError):
             self._problems[number].append(said)
-            self._places[number] += 1
+            self._places[number] += (said.episodes or 0) if isinstance(said, DamageError) else 1
             return
         self.headers += said.headers
         self._lengths += said.lengths
@@ -120,8 +188,7 @@ class Records:
         Raises `CollectedError` with every bad episode of every source, and `RunError` for one that is in two.
         """
         if self.problems and not skip_invalid:
-            remedy = "Mend them, or pass --skip-invalid to score the others and count these."
-            raise CollectedError(self.problems, remedy=remedy)
+            raise CollectedError(self.problems, remedy=remedy_for(self.problems))
         seen: dict[Key, Path] = {}
         for stream, found in zip(self.streams, self._found, strict=True):
             for _, (policy, episode_id) in found:
@@ -182,7 +249,7 @@ class Records:
         return chosen
 
     def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
-        for read in stream.read():
+        for read in stream.first():
             self.note(number, read if isinstance(read, RecordError) else Noted.of(read))
             if not isinstance(read, RecordError):
                 yield read
