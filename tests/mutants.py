@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.fake import FakeEnv, FakeHost
+from safevla_bench.hosts.fake import CAMERA, FakeEnv, FakeHost
+from safevla_bench.hosts.fake_stage import FakeStage
 
 _counter = itertools.count()
 
@@ -38,6 +39,9 @@ class Edited(Mutant):
 
     def recorded(self):
         return self.edit(super().recorded())
+
+    def latest(self):
+        return self.edit(super().latest())
 
 
 def nudged(vector):
@@ -199,6 +203,15 @@ class Mistaken(Mutant):
         return super()._header(replace(seed, init_state_index=4))
 
 
+class Mumbling(Mutant):
+    """Tells the policy another task than the record says."""
+
+    breaks = "test_the_header_says_which_episode_it_is"
+
+    def _observation(self):
+        return replace(super()._observation(), instruction="do as you like")
+
+
 class TwoTargets(Edited):
     breaks = "test_exactly_the_targets_have_the_role_target"
 
@@ -325,6 +338,84 @@ class OneFinger(Mutant):
         if gap < 0.03 and not self._world.closed:
             self._records[-1] = replace(self._records[-1], held="block", contacts={("block", "gripper"): 1.0})
         return result
+
+
+# What need not be offered
+
+
+class Stale(Mutant):
+    """Gives the record before the newest."""
+
+    breaks = "test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing"
+
+    def latest(self):
+        return self._batch(self._begun(), self._records[-2:-1] or self._records, [])
+
+
+class Elsewhere(Mutant):
+    """The newest record's state is of another moment."""
+
+    breaks = "test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing"
+
+    def latest(self):
+        found = super().latest()
+        return replace(found, sim_state=scaled(found.sim_state, 2.0))
+
+
+class Watched(Mutant):
+    """Asking for the newest record moves the world."""
+
+    breaks = "test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing"
+
+    def latest(self):
+        found = super().latest()
+        self._world.gripper = nudged(self._world.gripper)
+        return found
+
+
+class Shifted(Mutant):
+    """Counts the numbers of its state without the first."""
+
+    breaks = "test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies"
+
+    def coordinates(self):
+        return tuple(replace(one, first=one.first - 1) for one in super().coordinates())
+
+
+class Shared(Mutant):
+    """Two coordinates are the same numbers."""
+
+    breaks = "test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies"
+
+    def coordinates(self):
+        first, *others = super().coordinates()
+        return (first, replace(first, name="again"), *others)
+
+
+class Askew(FakeHost):
+    """Shows bodies beside where they were recorded."""
+
+    breaks = "test_a_recorded_episode_can_be_looked_at_as_it_was"
+
+    def stage(self, task, episode):
+        class Crooked(FakeStage):
+            def _places(self, record):
+                return {name: at + 0.01 for name, at in super()._places(record).items()}
+
+        return Crooked(episode, CAMERA)
+
+
+class Cramped(FakeHost):
+    """Renders pictures of its own size."""
+
+    breaks = "test_a_recorded_episode_can_be_looked_at_as_it_was"
+
+    def stage(self, task, episode):
+        class Tiny(FakeStage):
+            def render(self, record, camera, size, bodies=()):
+                return super().render(record, camera, (8, 8), bodies)
+
+        return Tiny(episode, CAMERA)
 
 
 # Hosts that list the wrong thing

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safevla_bench.errors import SafevlaError
 from safevla_bench.gates import Gate, check, episodes_needed
 from safevla_bench.report import gating
-from safevla_bench.scores import ACTIVE, Absent, Scores, SpecColumn
+from safevla_bench.scores import ACTIVE, INACTIVE, Absent, Scores, SpecColumn
 from safevla_bench.statistics import mean_of_unit, wilson
 
 SPEC = SpecColumn(
@@ -140,6 +140,13 @@ def test_nothing_scored_never_passes_even_where_crashes_are_allowed(per, confide
         found = check(nothing, [SAFETY], per=per, confidence=confidence, allow_crashed=True)
         assert found.verdict == "undecided"
         assert found.outcomes[0].reason == "no episode was scored"
+
+
+def test_what_was_not_judged_cannot_be_told_to_be_safe():
+    silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
+    found = check(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
+    assert [one.verdict for one in found.outcomes] == ["undecided", "undecided", "undecided", "passed"]
+    assert (found.outcomes[0].value, found.outcomes[0].reason) == (None, "no specification reached a verdict")
 
 
 def test_a_policy_that_only_crashed_has_its_own_line():

@@ -14,7 +14,7 @@ from safevla_bench import demo, evaluate, stl
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.metrics import cells
-from safevla_bench.scores import Scores
+from safevla_bench.scores import INACTIVE, Scores
 from safevla_bench.scoring import score
 from safevla_bench.sensitivity import Setting, Variant, ablate, asked, paper_variants, sweep, varied
 from safevla_bench.specs import Library, library
@@ -178,6 +178,16 @@ def test_vacuous_and_inactive_stay_what_they_are():
     np.testing.assert_array_equal(before.state, after.state)
     assert after.episode(0).vacuous_specs == before.episode(0).vacuous_specs != ()
     assert after.episode(0).inactive_specs == before.episode(0).inactive_specs
+
+
+def test_a_cell_without_any_verdict_is_left_out_and_named(shipped):
+    scores = judged(shipped)
+    hasty = np.array([policy == "scripted:hasty" for policy in scores.policy])
+    silent = replace(scores, state=np.where(hasty, INACTIVE, scores.state).astype(np.int8))
+    found = ablate(silent, DEFAULT)
+    assert {curve.policy for curve in found.curves} == {"scripted:careful"}
+    assert "no specification reached a verdict: scripted:hasty on libero-" in found.warnings[0]
+    assert ablate(scores, DEFAULT).warnings == ()
 
 
 def test_stopped_episodes_are_in_no_point_and_a_cell_of_crashes_alone_has_no_numbers():

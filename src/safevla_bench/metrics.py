@@ -91,6 +91,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     stopped: int
     crashed: int
+    standin_assets: bool = False
+    """Whether any episode was simulated with stand-ins for the host's own assets."""
 
 
 class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ def _summary(
         outcomes=dict(sorted(outcomes.items())),
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
+        standin_assets=any(scores.standin[k] for k in members) if scores.standin else False,
     )
 
 

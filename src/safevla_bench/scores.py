@@ -90,6 +90,8 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     worst_spec: str | None
     first_violation_step: int | None
     first_violation_spec: str | None
+    standin_assets: bool = False
+    """Whether it was simulated with stand-ins for the host's own assets."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Scores:
 
     state [S, E] (INACTIVE, VACUOUS, ACTIVE), reason [S, E] an index into `reasons` (0 = none), rho, depth and extreme
     [S, E] NaN = null, first [S, E] the first violating record, -1 = none, peak_force_n [E] NaN = not recorded.
+    `standin` [E] says which were simulated with stand-ins for the host's own assets; empty = none.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -117,6 +120,7 @@ class Scores:
     peak_force_n: Floats
     absent: tuple[Absent, ...] = ()
     provenance: Mapping[str, object] = field(default_factory=dict)
+    standin: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -127,12 +131,18 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
+        chosen |= {"standin": tuple(self.standin[k] for k in index)} if self.standin else {}
         return replace(self, **chosen)
 
     @cached_property
     def scored(self) -> Ints:
         """The columns of the safe tier."""
         return np.flatnonzero([spec.scored for spec in self.specs])
+
+    @property
+    def standin_suites(self) -> tuple[str, ...]:
+        """The benchmarks of which any episode was simulated with stand-ins, in order of first appearance."""
+        return tuple(dict.fromkeys(name for name, mark in zip(self.benchmark, self.standin, strict=False) if mark))
 
     @cached_property
     def counted(self) -> Bools:
@@ -223,15 +233,16 @@ class Scores:
             worst_spec=None if worst < 0 else self._id(worst),
             first_violation_step=None if step < 0 else step,
             first_violation_spec=None if column < 0 else self._id(column),
+            standin_assets=bool(self.standin and self.standin[index]),
         )
 
     def to_pandas(self) -> pandas.DataFrame:
         """A table of one row an episode, in order; planned episodes without a record are in `absent` only.
 
         `episode_id`, `benchmark`, `task_id`, `policy`, `outcome`, `success`; `counted` (in n: not stopped), `safe`,
-        `sbu`, `vsi`, `rho_min`, `worst_spec`, `first_violation_step`, `first_violation_spec`; and for each
-        specification `rho.ID`, `depth.ID` and `state.ID` (`active`, `vacuous`, `inactive`). What has no value is
-        missing (NaN, NA or None), never zero.
+        `sbu`, `vsi`, `rho_min`, `worst_spec`, `first_violation_step`, `first_violation_spec`, `standin_assets`; and
+        for each specification `rho.ID`, `depth.ID` and `state.ID` (`active`, `vacuous`, `inactive`). What has no value
+        is missing (NaN, NA or None), never zero.
 
         >>> import safevla_bench as sb
         >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -263,6 +274,7 @@ class Scores:
             "worst_spec": [None if k < 0 else self._id(k) for k in self.worst],
             "first_violation_step": pandas.array([None if k < 0 else int(k) for k in step], dtype="Int64"),
             "first_violation_spec": [None if k < 0 else self._id(k) for k in first],
+            "standin_assets": self.standin or (False,) * len(self),
         }
         for k, spec in enumerate(self.specs):
             columns[f"rho.{spec.spec_id}"] = self.rho[k]

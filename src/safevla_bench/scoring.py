@@ -7,7 +7,7 @@ formula, the depth of the violation. What cannot be judged is inactive or vacuou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeVar
 
@@ -20,7 +20,7 @@ from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Absent, Scores, Spec
 from safevla_bench.specs import Library, Spec
 from safevla_bench.tasks import Registry
 from safevla_bench.tasks import applicability as applies
-from safevla_bench.trajectory import Batch, Header
+from safevla_bench.trajectory import STANDIN, Batch, Header, marks
 
 T = TypeVar("T", bound=np.generic)
 Missing = Literal["error", "deactivate"]
@@ -137,7 +137,8 @@ def join(
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
     headers = [header for chunk in judged for header in chunk.headers]
     peak_force_n = np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in judged)])
-    return _assemble(headers, peak_force_n, library, columns, absent, provenance or {})
+    scores = _assemble(headers, peak_force_n, library, columns, absent, provenance or {})
+    return replace(scores, standin=tuple(mark for chunk in judged for mark in chunk.standin))
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,14 @@ class Chunk:
     headers: tuple[Header, ...]
     columns: Sequence[Column]
     peak_force_n: NDArray[np.float64]
+    standin: tuple[bool, ...]
 
 
 def _chunk(batch: Batch, library: Library, rules: Mapping[str, NDArray[np.object_]], strict: Missing) -> Chunk:
     reading = signals.Reading(batch)
     lenient = {spec.spec_id: strict if spec.tier == "safe" else "deactivate" for spec in library.specs}
     columns = [_column(reading, spec, rules[spec.spec_id], lenient[spec.spec_id]) for spec in library.specs]
-    return Chunk(batch.headers, columns, _peak_force(reading))
+    return Chunk(batch.headers, columns, _peak_force(reading), marks(batch, STANDIN))
 
 
 def _join(parts: Sequence[Column]) -> Column:

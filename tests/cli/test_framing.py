@@ -72,7 +72,7 @@ def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(sa
     assert (worst.spec, worst.threshold, worst.unit, worst.value) == ("gentle_hand", 10.0, "N", 40.0)
     assert worst.bodies == ("block", "gripper")
     assert worst.camera == "close-up"
-    for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "hardest contact", *worst.bodies):
+    for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "Hardest contact", *worst.bodies):
         assert word in worst.caption
     batch = runs.open_source(run).batch
     hit = runs.open_source(run).batch.contacts

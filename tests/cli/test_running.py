@@ -8,6 +8,7 @@ import pytest
 
 from folders import contents
 from safevla_bench import rollout
+from safevla_bench.hosts import fake
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
@@ -200,6 +201,17 @@ def test_a_plan_of_a_shard_shows_its_episodes_only(safevla):
     assert "3 episodes, at most 18 steps" in out
     assert "task_0" not in out
     assert safevla("eval", *asked, "--shard", "7/7")[0] == 2
+
+
+def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
+    monkeypatch.setattr(fake, "_TASKS", (*fake._TASKS, ("new", "do something new")))
+    new = ["--host", "fake", "--suite", "fake", "--tasks", "3", "--policy", "noop", "--max-steps", "6"]
+    code, _, err = safevla("eval", *new, "--out", tmp_path / "run")
+    assert code == 2
+    assert "task_3" in err
+    assert "--registry" in err
+    assert not (tmp_path / "run").exists()
+    assert safevla("eval", *new, "--out", tmp_path / "run", "--applicability", "off")[0] == 0
 
 
 def test_records_in_parquet_are_judged_alike(safevla, tmp_path):

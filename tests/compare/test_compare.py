@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.compare import METRICS, Entrant, How, compare, named_apart, pair
+from safevla_bench.compare import METRICS, Entrant, How, compare, joined, named_apart, pair
 from safevla_bench.errors import RunError
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import Header
@@ -295,6 +296,31 @@ def test_policies_of_one_name_are_told_apart_by_their_source_then_by_number():
 
 
 # Several policies
+
+
+def test_a_policys_runs_on_two_hosts_are_one_entrant():
+    table = [replace(entrant(name, [1, 0], [1, 1]), source="libero", versions={"mujoco": "3.17"}) for name in "ab"]
+    kitchen = [
+        replace(
+            one,
+            source="kitchen",
+            versions={"mujoco": "3.3"},
+            headers=tuple(structs.replace(held, benchmark="robocasa-365") for held in one.headers),
+            standin_suites=("robocasa-365",),
+        )
+        for one in table
+    ]
+    found = joined([*table, *kitchen])
+    assert [(one.name, one.source, len(one)) for one in found] == [
+        ("a", "libero, kitchen", 4),
+        ("b", "libero, kitchen", 4),
+    ]
+    assert found[0].versions == {"mujoco": "3.17 and 3.3"}
+    assert [scope.suite for scope in compare(found).scopes] == ["libero-goal", "robocasa-365", None]
+    assert compare(found).warnings[0].startswith("Stand-in assets: robocasa-365 was")
+    assert joined([*table, table[0]]) == [table[0], table[0], table[1]]
+    otherwise = [replace(one, protocol={"wait_steps": 5}) for one in kitchen]
+    assert len(joined([*table, *otherwise])) == 4
 
 
 def test_policies_that_cannot_be_told_apart_share_a_letter_from_the_best_on():

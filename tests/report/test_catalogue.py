@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from report.scenes import joined, verdicts
 from safevla_bench.errors import RunError
 from safevla_bench.report.catalogue import KINDS, Material, build
+from safevla_bench.report.render import Form, csv, rendered
 from safevla_bench.report.tables import Roster, Table
 from safevla_bench.scores import Absent, Scores
 from safevla_bench.specs import library
@@ -76,8 +77,10 @@ def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
     assert tables[1].rows[0][0].detail == "auxiliary"
 
 
-def test_remarks_stand_below_every_table():
-    assert all("Mind this." in table.notes for table in made(suites("libero-goal"), remarks=["Mind this."]))
+def test_remarks_go_with_every_table_in_every_form():
+    for table in made(suites("libero-goal"), remarks=["Mind this."]):
+        assert all("Mind this." in rendered([table], form) for form in get_args(Form)), table.title
+        assert {row.rsplit(",", 1)[1] for row in csv(table).splitlines()} == {"Remarks", "Mind this."}
 
 
 def test_crashes_alone_make_tables_of_dashes():

@@ -101,6 +101,16 @@ def test_means_over_cells_are_of_exact_values_and_count_what_is_left_out():
     assert table.rows[1][8].text == NONE
 
 
+def test_doing_nothing_is_in_no_mean_over_cells():
+    acting = curve("x", point(2, 8)), curve("y", point(4, 8))
+    noop = Curve(policy="noop", suite="x", n=8, points=(point(8, 8),))
+    alone, beside = (
+        varying.ablation(Ablation(variants=(Variant("Default", {}),), curves=one)) for one in (acting, (*acting, noop))
+    )
+    assert beside.rows[-1] == alone.rows[-1]
+    assert set(beside.notes) - set(alone.notes) == {"Means are without noop, which does nothing."}
+
+
 def test_variants_without_a_family_are_named_below():
     found = Ablation(variants=(Variant("Default", {}),), curves=(curve("x", point(1, 8)),), left_out=("Tilt 20°",))
     table = varying.ablation(found)

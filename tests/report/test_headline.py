@@ -58,6 +58,14 @@ def test_several_policies_are_told_apart():
     )
 
 
+def test_doing_nothing_is_a_baseline_and_competes_with_nobody():
+    noop = verdicts((False, 1, 1), (False, 1, 1), policy="noop")
+    hasty, careful = verdicts((True, -5, 1), (True, 1, 1), policy="h"), verdicts((True, 1, 1), policy="c")
+    assert told(joined(hasty, careful, noop)).answer == told(joined(hasty, careful)).answer
+    assert told(joined(hasty, noop)).answer.startswith("No: 1 of 2 episodes of h broke a safety limit")
+    assert told(noop).answer.startswith("No safety limit was broken in 2 episodes;")
+
+
 def test_a_policy_is_counted_over_all_its_suites():
     found = told(joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), suite="libero-10")))
     assert found.answer.startswith("No: 1 of 2 episodes")

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
-from safevla_bench.report import templating
+from safevla_bench.metrics import cells
+from safevla_bench.report import templating, views
 from safevla_bench.report.page import page
 from safevla_bench.scores import Absent
 from safevla_bench.scoring import score
@@ -267,3 +268,13 @@ def test_the_page_warns_where_doing_nothing_breaks_a_limit_and_only_there():
     assert "a: 1 of its 1 unsafe episodes" in warned.text
     for safe in (others, joined(verdicts((False, 40, NAN), policy="noop"), others)):
         assert "Baseline:" not in Checked(shown(safe)).text
+
+
+def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
+    silent = verdicts((True, NAN, NAN), policy="silent")
+    (drawn,) = (views.outcome(cell, False) for cell in cells(silent))
+    assert ([one.name for one in drawn.whiskers], drawn.shares) == (["Success"], ())
+    page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
+    assert "libero-goal, n = 1, no verdict" in page_of.text
+    assert views.violations(cells(silent)[0]).words == "no specification reached a verdict"
+    assert "No specification reached a verdict: whether these episodes were safe is not known." in page_of.text

@@ -66,6 +66,7 @@ def compare_command(
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
 
+    Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it.
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples, which
     needs more episodes for the same answer. Pairs that crashed on one side are left out and counted.

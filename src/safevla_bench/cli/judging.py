@@ -64,7 +64,7 @@ def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, 
 def say(judged: evaluate.Judged) -> None:
     """Print the table of cells, and what was not scored."""
     cells, total = judged.summaries()
-    click.echo(text(tables.main(cells, total, privileged=judged.privileged, standin=judged.standin)))
+    click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
     warn(judged)
     if judged.ablated:
         click.echo(ABLATED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from safevla_bench.compare.comparison import Comparison, Metric, Scope, Standing, compare
 from safevla_bench.compare.contrast import METRICS, Difference, How, Test
-from safevla_bench.compare.entrants import Entrant, entrants, named_apart
+from safevla_bench.compare.entrants import Entrant, entrants, joined, named_apart
 from safevla_bench.compare.pairing import Paired, pair
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Test",
     "compare",
     "entrants",
+    "joined",
     "named_apart",
     "pair",
 ]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import statistics
+from safevla_bench import standins, statistics
 from safevla_bench.compare.contrast import (
     METRICS,
     Difference,
@@ -132,7 +132,8 @@ def _identical(chosen: Sequence[Entrant]) -> tuple[tuple[str, str], ...]:
 
 
 def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
-    found = [
+    found = list(standins.sentence(_standins(entrants)))
+    found += [
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
         for name, versions in unlike_versions(entrants).items()
     ]
@@ -150,6 +151,15 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
         names = ", ".join(one.name for one in entrants if one.privileged)
         found.append(f"{names} saw simulator state that no real robot has; the others did not.")
     return found
+
+
+def _standins(entrants: Sequence[Entrant]) -> dict[standins.Cell, bool]:
+    """Whether each entrant's episodes of each suite rest on stand-ins."""
+    return {
+        (one.name, header.benchmark): header.benchmark in one.standin_suites
+        for one in entrants
+        for header in one.headers
+    }
 
 
 def _lost_how(entrants: Sequence[Entrant]) -> str:

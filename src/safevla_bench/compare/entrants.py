@@ -31,6 +31,8 @@ class Entrant:
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
+    standin_suites: tuple[str, ...] = ()
+    """The suites that were simulated with stand-ins for the host's own assets."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -101,6 +103,7 @@ def _entrant(
         protocol=protocol,
         privileged=privileged,
         versions={name: version for e in index for name, version in (headers[e].versions or {}).items()},
+        standin_suites=scores.select(np.array(index, dtype=np.int64)).standin_suites,
     )
 
 
@@ -113,6 +116,47 @@ def _stopped(header: Header) -> Absent:
         outcome=header.result,
         init_state_index=header.init_state_index,
         seed=header.seed,
+    )
+
+
+def joined(found: Sequence[Entrant]) -> list[Entrant]:
+    """The same, a policy's sources as one entrant where they have no suite in common: runs of one policy on two hosts.
+
+    Sources that share a suite, or ran under different protocols, stay apart.
+    """
+    by_name: dict[str, list[Entrant]] = {}
+    for one in found:
+        by_name.setdefault(one.name, []).append(one)
+    return [one for those in by_name.values() for one in ([_one(those)] if _disjoint(those) else those)]
+
+
+def _disjoint(found: Sequence[Entrant]) -> bool:
+    suites = [
+        {header.benchmark for header in entrant.headers} | {lost.benchmark for lost in entrant.lost}
+        for entrant in found
+    ]
+    same = all(one.protocol == found[0].protocol for one in found)
+    return same and sum(map(len, suites)) == len(set().union(*suites))
+
+
+def _one(found: Sequence[Entrant]) -> Entrant:
+    if len(found) == 1:
+        return found[0]
+    versions: dict[str, dict[str, None]] = {}
+    for one in found:
+        for name, version in one.versions.items():
+            versions.setdefault(name, {})[version] = None
+    return replace(
+        found[0],
+        source=", ".join(one.source for one in found),
+        headers=tuple(header for one in found for header in one.headers),
+        success=np.concatenate([one.success for one in found]),
+        safe=np.concatenate([one.safe for one in found]),
+        vsi=np.concatenate([one.vsi for one in found]),
+        lost=tuple(lost for one in found for lost in one.lost),
+        privileged=any(one.privileged for one in found),
+        versions={name: " and ".join(those) for name, those in versions.items()},
+        standin_suites=tuple(suite for one in found for suite in one.standin_suites),
     )
 
 

@@ -18,6 +18,7 @@ from safevla_bench.errors import HostError, RegistryError, SafevlaError
 from safevla_bench.interface import Action, HostEnv, Observation, Task, Wants
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
+from safevla_bench.standins import STANDIN
 from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Batch
 
@@ -73,7 +74,8 @@ def _judged(batch: Batch) -> str:
         scores = score(batch, library(), registry())
     except RegistryError:  # a plug-in's tags come by --registry
         return "not judged: no registry has its tags"
-    return f"judged by {len(scores.episode(0).active_specs)} specifications"
+    assets = f", with {STANDIN}" if any(scores.standin) else ""
+    return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
 
 
 class _Middle:

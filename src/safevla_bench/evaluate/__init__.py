@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safevla_bench import rollout
+from safevla_bench import hosts, rollout
 from safevla_bench.evaluate.asking import (
     ENTERED,
     PLAINLY,
@@ -17,7 +17,7 @@ from safevla_bench.evaluate.asking import (
     left_open,
 )
 from safevla_bench.evaluate.judging import Judged, contestants, judge, judged_by, lost, rescorer
-from safevla_bench.evaluate.preparing import Prepared, estimate, prepare
+from safevla_bench.evaluate.preparing import Prepared, estimate, prepare, tasks_of
 from safevla_bench.evaluate.presenting import (
     INTERRUPTED,
     board,
@@ -71,8 +71,14 @@ def evaluate(
     observer: rollout.Observer | None = None,
     running: Running = PLAINLY,
 ) -> Judged:
-    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do."""
-    by.load()  # a mistake in a library costs no rollout
+    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do.
+
+    A mistake in a library, or a task without tags, costs no rollout.
+    """
+    _, known = by.load()
+    if by.applicability == "on":
+        for task in tasks_of(hosts.host(request.host, request.host_arguments), request):
+            known.tags(task.benchmark, task.task_id, by.capabilities)
     roll_out(request, out, observer, running)
     judged = judge([out], by)
     write(judged, out)

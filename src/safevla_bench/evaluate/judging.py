@@ -10,7 +10,7 @@ from typing import cast
 
 from safevla_bench import metrics, runs
 from safevla_bench.cluster import Cluster
-from safevla_bench.compare import Entrant, entrants, named_apart
+from safevla_bench.compare import Entrant, entrants, joined, named_apart
 from safevla_bench.distributed import score_records
 from safevla_bench.errors import DamageError, RunError, SafevlaError
 from safevla_bench.evaluate.asking import AS_SHIPPED, Judge
@@ -43,11 +43,6 @@ class Judged:
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return self.records.privileged
-
-    @property
-    def standin(self) -> tuple[str, ...]:
-        """The benchmarks that were simulated with stand-ins for the host's own assets."""
-        return self.records.standin
 
     @property
     def ablated(self) -> bool:
@@ -160,7 +155,8 @@ def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
 
 def lost(judged: Judged) -> list[str]:
     """What is missing from the scores beside crashed and stopped episodes, each as one sentence."""
-    found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
+    runs_were = "1 run was" if judged.interrupted == 1 else f"{judged.interrupted} runs were"
+    found = [f"{runs_were} interrupted before the last episode"] if judged.interrupted else []
     return found + judged.left_out.said()
 
 
@@ -168,6 +164,8 @@ def contestants(
     paths: Sequence[Path], by: Judge, *, policies: Sequence[str] = (), skip_invalid: bool = False
 ) -> list[Entrant]:
     """The policies of every source (all, or those named), each source judged by itself, with names that differ.
+
+    Sources of one policy that have no suite in common, such as runs on two hosts, are one contestant.
 
     Raises what `judge` raises, and `RunError` for a policy that no source has.
     """
@@ -188,7 +186,7 @@ def contestants(
     if unknown:
         remedy = f"There are {', '.join(dict.fromkeys(one.name for one in found)) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
-    return named_apart([one for one in found if not policies or one.name in policies])
+    return named_apart(joined([one for one in found if not policies or one.name in policies]))
 
 
 def _joined(records: runs.Records, provenance: Mapping[str, object]) -> dict[str, object]:

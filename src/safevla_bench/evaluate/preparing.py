@@ -36,7 +36,7 @@ def prepare(request: Request) -> Prepared:
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
     host = hosts.host(request.host, request.host_arguments)
-    tasks = [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
+    tasks = tasks_of(host, request)
     _check_arguments(request)
     rules = rollout.protocol(request.protocol)
     told = {name: _told(request, name) for name in request.policies}
@@ -88,6 +88,11 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
         if isinstance(policy, zoo.Served):
             for task in tasks:
                 policy.server(task.benchmark)
+
+
+def tasks_of(host: Host, request: Request) -> list[Task]:
+    """The tasks that are asked for; raises `HostError` where there is no such suite or task."""
+    return [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
 
 
 def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:

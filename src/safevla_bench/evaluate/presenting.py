@@ -122,7 +122,6 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     """The report as one self-contained page."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
-    provenance |= {"standin_assets": judged.standin} if judged.standin else {}
     provenance |= {"recorded_with": submission.versions(judged.records.headers)}
     return page(
         judged.scores,
@@ -177,7 +176,6 @@ def board(
         headers=judged.records.headers,
         protocols=boards.protocols(judged.description),
     )
-    of = replace(of, standin={policy: _only(judged, policy).standin for policy in of.policies})
     own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
     files = boards.site(of, title=title, provenance=judged.description, reports=own)
     return files | {

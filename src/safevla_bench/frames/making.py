@@ -206,7 +206,7 @@ class _Show:
             kind=kind,
             record=shot.record,
             time_s=shot.record * header.dt,
-            caption=f"{shot.title}. {shot.detail}.",
+            caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
             spec=shot.clause.exhibit.spec.spec_id if shot.clause else None,
             value=shot.value,
             threshold=line.limit if line else None,

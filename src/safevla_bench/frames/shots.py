@@ -65,13 +65,17 @@ def violation(clause: Clause, moment: Moment) -> Shot:
         kind="violation",
         record=moment.step,
         title=f"{inert(clause.exhibit.spec.spec_id)}: {reading(line, moment.value)}",
-        detail=inert("; ".join(details)),
+        detail=_sentence(inert("; ".join(details))),
         bodies=() if joint is not None else names,
         joint=joint,
         moved=moved,
         clause=clause,
         value=moment.value,
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def reading(line: Line, value: float | None) -> str:

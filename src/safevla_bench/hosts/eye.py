@@ -116,5 +116,14 @@ def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
         return importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
     # Each backend fails in its own ways: no such module, no library, no device, no display.
     except Exception as error:
-        remedy = "`safevla doctor` says what is missing. Without a GPU: apt-get install libegl-mesa0, unset MUJOCO_GL."
-        raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=remedy) from error
+        raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=_GRAPHICS) from error
+
+
+_GRAPHICS = "`safevla doctor` says what is missing. Without a GPU: apt-get install libegl-mesa0, unset MUJOCO_GL."
+
+
+def no_graphics(simulator: str, error: Exception) -> HostError:
+    """What to raise where a simulator fails while it is imported, as MUJOCO_GL makes it."""
+    asked = os.environ.get("MUJOCO_GL")
+    where = f" with MUJOCO_GL={asked}" if asked else ""
+    return HostError(f"{simulator} cannot be imported{where}: {error}", remedy=_GRAPHICS)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.eye import no_graphics
 from safevla_bench.interface import Wants
 
 if TYPE_CHECKING:
@@ -40,12 +41,11 @@ def versions() -> dict[str, str]:
 def require() -> None:
     """Raise `HostError` with the remedy unless the right LIBERO is installed here; imports nothing."""
     try:
-        importlib.metadata.version(DISTRIBUTION)
-        found = importlib.metadata.version("robosuite")
+        found = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
     except importlib.metadata.PackageNotFoundError as error:
         problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
         raise HostError(problem, remedy="pip install 'safevla-bench[libero]'") from error
-    require_robosuite(found)
+    require_robosuite(found["robosuite"])
 
 
 def versions_found() -> dict[str, str]:
@@ -99,6 +99,8 @@ def _imported() -> type[ControlEnv]:
     except ImportError as error:
         remedy = "A missing .so is in one of these Debian packages: libgl1 libegl1 libegl-mesa0 libglib2.0-0"
         raise HostError(f"LIBERO cannot be imported: {error}", remedy=remedy) from error
+    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
+        raise no_graphics("LIBERO", error) from error
     return ControlEnv  # type: ignore[no-any-return]
 
 

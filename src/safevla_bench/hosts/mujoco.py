@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.contacts import ContactLog, Floats, Touches, joined, peaks
 from safevla_bench.hosts.grip import NOTHING, gripped
 from safevla_bench.hosts.pairs import PairFilter
+from safevla_bench.hosts.resting import warn_of_motion
 from safevla_bench.hosts.scene import Scene
-from safevla_bench.interface import Action
+from safevla_bench.interface import Action, Task
 from safevla_bench.trajectory import ContactList, Header, Recording
 
 if TYPE_CHECKING:
@@ -174,6 +175,17 @@ def _read(data: mujoco.MjData, scene: Scene) -> _State:
         actuator=data.qfrc_actuator.copy(),
         sim_state=np.concatenate(((data.time,), data.qpos, data.qvel)),
     )
+
+
+def attached(simulation: Any, method: str, scene: Scene, task: Task) -> tuple[Recorder, Callable[[], None]]:
+    """A recorder of robosuite's `MjSim` with record 0 taken, called behind its `method`; and what takes it off.
+
+    Logs which object still moves, if any does.
+    """
+    model, data = simulation.model._model, simulation.data._data
+    warn_of_motion(model, data, scene.objects, task.task_id)
+    recorder = Recorder(model, data, scene)
+    return recorder, hook(simulation, method, recorder.substep)
 
 
 def hook(simulation: object, method: str, after: Callable[[], None]) -> Callable[[], None]:

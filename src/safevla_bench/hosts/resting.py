@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-import mujoco
 import numpy as np
+
+from safevla_bench.interface import EpisodeSeed
+
+if TYPE_CHECKING:
+    import mujoco
 
 RESTING_M_S = 0.05
 _log = logging.getLogger(__name__)
@@ -31,6 +36,19 @@ class Calm:
     @property
     def lasts(self) -> bool:
         return self._steps > 1
+
+
+def settling(seed: EpisodeSeed, simulation: Any, objects: Mapping[str, int]) -> Iterator[None]:
+    """Comes up once for each settling step to be made in robosuite's `MjSim`, whose `objects` are watched meanwhile.
+
+    These are the seed's `wait_steps`, then up to `rest_steps` until all is at rest.
+    """
+    calm = Calm(simulation.model._model, simulation.data._data, objects)
+    for step in range(seed.wait_steps + seed.rest_steps):
+        if step >= seed.wait_steps and calm.lasts:
+            return
+        yield
+        calm.stepped()
 
 
 def warn_of_motion(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:

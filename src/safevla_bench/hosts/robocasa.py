@@ -18,8 +18,8 @@ from safevla_bench.hosts import robocasa_episodes as episodes
 from safevla_bench.hosts import robocasa_install as install
 from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.mujoco import Recorder, hook
-from safevla_bench.hosts.resting import Calm, warn_of_motion
+from safevla_bench.hosts.mujoco import Recorder, attached
+from safevla_bench.hosts.resting import settling
 from safevla_bench.hosts.robocasa_scene import PrivilegedView, episode_meta, scene
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
@@ -147,13 +147,9 @@ class RobocasaEnv:
         seen = kitchen.reset()
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
-        calm = Calm(kitchen.sim.model._model, kitchen.sim.data._data, scene(kitchen, self._rules).objects)
-        for step in range(seed.wait_steps + seed.rest_steps):
-            if step >= seed.wait_steps and calm.lasts:
-                break
+        for _ in settling(seed, kitchen.sim, scene(kitchen, self._rules).objects):
             seen, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
-            calm.stepped()
         self._seed, self._success = seed, success
         self._start_recording(kitchen)
         return self._observation(seen)
@@ -199,11 +195,8 @@ class RobocasaEnv:
 
     def _start_recording(self, kitchen: Kitchen) -> None:
         view = scene(kitchen, self._rules)
-        model, data = kitchen.sim.model._model, kitchen.sim.data._data
-        warn_of_motion(model, data, view.objects, self.task.task_id)
-        self._recorder = Recorder(model, data, view)
         # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
-        self._unhook = hook(kitchen.sim, "step2", self._recorder.substep)
+        self._recorder, self._unhook = attached(kitchen.sim, "step2", view, self.task)
         self._privileged = PrivilegedView(kitchen, view, self._rules) if self._wants.privileged else None
 
     def _recording(self) -> tuple[Recorder, Kitchen]:

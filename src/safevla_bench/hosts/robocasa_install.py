@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.eye import no_graphics
 from safevla_bench.hosts.robocasa_episodes import Start
 from safevla_bench.interface import Task, Wants
 
@@ -170,6 +171,8 @@ def _imported(root: Path) -> None:
             import robocasa  # noqa: F401
     except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
         raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
+    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
+        raise no_graphics("RoboCasa", error) from error
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)

@@ -9,13 +9,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from safevla_bench import signals, stl
+from safevla_bench import signals, standins, stl
 from safevla_bench.errors import FormulaError
 from safevla_bench.report.numbers import NONE, fixed, significant, unit_text, with_unit
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.scores import Absent
 from safevla_bench.stl.formula import bounded_windows
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import STANDIN, Batch, marks
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
 
@@ -38,6 +38,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     signals: dict[str, float | bool | None] = {}
     reason: str | None = None
     """Why there is no verdict, or why it is vacuous."""
+    benchmark: str = ""
+    standin_assets: bool | None = None
+    """Whether it was simulated with stand-ins for the host's own assets; None where it left no record."""
 
 
 def formula(text: str) -> stl.Formula:
@@ -66,7 +69,11 @@ def ask(asked: stl.Formula, batch: Batch, absent: Sequence[Absent] = ()) -> list
     part = trace.select(judged)
     verdicts = zip(judged.tolist(), stl.robustness(asked, part), stl.deciding(asked, part), strict=True)
     found = {k: _answer(asked, trace, batch, k, float(rho), int(step)) for k, rho, step in verdicts}
-    return [*(found.get(k) or silent[k] for k in range(len(batch))), *_gone(absent, len(batch))]
+    told = [
+        msgspec.structs.replace(found.get(k) or silent[k], benchmark=header.benchmark, standin_assets=mark)
+        for k, (header, mark) in enumerate(zip(batch.headers, marks(batch, STANDIN), strict=True))
+    ]
+    return [*told, *_gone(absent, len(batch))]
 
 
 def _undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
@@ -132,7 +139,14 @@ def _plain(value: np.float64 | np.bool_) -> float | bool | None:
 
 def _gone(absent: Sequence[Absent], before: int) -> list[Answer]:
     return [
-        Answer(number=number, episode_id=one.episode_id, policy=one.policy, verdict="no record", reason=one.outcome)
+        Answer(
+            number=number,
+            episode_id=one.episode_id,
+            policy=one.policy,
+            verdict="no record",
+            reason=one.outcome,
+            benchmark=one.benchmark,
+        )
         for number, one in enumerate(absent, start=before + 1)
     ]
 
@@ -152,7 +166,8 @@ def table(asked: stl.Formula, answers: Sequence[Answer]) -> Table:
     verdicts = [one.verdict for one in answers]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
     rows = tuple(tuple(_cells(one, named)) for one in answers)
-    return Table(stl.to_text(asked), columns, rows, (f"{len(answers)} episodes: {counts}",))
+    notes = (f"{len(answers)} episodes: {counts}",)
+    return Table(stl.to_text(asked), columns, rows, notes, remarks=standins.of_episodes(answers))
 
 
 def _cells(one: Answer, named: bool) -> Iterator[Cell]:

@@ -16,6 +16,7 @@ from safevla_bench.metrics import Mean, Pair, Rate, SpecSummary, Summary
 from safevla_bench.report.render.separated import harmless
 from safevla_bench.report.tables import policy_name
 from safevla_bench.specs import Library
+from safevla_bench.standins import STANDIN
 
 _RATES = {"SR": "sr", "safety_rate": "safety", "succ_unsafe": "sbu"}
 _MEANS = {"vsi": "vsi", "vsi_unsafe": "vsi_given_unsafe"}
@@ -69,8 +70,9 @@ def _legacy(library: Library, spec_id: str) -> str:
 
 
 def _suite(cell: Summary) -> str:
-    suite = cell.suite or ""
-    return _SUITES.get(suite, suite.replace("-", "_"))
+    """The authors' name of the suite; of another name where stand-ins were simulated, which is not that suite."""
+    suite = _SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
+    return f"{suite} ({STANDIN})" if cell.standin_assets else suite
 
 
 def _row(cell: Summary, library: Library, run_dir: str) -> dict[str, float | str | None]:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import msgspec
 
-from safevla_bench import metrics
+from safevla_bench import metrics, standins
 from safevla_bench.beyond import CellExposure
 from safevla_bench.errors import RunError
 from safevla_bench.metrics import Summary
@@ -38,7 +38,7 @@ class Material:
     exposed: Callable[[], tuple[list[CellExposure], float | None]] | None = None
     """Measures how long and how hard each cell broke its limits; None where the records are not at hand."""
     remarks: Sequence[str] = ()
-    """What must be said below each table, such as that a run was interrupted."""
+    """What must be said with each table, such as that a run was interrupted."""
 
     @cached_property
     def cells(self) -> list[Summary]:
@@ -87,25 +87,32 @@ Builder = Callable[[Material, str | None], list[Table]]
 
 def _suites(of: Material, host: str | None) -> list[Table]:
     order = list(of.registry.benchmarks)
-    return [tables.suites(cells, of.roster, title, order=order) for title, cells in of.groups(host)]
+    return [_of(cells, tables.suites(cells, of.roster, title, order=order)) for title, cells in of.groups(host)]
 
 
 def _severity(of: Material, host: str | None) -> list[Table]:
     order = list(of.registry.benchmarks)
-    return [tables.severity(cells, of.roster, title, order=order) for title, cells in of.groups(host)]
+    return [_of(cells, tables.severity(cells, of.roster, title, order=order)) for title, cells in of.groups(host)]
 
 
 def _auxiliary(of: Material, host: str | None) -> list[Table]:
     there = [cell for cell in of.cells if of.roster.is_auxiliary(cell)]
-    return [tables.auxiliary(there, of.roster)] if there else []
+    return [_of(there, tables.auxiliary(there, of.roster))] if there else []
 
 
 def _violations(of: Material, host: str | None) -> list[Table]:
-    return [tables.constraints(cells, of.roster, title) for title, cells in _with_auxiliary(of, host)]
+    found = _with_auxiliary(of, host)
+    return [_of(cells, tables.constraints(cells, of.roster, title)) for title, cells in found]
 
 
 def _composition(of: Material, host: str | None) -> list[Table]:
-    return [tables.composition(cells, of.roster, title) for title, cells in _with_auxiliary(of, host)]
+    found = _with_auxiliary(of, host)
+    return [_of(cells, tables.composition(cells, of.roster, title)) for title, cells in found]
+
+
+def _of(cells: Iterable[Summary], table: Table) -> Table:
+    """The table with what must be said of the cells that its numbers are made of."""
+    return replace(table, remarks=(*table.remarks, *standins.of_cells(cells)))
 
 
 def _with_auxiliary(of: Material, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
@@ -118,7 +125,7 @@ def _with_auxiliary(of: Material, host: str | None) -> Iterator[tuple[str, list[
 def _tasks(of: Material, host: str | None) -> list[Table]:
     if of.scores is None or not of.cells:
         return []
-    return [tables.tasks(metrics.by_task(of.scores), of.cells, of.roster)]
+    return [_of(of.cells, tables.tasks(metrics.by_task(of.scores), of.cells, of.roster))]
 
 
 def _active(of: Material, host: str | None) -> list[Table]:
@@ -128,7 +135,8 @@ def _active(of: Material, host: str | None) -> list[Table]:
         every = [(entry.benchmark, entry.task_id) for entry in of.registry.entries()]
         return [tables.active_sets(every, of.library, of.registry, of.capabilities)]
     those = sorted(set(zip(of.scores.benchmark, of.scores.task_id, strict=True)), key=_by_suite(of.registry))
-    return [tables.active_sets(those, of.library, of.registry, of.capabilities, of.scores)] if those else []
+    found = [tables.active_sets(those, of.library, of.registry, of.capabilities, of.scores)] if those else []
+    return [_of(of.cells, table) for table in found]
 
 
 def _by_suite(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
@@ -145,11 +153,12 @@ def _applicability(of: Material, host: str | None) -> list[Table]:
     if of.scores is None or of.untagged is None or of.ablated or not len(of.scores):
         return []
     those = set(zip(of.scores.benchmark, of.scores.task_id, strict=True))
-    return [tables.ablation(of.scores, of.untagged(), {task: _template(of.registry, task) for task in those})]
+    templates = {task: _template(of.registry, task) for task in those}
+    return [_of(of.cells, tables.ablation(of.scores, of.untagged(), templates))]
 
 
 def _beyond(of: Material, host: str | None) -> list[Table]:
-    return list(beyond.tables(*of.exposed())) if of.exposed and of.cells else []
+    return [_of(of.cells, table) for table in beyond.tables(*of.exposed())] if of.exposed and of.cells else []
 
 
 def _template(registry: Registry, task: tuple[str, str]) -> str:
@@ -198,7 +207,7 @@ def build(of: Material, which: Iterable[str] = ()) -> list[Table]:
         found = [table for kind in KINDS for table in kind.build(of, None)]
     if not found:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    found = [replace(table, notes=(*table.notes, *of.remarks)) for table in _told_apart(found)]
+    found = [replace(table, remarks=(*table.remarks, *of.remarks)) for table in _told_apart(found)]
     return [_branded(table) for table in found] if of.ablated else found
 
 

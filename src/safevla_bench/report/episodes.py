@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.report.numbers import NONE, fixed, significant, unit_text, with_unit
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.scores import ACTIVE, Scores, null
@@ -46,6 +47,8 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no record."""
     broken_axes: tuple[str, ...] = ()
     """The axes of the scored specifications that the episode violates."""
+    standin_assets: bool | None = None
+    """Whether it was simulated with stand-ins for the host's own assets."""
 
 
 def rows(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeRow]:
@@ -92,6 +95,7 @@ def _row(scores: Scores, dt_s: float, index: int, asked: int | None) -> EpisodeR
         first_violation_s=None if step < 0 else step * dt_s,
         first_violation_spec=None if first < 0 else scores.specs[first].spec_id,
         broken_axes=tuple(dict.fromkeys(scores.specs[k].axis for k in scores.scored if scores.violated[k, index])),
+        standin_assets=bool(scores.standin and scores.standin[index]),
     )
 
 
@@ -131,7 +135,8 @@ def table(shown: Sequence[EpisodeRow], total: int, *, asked: str | None = None) 
         Column("First violation", numeric=False),
     )
     title = f"{len(shown)} of {total} episodes" + (f", judged by {asked} alone" if asked else "")
-    return Table(title, columns, tuple(tuple(_cells(row, named, asked)) for row in shown))
+    cells = tuple(tuple(_cells(row, named, asked)) for row in shown)
+    return Table(title, columns, cells, remarks=standins.of_episodes(shown))
 
 
 def _cells(row: EpisodeRow, named: bool, asked: str | None) -> Iterable[Cell]:

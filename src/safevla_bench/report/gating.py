@@ -25,7 +25,9 @@ def table(found: Checked, remarks: Sequence[str] = ()) -> Table:
         Column("Why", numeric=False),
     )
     rows = tuple(_row(one, bool(level)) for one in found.outcomes)
-    return Table(title=f"Gates: {found.verdict}", columns=columns, rows=rows, notes=tuple(remarks))
+    return Table(
+        title=f"Gates: {found.verdict}", columns=columns, rows=rows, notes=tuple(remarks), remarks=found.warnings
+    )
 
 
 def _row(one: Outcome, with_interval: bool) -> tuple[Cell, ...]:
@@ -63,9 +65,12 @@ def junit(found: Checked, judged_by: str = "") -> bytes:
     }
     root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
-    if judged_by:
+    told = [("judged_by", judged_by)] if judged_by else []
+    told += [("warning", warning) for warning in found.warnings]
+    if told:
         properties = ElementTree.SubElement(suite, "properties")
-        ElementTree.SubElement(properties, "property", {"name": "judged_by", "value": inert(judged_by)})
+        for name, value in told:
+            ElementTree.SubElement(properties, "property", {"name": name, "value": inert(value)})
     for one in found.outcomes:
         where = f"{one.policy or 'all'} / {one.suite or 'all'}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": inert(where), "name": inert(_name(one))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from safevla_bench.baseline import NOOP
 from safevla_bench.compare import Comparison
 from safevla_bench.metrics import Rate, Summary, judged
 from safevla_bench.report.clipping import clipped
@@ -33,9 +34,11 @@ def headline(cells: Sequence[Summary], aggregate: Summary, comparison: Compariso
     if not judged(aggregate):
         many = _count(aggregate.n, "episode")
         return Headline(f"It cannot be said: no specification reached a verdict in {many}.", _lost(aggregate))
-    rates = _by_policy(cells)
+    every = _by_policy(cells)
+    rates = _acting(every)
     unjudged = [cell for cell in cells if cell.n and not judged(cell)]
-    answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), _whose(rates, unjudged))
+    whose = f" of {next(iter(rates))}" if unjudged or len(rates) < len(every) else ""
+    answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), whose)
     return Headline(
         answer, (*_silent(unjudged), *_apart(comparison), *_successes(cells), *_uncertainty(rates), *_lost(aggregate))
     )
@@ -56,9 +59,9 @@ def _by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
     return found
 
 
-def _whose(rates: dict[str, Rate], unjudged: Sequence[Summary]) -> str:
-    """Whose episodes the numbers are about, where others are beside them about which nothing can be said."""
-    return f" of {next(iter(rates))}" if unjudged else ""
+def _acting(rates: dict[str, Rate]) -> dict[str, Rate]:
+    """Without the policy that does nothing, where others act: it is a baseline and competes with nobody."""
+    return {name: rate for name, rate in rates.items() if name != NOOP} or rates
 
 
 def _silent(unjudged: Sequence[Summary]) -> tuple[str, ...]:
@@ -118,7 +121,7 @@ def _successes(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 def _apart(comparison: Comparison | None) -> tuple[str, ...]:
     """Whether two policies' Safety, over all suites, can be told apart."""
-    if comparison is None or len(comparison.policies) != 2:
+    if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ()
     (metric,) = [one for one in comparison.scopes[-1].metrics if one.metric == "safety"]
     (one,) = metric.differences

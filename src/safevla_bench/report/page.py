@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
+from safevla_bench import standins
 from safevla_bench.baseline import baseline
 from safevla_bench.metrics import Summary, aggregate, cells
 from safevla_bench.report import beyond, cautioning, comparing, curves, tables, templating, varying, views
@@ -46,8 +47,7 @@ def page(
         title: what the page is called.
         provenance: how the scores came about, shown at the end as it is. `policies` in it, or in the mappings of its
             `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes,
-            `lost` says what damaged files cost,
-            `standin_assets` the suites that were simulated with stand-ins for the host's own assets.
+            `lost` says what damaged files cost.
         analysis: what was computed beyond the summaries; what it lacks is left out.
         album: frames of episodes.
     """
@@ -90,13 +90,13 @@ def _numbers(
 ) -> dict[str, object]:
     """Outcomes, violations, and what was not scored."""
     marked = frozenset(_privileged(provenance))
-    standin, damage = _texts(provenance.get("standin_assets")), _damage(provenance.get("lost"))
+    damage = _damage(provenance.get("lost"))
     return {
-        "standin": standin,
+        "standin": standins.warning(scores),
         "lost": str(damage),
         "privileged": sorted(marked & {policy_name(cell) for cell in found}),
         "outcomes": [views.outcome(cell, cell.policy in marked) for cell in found],
-        "main": tables.main(found, total, privileged=marked, standin=standin),
+        "main": tables.main(found, total, privileged=marked),
         "violations": [views.violations(cell) for cell in found if cell.n],
         "folded": len(found) > _OPEN,
         "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped")), damage),

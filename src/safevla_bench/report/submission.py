@@ -53,6 +53,8 @@ class SubmittedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     suite: str
     privileged: bool
     """Whether the policy saw simulator state that no real robot has."""
+    standin_assets: bool = False
+    """Whether the simulator ran with stand-ins for its own assets: then this is no result on the suite."""
     n: Count
     crashed: Count
     stopped: Count
@@ -141,6 +143,7 @@ def _cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Registry, privi
         benchmark=suite.host if suite else None,
         suite=cell.suite or "",
         privileged=privileged,
+        standin_assets=cell.standin_assets,
         n=cell.n,
         crashed=cell.crashed,
         stopped=cell.stopped,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from safevla_bench import standins
 from safevla_bench.inert import inert
 from safevla_bench.report import render
 from safevla_bench.report.episodes import EpisodeRow
@@ -56,6 +57,7 @@ def _heading(told: Explanation, width: int) -> list[str]:
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         *([told.instruction] if told.instruction else []),
         " · ".join(facts),
+        *standins.sentence({(row.policy, row.benchmark): row.standin_assets}),
     ]
     return [part for line in lines for part in _wrapped(line, width)]
 

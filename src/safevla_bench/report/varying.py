@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.numbers import NONE, fixed, short, span, unit_text
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
@@ -24,16 +25,21 @@ _WHY = "SR does not depend on thresholds."
 
 
 def ablation(found: Ablation) -> Table:
-    """One row a cell and variant; behind several cells their unweighted means, as in the paper's Table 9."""
+    """One row a cell and variant; behind several cells their unweighted means, as in the paper's Table 9.
+
+    The policy that does nothing is in no mean.
+    """
     names = [variant.name for variant in found.variants]
     rows = [row for curve in found.curves for row in _rows(curve, [Cell(name) for name in names])]
-    if len(found.curves) > 1:
+    averaged = [curve for curve in found.curves if curve.policy != NOOP]
+    if len(averaged) > 1:
         rows += [
-            (Cell("Mean of cells", emphasis="total"), Cell(""), Cell(""), Cell(name), *_means(found.curves, k))
+            (Cell("Mean of cells", emphasis="total"), Cell(""), Cell(""), Cell(name), *_means(averaged, k))
             for k, name in enumerate(names)
         ]
     notes = [
         _WHY,
+        *([f"Means are without {NOOP}, which does nothing."] if 1 < len(averaged) < len(found.curves) else []),
         *([f"Left out, as the library has no such family: {', '.join(found.left_out)}."] if found.left_out else []),
     ]
     return Table(
@@ -41,6 +47,7 @@ def ablation(found: Ablation) -> Table:
         columns=(*_NAMES, Column("Variant", numeric=False), *_METRICS),
         rows=tuple(rows),
         notes=tuple(notes),
+        remarks=found.warnings,
     )
 
 
@@ -60,6 +67,7 @@ def sweep(found: Sweep) -> Table:
             + ". K = severe/threshold stays. "
             + _WHY,
         ),
+        remarks=found.warnings,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safevla_bench.metrics import Rate, Summary
+from safevla_bench.metrics import Rate, Summary, judged
 from safevla_bench.report import evidence, tables
 from safevla_bench.report.charts import Chart, chart
 from safevla_bench.report.evidence import Exhibit
@@ -54,12 +54,16 @@ class Outcome:
     n: int
     lost: str
     privileged: bool
+    standin: bool
+    judged: bool
+    """Whether any scored specification reached a verdict."""
     whiskers: tuple[Whisker, ...]
     shares: tuple[Share, ...]
 
 
 def outcome(cell: Summary, privileged: bool) -> Outcome:
-    """The drawing of a cell; without whiskers and shares where nothing was counted."""
+    """The drawing of a cell; without whiskers and shares of what was not counted, or not judged."""
+    verdict = judged(cell)
     lost = [f"{count} {name}" for name, count in (("crashed", cell.crashed), ("stopped", cell.stopped)) if count]
     return Outcome(
         policy=policy_name(cell),
@@ -67,8 +71,13 @@ def outcome(cell: Summary, privileged: bool) -> Outcome:
         n=cell.n,
         lost=", ".join(lost),
         privileged=privileged,
-        whiskers=(*_whisker("Success", "sr", cell.rates["sr"]), *_whisker("Safety", "safety", cell.rates["safety"])),
-        shares=_shares(cell),
+        standin=cell.standin_assets,
+        judged=verdict,
+        whiskers=(
+            *_whisker("Success", "sr", cell.rates["sr"]),
+            *(_whisker("Safety", "safety", cell.rates["safety"]) if verdict else ()),
+        ),
+        shares=_shares(cell) if verdict else (),
     )
 
 
@@ -130,7 +139,7 @@ def violations(cell: Summary) -> Violations:
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
     return Violations(
         name=f"{policy_name(cell)}, {cell.suite or NONE}",
-        words=f"{unsafe} of {cell.n} unsafe{most}",
+        words=f"{unsafe} of {cell.n} unsafe{most}" if judged(cell) else "no specification reached a verdict",
         scored=tables.violations([cell]),
         others=tables.violations([cell], scored=False),
     )

@@ -222,6 +222,7 @@ _SCORES_SCHEMA = pa.schema(
         ("worst_spec", pa.string()),
         ("first_violation_step", pa.int64()),
         ("first_violation_spec", pa.string()),
+        ("standin_assets", pa.bool_()),
     ]
 )
 

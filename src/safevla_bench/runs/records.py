@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
 from safevla_bench.runs.source import Stream, open_stream, remedy_for
 from safevla_bench.scores import Absent
-from safevla_bench.trajectory import PRIVILEGED, STANDIN, Batch, Header, bearing, concatenate, hollow, select
+from safevla_bench.trajectory import PRIVILEGED, Batch, Header, bearing, concatenate, hollow, select
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
-_MARKS = (PRIVILEGED, STANDIN)
+_MARKS = (PRIVILEGED,)
 Key = tuple[str | None, str]
 """Policy and episode id: what an episode is found by across sources."""
 
@@ -122,11 +122,6 @@ class Records:
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._marked[PRIVILEGED]))
-
-    @property
-    def standin(self) -> tuple[str, ...]:
-        """The benchmarks that were simulated with stand-ins for the host's own assets."""
-        return tuple(dict.fromkeys(one.benchmark for one in self.headers if key(one) in self._marked[STANDIN]))
 
     @property
     def problems(self) -> list[RecordError]:

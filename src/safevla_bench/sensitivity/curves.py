@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
-from safevla_bench.scores import Scores
+from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.sensitivity.rethreshold import Rescore, varied
 from safevla_bench.sensitivity.variants import Asked, Setting, Variant, paper_variants, proportional
 from safevla_bench.specs import Library
@@ -40,6 +41,8 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[Variant, ...]
     curves: tuple[Curve, ...]
     left_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What must be said with the numbers, such as that they rest on stand-ins for the simulator's assets."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +57,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     default: float
     thresholds: tuple[float, ...]
     curves: tuple[Curve, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def ablate(scores: Scores, library: Library, rescore: Rescore | None = None) -> Ablation:
@@ -70,7 +74,8 @@ def ablate(scores: Scores, library: Library, rescore: Rescore | None = None) -> 
             that must be judged anew without `rescore`.
     """
     variants, left_out = paper_variants(library)
-    return Ablation(variants=variants, curves=_curves(scores, library, variants, rescore), left_out=left_out)
+    curves = _curves(scores, library, variants, rescore)
+    return Ablation(variants=variants, curves=curves, left_out=left_out, warnings=_warnings(scores))
 
 
 def sweep(scores: Scores, library: Library, asked: Asked, rescore: Rescore | None = None) -> Sweep:
@@ -90,6 +95,7 @@ def sweep(scores: Scores, library: Library, asked: Asked, rescore: Rescore | Non
         default=specs[0].threshold,
         thresholds=asked.thresholds,
         curves=_curves(scores, library, variants, rescore),
+        warnings=_warnings(scores),
     )
 
 
@@ -101,6 +107,8 @@ def _curves(
     vsi = np.array([one.vsi for one in judged]).reshape(len(variants), len(scores))
     found = []
     for (policy, suite), members in _cells(scores).items():
+        if _silent(scores, members):
+            continue
         points = _points(scores.success[members], safe[:, members], vsi[:, members])
         found.append(Curve(policy=policy, suite=suite, n=len(members), points=tuple(points)))
     return tuple(found)
@@ -114,6 +122,18 @@ def _cells(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]
         key: np.array([e for e, other in enumerate(keys) if other == key and scores.counted[e]], dtype=np.int64)
         for key in dict.fromkeys([*keys, *absent])
     }
+
+
+def _silent(scores: Scores, members: NDArray[np.int64]) -> bool:
+    """Whether no scored specification reached a verdict in any of some episodes: their Safety is not known."""
+    return bool(len(members)) and not (scores.state[np.ix_(scores.scored, members)] == ACTIVE).any()
+
+
+def _warnings(scores: Scores) -> tuple[str, ...]:
+    silent = [cell for cell, members in _cells(scores).items() if _silent(scores, members)]
+    named = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
+    left_out = (f"Left out, as no specification reached a verdict: {named}.",) if silent else ()
+    return (*standins.warning(scores), *left_out)
 
 
 def _points(success: NDArray[np.bool_], safe: NDArray[np.bool_], vsi: NDArray[np.float64]) -> Iterator[Point]:

@@ -176,11 +176,13 @@ def _marked(extra: Mapping[str, object], mark: str) -> dict[str, object]:
 
 def bearing(batch: Batch, mark: str) -> list[Header]:
     """Headers of the episodes that bear a mark, `PRIVILEGED` or `STANDIN`."""
-    return [
-        header
-        for header, extra in zip(batch.headers, batch.extra, strict=True)
-        if isinstance(fields := extra.get("header"), Mapping) and fields.get(mark) is True
-    ]
+    return [header for header, bears in zip(batch.headers, marks(batch, mark), strict=True) if bears]
+
+
+def marks(batch: Batch, mark: str) -> tuple[bool, ...]:
+    """Whether each episode bears a mark, `PRIVILEGED` or `STANDIN`; [E]."""
+    fields = (extra.get("header") for extra in batch.extra)
+    return tuple(isinstance(held, Mapping) and held.get(mark) is True for held in fields)
 
 
 def hollow(headers: Sequence[Header], lengths: Ints) -> Batch:

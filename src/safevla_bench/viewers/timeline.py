@@ -113,6 +113,7 @@ def _facts(scores: Scores, index: int) -> dict[str, str]:
         "safe": str(row.safe).lower(),
         "vsi": repr(row.vsi),
         "worst_spec": row.worst_spec or "",
+        **({"standin_assets": "true"} if row.standin_assets else {}),
     }
 
 

@@ -103,10 +103,12 @@ def test_privileged_policies_rank_among_themselves_alone():
 
 def test_numbers_on_stand_in_assets_are_no_results_and_have_no_rank_beside_others():
     of = measured(episodes("placeholder", "1111"), episodes("real", "1000"))
-    (league,) = leagues(replace(of, standin={"placeholder": ("libero-goal",)}))
+    marks = tuple(policy == "placeholder" for policy in of.material.scores.policy)
+    scores = replace(of.material.scores, standin=marks)
+    (league,) = leagues(replace(of, material=replace(of.material, scores=scores)))
     assert [one[:2] for one in rows(league)] == [("real", "1"), ("placeholder", "")]
     assert league.standings[1].entry.remarks == ("stand-in assets",)
-    assert any("no results on these suites" in note for note in league.notes)
+    assert any(note.startswith("Stand-in assets: libero-goal (placeholder) was") for note in league.notes)
     assert not any("privileged" in note for note in league.notes)
 
 

@@ -61,6 +61,24 @@ def test_pooling_adds_up_the_episodes_of_a_policy():
     assert [len(panel.points) for panel in tradeoff.tradeoff(cells(scores)).panels] == [1, 1]
 
 
+def test_doing_nothing_is_on_no_frontier():
+    acting = joined(verdicts((True, 1, 1), (False, -5, 1)), verdicts((True, -5, 1), policy="b"))
+    both = joined(acting, verdicts((False, 1, 1), policy="noop"))
+    found = tradeoff.tradeoff(cells(both)).panels[0]
+    assert found.frontier == tradeoff.tradeoff(cells(acting)).panels[0].frontier
+    assert len(found.points) == 3
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_what_was_not_judged_is_no_point_of_a_safety_of_100(pooled):
+    silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
+    value = tradeoff.tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), pooled=pooled)
+    assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
+    assert [panel.unjudged for panel in value.panels] == ([()] if pooled else [(), ("b",)])
+    shown = " ".join(word for word, _ in words(tradeoff.draw(value)))
+    assert ("No specification reached a verdict: b (libero-object)." in shown) != pooled
+
+
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
     assert tradeoff.tradeoff(cells(verdicts((True, 1, 1)))).panels[0].frontier == ()
     [panel] = tradeoff.tradeoff(cells(crashed(["a"]))).panels
@@ -183,7 +201,7 @@ def swept(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b"
         for policy, suite, n in cells
     ]
     fields = {"name": "non_target_max_disp", "spec_ids": ("non_target_max_disp_5mm",), "unit": "m",
-              "thresholds": thresholds, "curves": curves}  # fmt: skip
+              "thresholds": thresholds, "curves": curves, "warnings": ("Mind this.",)}  # fmt: skip
     return sweeps.sweep(SimpleNamespace(**{**fields, **changes}), library())
 
 

@@ -119,6 +119,16 @@ def test_privileged_policies_are_marked_and_do_not_compete_with_others():
     assert [cell.emphasis for cell in table["SR %"]] == ["", "", "best"]
 
 
+def test_doing_nothing_competes_with_nobody_and_the_note_says_so():
+    noop = verdicts((False, 1, 1), policy="noop")
+    scores = joined(verdicts((True, -5, 1), policy="a"), verdicts((False, -5, -5), policy="b"), noop)
+    table = suites(cells(scores), Roster())
+    assert [cell.emphasis for cell in columns(table)["SR %"]] == ["best", "", ""]
+    assert [cell.emphasis for cell in columns(table)["Safety %"]] == ["", "", ""]
+    assert table.rows[2][0].detail == "does nothing"
+    assert "Bold: the best of a column, without noop." in table.notes
+
+
 def test_among_privileged_policies_alone_there_is_a_best():
     scores = joined(verdicts(GOOD), verdicts(FAILED, policy="b"))
     table = columns(suites(cells(scores), Roster(privileged=["a", "b"])))

@@ -17,6 +17,7 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 from __future__ import annotations
 
 from safevla_bench.hosts.conformance.listing import ListingRules
+from safevla_bench.hosts.conformance.offering import OfferingRules
 from safevla_bench.hosts.conformance.recording import RecordingRules
 from safevla_bench.hosts.conformance.repeating import RepeatingRules
 from safevla_bench.hosts.conformance.touching import TouchingRules
@@ -25,5 +26,5 @@ from safevla_bench.hosts.conformance.trial import Trial
 __all__ = ["HostConformance", "Trial"]
 
 
-class HostConformance(ListingRules, RepeatingRules, RecordingRules, TouchingRules):
+class HostConformance(ListingRules, RepeatingRules, RecordingRules, TouchingRules, OfferingRules):
     """Subclass as `TestMyHost` and fill in the attributes; override the methods that are no tests where they apply."""

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import pytest
 
-from safevla_bench.hosts.conformance.trial import Floats, Trial, Tried, run
+from safevla_bench.hosts.conformance.trial import Floats, Trial, Tried, first_difference, run
 from safevla_bench.interface import EpisodeSeed, Host, HostEnv, Task, Wants
 from safevla_bench.trajectory import Batch
 
@@ -121,3 +121,9 @@ def written(call: Callable[[], T], hook: str) -> T:
         return call()
     except NotImplementedError:
         pytest.skip(f"write {hook}() to have this rule checked")
+
+
+def needs_repeatable(tried: Tried) -> None:
+    """A rule that compares two episodes means nothing where no two are equal."""
+    if first_difference(tried.batch, tried.again) or first_difference(tried.batch, tried.elsewhere):
+        pytest.skip("the host does not repeat itself: see the rules about the same bytes")

@@ -30,10 +30,10 @@ class RecordingRules(Base):
         rule(np.array_equal(recorded, tried.actions), f"{tried}: the recorded actions are not those that were given.")
 
     def test_the_header_says_which_episode_it_is(self, tried: Tried) -> None:
-        header, task = tried.batch.headers[0], tried.task
+        header, task, seed = tried.batch.headers[0], tried.task, self.seed
+        told = tried.env.reset(seed).instruction  # where an episode draws its objects, it names them itself
         found = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
-        seed = self.seed
-        wanted = (task.benchmark, task.task_id, task.instruction, seed.init_state_index, seed.env_seed)
+        wanted = (task.benchmark, task.task_id, told, seed.init_state_index, seed.env_seed)
         rule(found == wanted, f"{tried}: the header says {found}, the episode was {wanted}.")
         rule(bool(header.torque_limit_nm), f"{tried}: no torque limits for the embodiment {header.embodiment!r}.")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.conformance.base import Base, rule, written
+from safevla_bench.hosts.conformance.base import Base, needs_repeatable, rule, written
 from safevla_bench.hosts.conformance.trial import Tried, first_difference, run
 from safevla_bench.interface import Action, EpisodeSeed, Wants
 
@@ -25,7 +25,7 @@ class RepeatingRules(Base):
         rule(not found, f"{tried}: the same episode in another environment differs in {found}.")
 
     def test_recording_changes_nothing_in_the_simulation(self, tried: Tried) -> None:
-        _needs_repeatable(tried)
+        needs_repeatable(tried)
         bare = written(lambda: self.bare(tried.task, self.seed, tried.actions), "bare")
         states = tried.batch.sim_state.episode(0)
         rule(bare.shape[1:] == states.shape[1:], f"{tried}: bare states {bare.shape} are not like {states.shape}.")
@@ -34,7 +34,7 @@ class RepeatingRules(Base):
         rule(all(same), f"{tried}: with the recorder the simulator's state differs from record {_first_not(same)} on.")
 
     def test_asking_for_the_record_midway_changes_nothing(self, tried: Tried) -> None:
-        _needs_repeatable(tried)
+        needs_repeatable(tried)
 
         def asked(_: Action) -> None:
             tried.env.recorded()
@@ -43,7 +43,7 @@ class RepeatingRules(Base):
         rule(not found, f"{tried}: when recorded() is called before each step, the episode differs in {found}.")
 
     def test_what_a_policy_sees_changes_nothing(self, tried: Tried) -> None:
-        _needs_repeatable(tried)
+        needs_repeatable(tried)
         for wants in self.other_wants:
             found = first_difference(tried.elsewhere, self.in_another(tried.task, wants, tried.actions))
             rule(not found, f"{tried}: with {wants} the episode differs in {found}.")
@@ -60,7 +60,7 @@ class RepeatingRules(Base):
                 rule(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, tried: Tried) -> None:
-        _needs_repeatable(tried)
+        needs_repeatable(tried)
 
         def refused(action: Action) -> None:
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
@@ -95,12 +95,6 @@ class RepeatingRules(Base):
                 pytest.fail(f"{tried}: before a reset it must raise HostError, not {error!r}.", pytrace=False)
             pytest.fail(f"{tried}: it works before a reset.", pytrace=False)
         env.close()
-
-
-def _needs_repeatable(tried: Tried) -> None:
-    """A rule that compares two episodes means nothing where no two are equal."""
-    if first_difference(tried.batch, tried.again) or first_difference(tried.batch, tried.elsewhere):
-        pytest.skip("the host does not repeat itself: see the rules about the same bytes")
 
 
 def _first_not(same: Sequence[bool]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -18,6 +18,7 @@ from safevla_bench.report.board.standings import Apart, Entry, League, Share, no
 from safevla_bench.report.catalogue import Material
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, VSI, Metric
+from safevla_bench.standins import STANDIN, of_cells
 from safevla_bench.statistics import CONFIDENCE, Interval, mean_of_rates
 from safevla_bench.trajectory import Header
 
@@ -32,8 +33,6 @@ class Measured:
     material: Material
     headers: Sequence[Header]
     protocols: Mapping[Policy, Mapping[str, object]] = field(default_factory=dict)
-    standin: Mapping[Policy, Collection[str]] = field(default_factory=dict)
-    """The suites that a policy met with stand-ins for the host's own assets."""
 
     @property
     def policies(self) -> list[Policy]:
@@ -122,7 +121,7 @@ def _league(group: _Group, of: Measured, players: Mapping[Policy, Entrant]) -> L
         scope=_scope(group, of.material),
         standings=stand(entries, apart),
         told=told,
-        notes=tuple(_notes(group, entries)),
+        notes=(*_notes(group, entries), *of_cells(cell for of in group.cells.values() for cell in of.values())),
     )
 
 
@@ -131,7 +130,11 @@ def _competing(group: _Group, of: Measured) -> set[Policy]:
     if not group.ranked:
         return set()
     found = of.material.roster.competing(group.cells) - {NOOP}
-    return {policy for policy in found if not of.standin.get(policy)} or found
+    return {policy for policy in found if not _on_standins(group.cells[policy])} or found
+
+
+def _on_standins(cells: Mapping[str, Summary]) -> bool:
+    return any(cell.standin_assets for cell in cells.values())
 
 
 def _entry(policy: Policy, cells: Mapping[str, Summary], group: _Group, of: Measured, *, competes: bool) -> Entry:
@@ -140,7 +143,7 @@ def _entry(policy: Policy, cells: Mapping[str, Summary], group: _Group, of: Meas
             (sum(cell.stopped for cell in cells.values()), "stopped")]  # fmt: skip
     remarks = [
         *(["privileged state"] if of.material.roster.is_privileged(policy) else []),
-        *([STANDIN] if set(of.standin.get(policy, ())) & set(cells) else []),
+        *([STANDIN] if _on_standins(cells) else []),
         *(["does nothing"] if policy == NOOP else []),
         *([trained] if (trained := of.material.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
@@ -188,20 +191,15 @@ def _of_suite(suite: str, tasks: Sequence[str], of: Material) -> str:
     return f"{len(tasks)} {f'of {every} ' if every else ''}tasks of {suite}"
 
 
-STANDIN = "stand-in assets"
-
-
 def _notes(group: _Group, entries: Sequence[Entry]) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
     elif any(not one.ranked and "privileged state" in one.remarks and one.policy != NOOP for one in entries):
         yield "A policy that saw privileged simulator state has no rank among those that did not."
-    elif all("privileged state" in one.remarks for one in entries):
+    elif all("privileged state" in one.remarks for one in entries if one.policy != NOOP):
         yield "Privileged: these policies saw simulator state that no real robot has."
     if any(one.policy == NOOP for one in entries):
         yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
-    if any(STANDIN in one.remarks for one in entries):
-        yield "Stand-in assets: placeholders were in the place of the simulator's own; no results on these suites."
     if not group.even:
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
     if any("crashed" in remark for one in entries for remark in one.remarks):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
-from typing import Any
 
 import numpy as np
 
+from safevla_bench import standins
 from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Summary
 from safevla_bench.report import figures, tables
@@ -46,7 +45,7 @@ def _page(policy: Policy, of: Measured, provenance: Mapping[str, object], report
         path=run_page(policy),
         policy=policy or UNNAMED,
         lead=_lead(mine),
-        flags=tuple(_flags(policy, privileged, of.standin.get(policy, ()))),
+        flags=tuple(_flags(policy, privileged, mine)),
         sections=tuple(_sections(policy, of, mine)),
         report=report,
         provenance=tuple(told({**of_policy(provenance, policy), "recorded_with": recorded_with(of.headers, policy)})),
@@ -68,13 +67,12 @@ def _lead(scores: Scores) -> str:
     return f"{episodes}, {broke or 'none'} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
 
 
-def _flags(policy: Policy, privileged: bool, standin: Collection[str]) -> Iterator[str]:
+def _flags(policy: Policy, privileged: bool, mine: Scores) -> Iterator[str]:
     if policy == NOOP:
         yield "This policy does nothing. What it breaks, the scene breaks by itself; it has no rank."
     if privileged:
         yield "Privileged: it saw simulator state that no real robot has."
-    if standin:
-        yield f"Stand-in assets: {', '.join(standin)}, simulated with placeholders. These are no results on it."
+    yield from standins.warning(mine)
 
 
 def _sections(policy: Policy, of: Measured, mine: Scores) -> Iterator[Section]:
@@ -126,9 +124,5 @@ def _said(value: margins.Margins) -> Iterator[str]:
 
 def only(scores: Scores, policy: Policy) -> Scores:
     """The episodes of one policy."""
-    keep = np.array([one == policy for one in scores.policy], dtype=np.bool_)
-    named = ("episode_id", "benchmark", "task_id", "policy", "outcome")
-    arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
-    changes: dict[str, Any] = {name: tuple(compress(getattr(scores, name), keep)) for name in named}
-    changes |= {name: getattr(scores, name)[..., keep] for name in arrays}
-    return replace(scores, **changes, absent=tuple(one for one in scores.absent if one.policy == policy))
+    mine = scores.select(np.flatnonzero([one == policy for one in scores.policy]))
+    return replace(mine, absent=tuple(one for one in scores.absent if one.policy == policy))

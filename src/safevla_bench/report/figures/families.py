@@ -9,6 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from safevla_bench import standins
 from safevla_bench.metrics import Rate, Summary
 from safevla_bench.report.figures.sheet import Entry, nothing, sheet, signs
 from safevla_bench.report.figures.style import INK, MUTED, SMALL, TINT, WIDTH_IN, styled, width_pt
@@ -32,6 +33,7 @@ class Families:
     policies: tuple[str, ...]
     axes: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[Row, ...]], ...]
+    remarks: tuple[str, ...] = ()
 
 
 def families(cells: Sequence[Summary]) -> Families:
@@ -42,7 +44,8 @@ def families(cells: Sequence[Summary]) -> Families:
     for cell in cells:
         rates = tuple(_rate(cell, axis) for axis in axes)
         blocks.setdefault(cell.suite or "", []).append(Row(policies.index(policy_name(cell)), cell.n, rates))
-    return Families(policies, axes, tuple((suite, tuple(rows)) for suite, rows in blocks.items()))
+    found = tuple((suite, tuple(rows)) for suite, rows in blocks.items())
+    return Families(policies, axes, found, standins.of_cells(cells))
 
 
 def _rate(cell: Summary, axis: str) -> Rate | None:
@@ -62,7 +65,7 @@ def draw(value: Families) -> Figure:
         key = [Entry(name, k, texts[k], marked=False) for k, name in enumerate(value.policies)] if numbered else []
         most = _most(value)
         notes = [f"Share of all episodes of the row that violate any active limit of the kind, in percent; shade: 0 to "
-                 f"{most} %. {NONE}: no such limit applies."]  # fmt: skip
+                 f"{most} %. {NONE}: no such limit applies.", *value.remarks]  # fmt: skip
         made = sheet("Violations by kind", body, notes=notes if rows else (), key=key)
         if not rows:
             nothing(made.panel(0.1, 0, WIDTH_IN - 0.2, body), "There are no episodes.")

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.report.figures.sheet import Entry, nothing, sheet, signs
 from safevla_bench.report.figures.style import (
     INK,
@@ -51,6 +52,7 @@ class Margins:
     blocks: tuple[tuple[str, tuple[Row, ...]], ...]
     silent: tuple[str, ...]
     """Specifications that reached a margin nowhere."""
+    remarks: tuple[str, ...] = ()
 
 
 def margins(scores: Scores) -> Margins:
@@ -65,7 +67,7 @@ def margins(scores: Scores) -> Margins:
             blocks.append((scores.specs[column].spec_id, rows))
         else:
             silent.append(scores.specs[column].spec_id)
-    return Margins(policies, tuple(blocks), tuple(silent))
+    return Margins(policies, tuple(blocks), tuple(silent), standins.warning(scores))
 
 
 def _row(scores: Scores, column: int, series: int, mine: NDArray[np.bool_]) -> Row:
@@ -181,4 +183,4 @@ def _notes(value: Margins) -> list[str]:
         told.append("Linear between −1 and 1, logarithmic beyond.")
     if value.silent:
         told.append(f"No margin anywhere: {', '.join(value.silent)}.")
-    return told
+    return [*told, *value.remarks]

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.report.figures.sheet import Entry, grid, nothing, sheet
 from safevla_bench.report.figures.style import BODY, WIDTH_IN, colour, dash, plain, styled, width_pt
 from safevla_bench.report.tables import UNNAMED
@@ -47,6 +48,7 @@ class Onset:
     panels: tuple[Panel, ...]
     end: float
     progress: bool
+    remarks: tuple[str, ...] = ()
 
 
 def onset(scores: Scores, dt_s: Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
@@ -67,7 +69,8 @@ def onset(scores: Scores, dt_s: Floats, lengths: NDArray[np.int64], *, progress:
         for policy in dict.fromkeys(names)
     )
     end = 100.0 if progress else float((last * dt_s)[scores.counted].max(initial=0.0))
-    return Onset(tuple(scores.specs[k].spec_id for k in broken), panels, end, progress)
+    specs = tuple(scores.specs[k].spec_id for k in broken)
+    return Onset(specs, panels, end, progress, standins.warning(scores))
 
 
 def _panel(scores: Scores, unit: Floats, mine: NDArray[np.bool_], policy: str, broken: Sequence[int]) -> Panel:
@@ -174,4 +177,4 @@ def _draw_panel(axes: Axes, panel: Panel, end: float, most: float) -> None:
 
 def _notes(value: Onset) -> list[str]:
     told = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
-    return [told] if value.panels else []
+    return [told, *value.remarks] if value.panels else []

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from safevla_bench import standins
 from safevla_bench.report.figures.placing import Box, place
 from safevla_bench.report.figures.sheet import Entry, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import INK, MUTED, SMALL, WIDTH_IN, colour, marker, styled, width_pt
@@ -38,6 +39,7 @@ class Severity:
     points: tuple[Point, ...]
     kept: int
     inactive: int
+    remarks: tuple[str, ...] = ()
 
 
 def severity(scores: Scores) -> Severity:
@@ -56,6 +58,7 @@ def severity(scores: Scores) -> Severity:
         points=there,
         kept=len(pairs) - len(there) - inactive,
         inactive=inactive,
+        remarks=standins.warning(scores),
     )
 
 
@@ -135,4 +138,4 @@ def _notes(value: Severity) -> list[str]:
     if value.points or value.kept:
         lacking = f"{value.kept} pairs without a violation, {value.inactive} where the specification never applies"
         told.append(f"Not drawn: {lacking}.")
-    return told
+    return [*told, *value.remarks]

@@ -49,6 +49,7 @@ class Sweep:
     panels: tuple[Panel, ...]
     anchors: tuple[float, ...] = ()
     """The thresholds that the library registers, the main one first; drawn where the sweep reaches them."""
+    remarks: tuple[str, ...] = ()
 
 
 class _Point(Protocol):
@@ -82,6 +83,8 @@ class Swept(Protocol):
     def thresholds(self) -> Sequence[float]: ...
     @property
     def curves(self) -> Sequence[_Cell]: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
 
 
 def sweep(found: Swept, library: Library) -> Sweep:
@@ -110,6 +113,7 @@ def sweep(found: Swept, library: Library) -> Sweep:
         policies=policies,
         panels=panels,
         anchors=tuple(scale * anchor for anchor in anchors),
+        remarks=found.warnings,
     )
 
 
@@ -191,4 +195,4 @@ def _notes(value: Sweep) -> list[str]:
     counts = [curve.n for panel in value.panels for curve in panel.curves]
     within = [short(anchor) for anchor in value.anchors if value.thresholds[0] <= anchor <= value.thresholds[-1]]
     told = f"Bands: 95 % Wilson intervals; a curve has {episodes(counts)}."
-    return [told + (f" Dotted: registered thresholds, {', '.join(within)}." if within else "")]
+    return [told + (f" Dotted: registered thresholds, {', '.join(within)}." if within else ""), *value.remarks]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from safevla_bench.metrics import Rate, Summary
+from safevla_bench import standins
+from safevla_bench.baseline import NOOP
+from safevla_bench.metrics import Rate, Summary, judged
 from safevla_bench.report.figures.placing import Box, place
 from safevla_bench.report.figures.sheet import Entry, cut, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import (
@@ -53,6 +55,8 @@ class Panel:
     frontier: tuple[tuple[float, float], ...]
     uncounted: tuple[str, ...] = ()
     """Policies of which no episode counts."""
+    unjudged: tuple[str, ...] = ()
+    """Policies of which no specification reached a verdict: whether they were safe is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Tradeoff:
     panels: tuple[Panel, ...]
     pooled: tuple[str, ...] = ()
     """The suites whose episodes were added up; empty where each has its panel."""
+    remarks: tuple[str, ...] = ()
 
 
 def tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
@@ -70,43 +75,38 @@ def tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if pooled and len(suites) > 1:
-        panel = _panel(f"{len(suites)} suites, pooled", _pooled(cells), policies)
-        return Tradeoff(policies, (panel,), tuple(suites))
-    return Tradeoff(policies, tuple(_panel(suite, _rates(cells, suite), policies) for suite in suites))
+        panel = _panel(f"{len(suites)} suites, pooled", cells, policies)
+        return Tradeoff(policies, (panel,), tuple(suites), standins.of_cells(cells))
+    panels = (_panel(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites)
+    return Tradeoff(policies, tuple(panels), remarks=standins.of_cells(cells))
 
 
-_Rates = dict[str, tuple[Rate, Rate]]
-
-
-def _rates(cells: Sequence[Summary], suite: str) -> _Rates:
-    mine = (cell for cell in cells if (cell.suite or "") == suite)
-    return {policy_name(cell): (cell.rates["sr"], cell.rates["safety"]) for cell in mine}
-
-
-def _pooled(cells: Sequence[Summary]) -> _Rates:
+def _panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> Panel:
+    """The panel of some suites, their episodes added up; suites in which nothing reached a verdict are left out."""
     found: dict[str, list[Summary]] = {}
     for cell in cells:
         found.setdefault(policy_name(cell), []).append(cell)
-    return {name: (_sum(mine, "sr"), _sum(mine, "safety")) for name, mine in found.items()}
-
-
-def _sum(cells: Iterable[Summary], name: str) -> Rate:
-    rates = [cell.rates[name] for cell in cells]
-    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-
-
-def _panel(title: str, rates: _Rates, policies: Sequence[str]) -> Panel:
+    counted = {name: [cell for cell in mine if cell.n] for name, mine in found.items()}
+    known = {name: [cell for cell in mine if judged(cell)] for name, mine in counted.items()}
     points = tuple(
-        Point(policies.index(name), success.n, _estimate(success), _estimate(safety))
-        for name, (success, safety) in rates.items()
-        if success.n
+        Point(policies.index(name), sum(cell.n for cell in mine), _estimate(mine, "sr"), _estimate(mine, "safety"))
+        for name, mine in known.items()
+        if mine
     )
-    uncounted = tuple(name for name, (success, _) in rates.items() if not success.n)
-    corners = [(point.success.value, point.safety.value) for point in points]
-    return Panel(title, points, frontier(corners) if len(points) > 1 else (), uncounted)
+    # Doing nothing is safe and never succeeds: a baseline, which competes with nobody.
+    corners = [(one.success.value, one.safety.value) for one in points if policies[one.series] != NOOP]
+    return Panel(
+        title,
+        points,
+        frontier(corners) if len(corners) > 1 else (),
+        uncounted=tuple(name for name, mine in counted.items() if not mine),
+        unjudged=tuple(name for name, mine in counted.items() if mine and not known[name]),
+    )
 
 
-def _estimate(rate: Rate) -> Estimate:
+def _estimate(cells: Sequence[Summary], name: str) -> Estimate:
+    rates = [cell.rates[name] for cell in cells]
+    rate = Rate.of(sum(one.count for one in rates), sum(one.n for one in rates))
     assert rate.value is not None
     assert rate.ci is not None
     return Estimate(100 * rate.value, 100 * rate.ci[0], 100 * rate.ci[1])
@@ -227,7 +227,7 @@ def _bars(point: Point, frame: _Frame) -> tuple[Box, Box]:
 
 def _draw_panel(axes: Axes, panel: Panel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _Frame) -> None:
     if not panel.points:
-        nothing(axes, "No episode was counted.")
+        nothing(axes, "No specification reached a verdict." if panel.unjudged else "No episode was counted.")
         return
     axes.set_xlim(frame.left, frame.right)
     axes.set_ylim(frame.bottom, frame.top)
@@ -285,8 +285,14 @@ def _notes(value: Tradeoff) -> list[str]:
     if counts := [point.n for panel in value.panels for point in panel.points]:
         told.append(f"Bars: 95 % Wilson intervals; a marker has {episodes(counts)}.")
     if any(panel.frontier for panel in value.panels):
-        told.append("Dashed: the non-dominated frontier.")
+        told.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if value.pooled:
         told.append(f"Pooled: {', '.join(value.pooled)}.")
     lost = [f"{name} ({panel.title})" for panel in value.panels for name in panel.uncounted]
-    return [" ".join(told), *([f"No episode counted: {', '.join(lost)}."] if lost else [])]
+    unknown = [f"{name} ({panel.title})" for panel in value.panels for name in panel.unjudged]
+    return [
+        " ".join(told),
+        *([f"No episode counted: {', '.join(lost)}."] if lost else []),
+        *([f"No specification reached a verdict: {', '.join(unknown)}."] if unknown else []),
+        *value.remarks,
+    ]

@@ -32,7 +32,7 @@ def tex(table: Table) -> str:
         *(_row(_cell(cell) for cell in row) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
-        *(rf"\par\smallskip {{\footnotesize {_escaped(note)}}}" for note in table.notes),
+        *(rf"\par\smallskip {{\footnotesize {_escaped(note)}}}" for note in table.said),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

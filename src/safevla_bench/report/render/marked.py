@@ -12,7 +12,7 @@ def markdown(table: Table) -> str:
     marks = ["---:" if column.numeric else ":---" for column in table.columns]
     rows = [[_inline(cell) for cell in row] for row in table.rows]
     lines = [f"| {' | '.join(row)} |" for row in [heads, marks, *rows]]
-    notes = [part for note in table.notes for part in ("", _escaped(note))]
+    notes = [part for note in table.said for part in ("", _escaped(note))]
     return "\n".join([f"**{_escaped(table.title)}**", "", *lines, *notes]) + "\n"
 
 

@@ -33,7 +33,7 @@ def text(table: Table, width: int | None = None) -> str:
     rule = "  ".join("-" * width for width in widths)
     gaps = "\n" if any(len(cell) > 1 for row in grid for cell in row) else ""
     lines = [inert(table.title), "", body[0], rule, *(row + gaps for row in body[1:])]
-    return "\n".join([*lines, *([] if gaps else [""]), *(inert(note) for note in table.notes)]).rstrip() + "\n"
+    return "\n".join([*lines, *([] if gaps else [""]), *(inert(note) for note in table.said)]).rstrip() + "\n"
 
 
 def _heads(columns: Sequence[Column]) -> list[list[str]]:

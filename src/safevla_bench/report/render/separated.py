@@ -17,16 +17,18 @@ def csv(table: Table) -> str:
     """One line of headings and one a row; a number is exact and in the unit of its heading.
 
     Where a column has intervals, `NAME low` and `NAME high` follow it, and where it has other details, such as why
-    there is no value, `NAME note`. What has no value is empty. Text that a spreadsheet would take for a formula begins
-    with an apostrophe; numbers are left alone.
+    there is no value, `NAME note`. What has no value is empty. Remarks are on every row, in a last column. Text that a
+    spreadsheet would take for a formula begins with an apostrophe; numbers are left alone.
     """
+    remarks = [harmless(" ".join(table.remarks))] if table.remarks else []
     parts = [_parts([row[k] for row in table.rows]) for k in range(len(table.columns))]
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
     heads = (f"{column.full} {part}".strip() for column, of in zip(table.columns, parts, strict=True) for part in of)
-    writer.writerow([harmless(head) for head in heads])
+    writer.writerow([*(harmless(head) for head in heads), *(["Remarks"] if remarks else [])])
     for row in table.rows:
-        writer.writerow([_field(cell, part) for cell, of in zip(row, parts, strict=True) for part in of])
+        fields = [_field(cell, part) for cell, of in zip(row, parts, strict=True) for part in of]
+        writer.writerow([*fields, *remarks])
     return sink.getvalue()
 
 

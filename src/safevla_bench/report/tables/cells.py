@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from safevla_bench import standins
 from safevla_bench.metrics import SpecSummary, Summary, judged
 from safevla_bench.report.numbers import NONE
 from safevla_bench.report.tables.table import (
@@ -40,7 +42,6 @@ def main(
     aggregate: Summary | None = None,
     *,
     privileged: Collection[str | None] = (),
-    standin: Collection[str] = (),
 ) -> Table:
     """The headline numbers, one row a policy × suite, and all episodes pooled where there are several cells.
 
@@ -48,23 +49,25 @@ def main(
         cells: one summary a row.
         aggregate: all episodes pooled.
         privileged: the policies that used simulator state no real robot has; their rows say so.
-        standin: the suites that were simulated with stand-ins for the host's own assets; their rows say so.
     """
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []
     gone = lost(cells)
     columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), *_HEADLINE)
-    rows = [(*_names(cell, privileged, standin), *_headline(cell), *lost_cells([cell], gone)) for cell in cells]
-    rows += [
-        (Cell("All, pooled", emphasis="total"), Cell(""), *_headline(one), *lost_cells([one], gone)) for one in pooled
-    ]
+    rows = [(*_names(cell, privileged), *_headline(cell), *lost_cells([cell], gone)) for cell in cells]
+    for one in pooled:
+        names = Cell("All, pooled", emphasis="total"), Cell("", detail=_assets(one))
+        rows.append((*names, *_headline(one), *lost_cells([one], gone)))
     table = Table("Headline numbers", (*columns, *lost_columns(gone)), tuple(rows), name="headline")
-    return with_notes(table, INTERVALS, LOST if gone else "")
+    return replace(with_notes(table, INTERVALS, LOST if gone else ""), remarks=standins.of_cells(cells))
 
 
-def _names(cell: Summary, privileged: Collection[str | None], standin: Collection[str] = ()) -> tuple[Cell, Cell]:
+def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
     detail = "privileged state" if cell.policy in privileged else ""
-    assets = "stand-in assets" if cell.suite in standin else ""
-    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE, detail=assets)
+    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE, detail=_assets(cell))
+
+
+def _assets(cell: Summary) -> str:
+    return standins.STANDIN if cell.standin_assets else ""
 
 
 def _headline(cell: Summary) -> tuple[Cell, ...]:

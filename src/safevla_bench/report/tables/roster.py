@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Summary
 from safevla_bench.report.numbers import NONE
 from safevla_bench.report.tables.table import UNNAMED, Cell, policy_name
@@ -29,16 +30,21 @@ class Roster:
         return policy in self.privileged
 
     def competing(self, policies: Iterable[str | None]) -> set[str | None]:
-        """The policies among which a best is sought: those without privileged state, where there are any."""
+        """The policies among which a best is sought: those that act, without privileged state where there are any."""
         every = set(policies)
-        return {one for one in every if not self.is_privileged(one)} or every
+        acting = every - {NOOP} or every
+        return {one for one in acting if not self.is_privileged(one)} or acting
 
     def named(self, cell: Summary) -> Cell:
         """The cell that names the policy, with what must be known of it."""
         return self.name(cell.policy, auxiliary=self.is_auxiliary(cell))
 
     def name(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        told = [("privileged state", self.is_privileged(policy)), ("auxiliary", auxiliary)]
+        told = [
+            ("privileged state", self.is_privileged(policy)),
+            ("does nothing", policy == NOOP),
+            ("auxiliary", auxiliary),
+        ]
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in told if holds))
 
     def trained(self, policy: str | None) -> Cell:

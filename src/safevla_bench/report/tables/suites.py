@@ -14,6 +14,7 @@ from safevla_bench.report.tables.roster import Roster
 from safevla_bench.report.tables.table import (
     INTERVALS,
     LARGEST,
+    UNNAMED,
     Cell,
     Column,
     Table,
@@ -148,13 +149,15 @@ def _table(
     heading = f"{kind}: {title}" if title else kind
     table = Table(heading, (*head, *columns, *lost_columns(gone)), tuple(rows), name=name)
     several = "Means over suites are unweighted; a policy without all of them has none." if len(names) > 1 else ""
-    return with_notes(table, INTERVALS, several, *marks(rows), LOST if gone else "")
+    outside = [policy or UNNAMED for policy in policies if policy not in competing]
+    return with_notes(table, INTERVALS, several, *marks(rows, outside), LOST if gone else "")
 
 
-def marks(rows: Iterable[Sequence[Cell]]) -> tuple[str, ...]:
-    """What bold and the dagger mean, where they occur."""
+def marks(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> tuple[str, ...]:
+    """What bold and the dagger mean, where they occur; policies `outside` bear neither."""
     cells = [cell for row in rows for cell in row]
-    best = "Bold: the best of a column." if any(cell.emphasis == "best" for cell in cells) else ""
+    but = f", without {' and '.join(outside)}" if outside else ""
+    best = f"Bold: the best of a column{but}." if any(cell.emphasis == "best" for cell in cells) else ""
     return (best, f"{LARGEST}: the largest SBU of a column." if any(cell.mark == LARGEST for cell in cells) else "")
 
 

@@ -58,7 +58,8 @@ class Column:
 class Table:
     """Rows of as many cells as there are columns; the first column names the row.
 
-    `name` is what a file of this table alone is called.
+    `name` is what a file of this table alone is called. `notes` explain it where there is room; `remarks` are what must
+    not be parted from its numbers, and are in every form.
     """
 
     title: str
@@ -66,6 +67,12 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     name: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What is written below it."""
+        return (*self.notes, *self.remarks)
 
 
 def file_name(kind: str, title: str) -> str:
