@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -129,14 +131,19 @@ class Records:
     def some(self, indices: Sequence[int]) -> Batch:
         """All episodes, of which only these have the numbers of their records; the others say no more than a header."""
         chosen = sorted(set(indices))
-        full, every = self.episodes(chosen), hollow(self.headers, self.lengths)
-        if full is None:
-            return every
-        parts, done = [], 0
-        for k, index in enumerate(chosen):
-            parts += [select(every, range(done, index)), select(full, [k])]
-            done = index + 1
-        return concatenate([*parts, select(every, range(done, len(self)))])
+        full = self.episodes(chosen)
+        return self._filled(chosen, [] if full is None else [full])
+
+    def keeping(self, indices: Sequence[int]) -> Keeping:
+        """`chunks` and `some` in one reading."""
+        return Keeping(self, sorted(set(indices)))
+
+    def _filled(self, chosen: Sequence[int], parts: Sequence[Batch]) -> Batch:
+        """The chosen episodes from the parts, which hold them in order, among all the others."""
+        known = set(chosen)
+        rest = [k for k in range(len(self)) if k not in known]
+        others = hollow([self.headers[k] for k in rest], self.lengths[rest])
+        return select(concatenate([*parts, others]), np.argsort([*chosen, *rest]))
 
     def only(self, indices: Sequence[int]) -> Records:
         """Some of the episodes, in the order of all, as if the sources held no others."""
@@ -164,6 +171,33 @@ class Records:
                 those.update(key(header) for header in bearing(read, mark))
             place += len(read)
             yield read
+
+
+class Keeping:
+    """One reading of all episodes, some at a time, which keeps a few of them as they pass."""
+
+    def __init__(self, records: Records, chosen: Sequence[int]) -> None:
+        self._records, self._chosen = records, chosen
+        self._kept: list[Batch] = []
+        self._passing = self._pass()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._passing
+
+    def _pass(self) -> Iterator[Batch]:
+        first = 0
+        for batch in self._records.chunks():
+            after = first + len(batch)
+            mine = [k - first for k in self._chosen[bisect_left(self._chosen, first) : bisect_left(self._chosen, after)]]
+            if mine:
+                self._kept.append(select(batch, mine))
+            yield batch
+            first = after
+
+    def some(self) -> Batch:
+        """What `Records.some` gives, once the reading is over; what nobody has read so far is read here."""
+        deque(self._passing, maxlen=0)
+        return self._records._filled(self._chosen, self._kept)
 
 
 def _chunks(found: Iterable[Batch]) -> Iterator[Batch]:
