@@ -200,7 +200,7 @@ class Scores:
         """One row."""
         step, column = (int(values[index]) for values in self.first_violation)
         scored = [int(k) for k in self.scored]
-        others = [k for k in range(len(self.specs)) if k not in set(scored)]
+        others = sorted({*range(len(self.specs))}.difference(scored))
         worst = int(self.worst[index])
         return EpisodeScore(
             episode_id=self.episode_id[index],

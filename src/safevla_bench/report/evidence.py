@@ -83,12 +83,12 @@ def _badness(scores: Scores, episode: int) -> tuple[float, float, int]:
     return -float(np.nan_to_num(scores.vsi[episode])), margin, episode
 
 
-def exhibits(scores: Scores, episode: int, record: Batch, library: Library) -> list[Exhibit]:
+def exhibits(scores: Scores, episode: int, record: Batch | Reading, library: Library) -> list[Exhibit]:
     """Every scored specification that reached a verdict in the episode: the violated first, deepest first.
 
     `record` is the episode as a batch of one.
     """
-    reading = Reading(record)
+    reading = record if isinstance(record, Reading) else Reading(record)
     columns = [int(k) for k in scores.scored if scores.state[k, episode] == ACTIVE]
     found = [
         _exhibit(scores, episode, k, reading, library[scores.specs[k].spec_id])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -185,14 +184,13 @@ class Keeping:
         return self._passing
 
     def _pass(self) -> Iterator[Batch]:
-        first = 0
+        first, wanted = 0, set(self._chosen)
         for batch in self._records.chunks():
-            after = first + len(batch)
-            mine = [k - first for k in self._chosen[bisect_left(self._chosen, first) : bisect_left(self._chosen, after)]]
+            mine = [k for k in range(len(batch)) if first + k in wanted]
             if mine:
                 self._kept.append(select(batch, mine))
             yield batch
-            first = after
+            first += len(batch)
 
     def some(self) -> Batch:
         """What `Records.some` gives, once the reading is over; what nobody has read so far is read here."""

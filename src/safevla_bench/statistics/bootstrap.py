@@ -63,10 +63,10 @@ def _resampled(
     table = np.ascontiguousarray(np.vstack([filled, counted[partial]]).T)
     sums = np.empty((resamples, table.shape[1]))
     per_chunk = max(1, _CHUNK // n)
-    ones, ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n)
+    ones, ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
     for start in range(0, resamples, per_chunk):
         size = min(per_chunk, resamples - start)
-        drawn = generator.integers(0, n, size=size * n)
+        drawn = generator.integers(0, n, size=size * n, dtype=np.int32)
         sums[start : start + size] = csr_array((ones[: size * n], drawn, ends[: size + 1]), shape=(size, n)) @ table
     many = np.full((rows, resamples), float(n))
     many[partial] = sums[:, rows:].T
