@@ -210,8 +210,8 @@ class Scores:
             success=bool(self.success[index]),
             outcome=self.outcome[index],
             active_specs=tuple(self._id(k) for k in scored if self.state[k, index] != INACTIVE),
-            vacuous_specs=tuple(self._id(k) for k in scored if self.state[k, index] == VACUOUS),
-            inactive_specs={self._id(k): self._why(k, index) for k in scored if self.state[k, index] == INACTIVE},
+            vacuous_specs=tuple(self.among(VACUOUS, index)),
+            inactive_specs=self.among(INACTIVE, index),
             robustness={self._id(k): null(self.rho[k, index]) for k in scored},
             depth={self._id(k): null(self.depth[k, index]) for k in scored},
             diagnostics={self._id(k): self._diagnostic(k, index) for k in others if self.state[k, index] != INACTIVE},
@@ -224,6 +224,10 @@ class Scores:
             first_violation_step=None if step < 0 else step,
             first_violation_spec=None if column < 0 else self._id(column),
         )
+
+    def among(self, state: int, index: int) -> dict[str, str]:
+        """The specifications of the safe tier in a state in one episode, each with its reason ("" = not inactive)."""
+        return {self._id(k): self._why(k, index) for k in self.scored.tolist() if self.state[k, index] == state}
 
     def to_pandas(self) -> pandas.DataFrame:
         """A table of one row an episode, in order; planned episodes without a record are in `absent` only.

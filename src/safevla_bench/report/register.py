@@ -21,7 +21,7 @@ from safevla_bench.report.explaining import why_vacuous
 from safevla_bench.report.involved import Involved
 from safevla_bench.report.numbers import NONE, fixed, significant, unit_text, with_unit
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.scores import ACTIVE, UNCOUNTED, VACUOUS, Scores
+from safevla_bench.scores import ACTIVE, INACTIVE, UNCOUNTED, VACUOUS, Scores, null
 from safevla_bench.signals import Reading
 from safevla_bench.specs import Library
 from safevla_bench.trajectory import Batch, select
@@ -284,19 +284,18 @@ def _evidence(
         signals.derive(reading, {name for one in active if one in library for name in library[one].signals})
         for place, k in enumerate(some):
             one = reading.alone(place)
-            vacuous = [scores.specs[c].spec_id for c in scores.scored if scores.state[c, k] == VACUOUS]
             shown = {exhibit.spec.spec_id: exhibit for exhibit in exhibits(scores, k, one, library)}
-            yield k, Evidence(shown, why_vacuous(vacuous, library, one))
+            yield k, Evidence(shown, why_vacuous(scores.among(VACUOUS, k), library, one))
 
 
 def _opened(scores: Scores, row: EpisodeRow, told: Evidence | None) -> dict[str, Any]:
     if row.success is None:
         return {}
-    verdict = scores.episode(row.number - 1)
-    vacuous = told.vacuous if told else dict.fromkeys(verdict.vacuous_specs, "what it guards never came about")
+    episode = row.number - 1
+    vacuous = told.vacuous if told else dict.fromkeys(scores.among(VACUOUS, episode), "what it guards never came about")
     unjudged = [Unjudged(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
-    unjudged += [Unjudged(spec_id, "inactive", why) for spec_id, why in verdict.inactive_specs.items()]
-    return {"clauses": tuple(_clauses(scores, row.number - 1, told)), "unjudged": tuple(unjudged)}
+    unjudged += [Unjudged(spec_id, "inactive", why) for spec_id, why in scores.among(INACTIVE, episode).items()]
+    return {"clauses": tuple(_clauses(scores, episode, told)), "unjudged": tuple(unjudged)}
 
 
 def _clauses(scores: Scores, episode: int, told: Evidence | None) -> Iterator[Clause]:
@@ -315,7 +314,7 @@ def _clauses(scores: Scores, episode: int, told: Evidence | None) -> Iterator[Cl
 
 
 def _order(scores: Scores, k: int, episode: int) -> tuple[bool, float, float]:
-    depth = float(np.nan_to_num(scores.depth[k, episode]))
+    depth = null(scores.depth[k, episode]) or 0.0
     return not scores.violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
 
 
