@@ -113,7 +113,10 @@ def _ablated(scores: Scores, library: Library, rescore: Rescore | None) -> Ablat
 
 
 def _swept(scores: Scores, library: Library, rescore: Rescore | None) -> list[Sweep]:
-    """Every graded specification that reached a verdict; those whose formula states its number are left out."""
+    """Every graded specification that reached a verdict; those whose formula states its number are left out.
+
+    The page draws Safety alone, so that VSI goes without intervals.
+    """
     found = []
     for k in scores.scored:
         spec = scores.specs[k]
@@ -121,7 +124,8 @@ def _swept(scores: Scores, library: Library, rescore: Rescore | None) -> list[Sw
             continue
         grid = tuple(spec.threshold * 2 ** (step / (_STEPS / 2)) for step in range(-_STEPS, _STEPS + 1))
         try:
-            found.append(sensitivity.sweep(scores, library, Asked(spec.spec_id, (spec.spec_id,), grid), rescore))
+            asked = Asked(spec.spec_id, (spec.spec_id,), grid)
+            found.append(sensitivity.sweep(scores, library, asked, rescore, resamples=0))
         except SpecError:
             continue
     return found
