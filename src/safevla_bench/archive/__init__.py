@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from safevla_bench.archive import jsonl, npz, parquet
@@ -20,10 +20,10 @@ from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.form import schema
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import CollectedError, Place, RecordError
-from safevla_bench.files import write_atomically
+from safevla_bench.files import writing_atomically
 from safevla_bench.trajectory import Batch, concatenate, select
 
-__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_folder"]
+__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_chunks", "write_folder"]
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
 """Forms of one episode a file."""
@@ -121,40 +121,57 @@ def append(path: Path, batch: Batch) -> None:
 
 
 def write(path: Path, batch: Batch) -> None:
-    """Write all episodes of a batch as one archive file, whole or not at all, over whatever was there.
+    """Write all episodes of a batch as one archive file. Raises as `write_chunks` does."""
+    write_chunks(path, [batch])
+
+
+def write_chunks(path: Path, batches: Iterable[Batch]) -> None:
+    """Write episodes, which come some at a time, as one archive file, whole or not at all, over whatever was there.
 
     Raises `RecordError` where the episodes do not fit one file of that form, or the file cannot be written.
     """
-    suffix, place = form_of(path), Place(file=str(path))
-    if suffix in _ONE_EACH and len(batch) != 1:
-        remedy = f"Name a folder, ending in /, for numbered {npz.SUFFIX} files, or another form."
-        raise RecordError(f"a {suffix} file holds one episode, these are {len(batch)}", remedy=remedy, place=place)
-    names = [header.episode_id for header in batch.headers]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        remedy = "An archive names each episode once; write those of different policies or sources to their own files."
-        place = Place(file=str(path), episode=repeated[0], field="episode_id")
-        raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
-    _stored(path, _content(batch, suffix))
-
-
-def _content(batch: Batch, suffix: str) -> bytes:
-    if suffix == parquet.SUFFIX:
-        return parquet.encode(batch)
-    if suffix == npz.SUFFIX:
-        return npz.encode(batch)
-    return b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch)))
-
-
-def _stored(path: Path, content: bytes) -> None:
+    suffix = form_of(path)
+    named = _named_once(_alone(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
     try:
-        write_atomically(path, content)
+        with writing_atomically(path) as stream:
+            if suffix == parquet.SUFFIX:
+                parquet.write(stream, named)
+            else:
+                member = npz.encode if suffix == npz.SUFFIX else partial(jsonl.member, suffix=suffix)
+                for batch in named:
+                    stream.writelines(member(batch, index) for index in range(len(batch)))
     except OSError as error:
         remedy = "Name a file in a folder that exists and can be written to."
         raise RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path))) from None
 
 
-def write_folder(folder: Path, batch: Batch) -> list[Path]:
+def _alone(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
+    """The only episode; however many there are, one is held."""
+    count = 0
+    for batch in batches:
+        if count == 0:
+            first = select(batch, [0])
+        count += len(batch)
+    if count != 1:
+        remedy = f"Name a folder, ending in /, for numbered {npz.SUFFIX} files, or another form."
+        place = Place(file=str(path))
+        raise RecordError(f"a {suffix} file holds one episode, these are {count}", remedy=remedy, place=place)
+    yield first
+
+
+def _named_once(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+    seen: set[str] = set()
+    for batch in batches:
+        for header in batch.headers:
+            if header.episode_id in seen:
+                remedy = "An archive names each episode once; write those of different policies or sources apart."
+                place = Place(file=str(path), episode=header.episode_id, field="episode_id")
+                raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
+            seen.add(header.episode_id)
+        yield batch
+
+
+def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     """Write each episode as a numbered `.npz` file into a new folder, in order; ids never become names of files.
 
     The folder appears whole or not at all. Raises `RecordError` where it exists or cannot be written.
@@ -163,11 +180,12 @@ def write_folder(folder: Path, batch: Batch) -> list[Path]:
     if folder.exists():
         raise RecordError("the folder exists already", remedy="Name a new one.", place=place)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    names = [f"episode-{index:05d}{npz.SUFFIX}" for index in range(len(batch))]
+    names: list[str] = []
     try:
         beside.mkdir()
-        for index, name in enumerate(names):
-            write(beside / name, select(batch, [index]))
+        for episode in (select(batch, [index]) for batch in batches for index in range(len(batch))):
+            names.append(f"episode-{len(names):05d}{npz.SUFFIX}")
+            write(beside / names[-1], episode)
         beside.rename(folder)
     except OSError as error:
         remedy = "Name a new folder in one that exists and can be written to."
