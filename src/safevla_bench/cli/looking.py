@@ -11,8 +11,8 @@ import msgspec
 
 from safevla_bench import evaluate, runs
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.progress import working
 from safevla_bench.report import asking, choosing, episodes, explaining, render, telling
-from safevla_bench.trajectory import empty
 
 
 @click.command("episodes")
@@ -103,8 +103,11 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
     formula reads is listed as such. Nothing is scored.
     """
     asked = asking.formula(formula)
-    batch, opened = runs.open_sources(sources, skip_invalid=skip_invalid)
-    answers = asking.ask(asked, batch or empty(), [one for source in opened for one in source.absent])
+    records = runs.Records(sources)
+    with working("asking"):
+        answers = asking.ask_chunks(asked, records.first())
+    records.require(skip_invalid=skip_invalid)
+    answers += asking.gone(records.absent, len(records))
     if form == "json":
         _json(answers)
     else:

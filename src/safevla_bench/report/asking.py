@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -66,7 +66,16 @@ def ask(asked: stl.Formula, batch: Batch, absent: Sequence[Absent] = ()) -> list
     part = trace.select(judged)
     verdicts = zip(judged.tolist(), stl.robustness(asked, part), stl.deciding(asked, part), strict=True)
     found = {k: _answer(asked, trace, batch, k, float(rho), int(step)) for k, rho, step in verdicts}
-    return [*(found.get(k) or silent[k] for k in range(len(batch))), *_gone(absent, len(batch))]
+    return [*(found.get(k) or silent[k] for k in range(len(batch))), *gone(absent, len(batch))]
+
+
+def ask_chunks(asked: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]:
+    """`ask` of episodes that come some at a time, each chunk forgotten once it has answered."""
+    found: list[Answer] = []
+    for batch in chunks:
+        before = len(found)
+        found += [msgspec.structs.replace(one, number=before + one.number) for one in ask(asked, batch)]
+    return found
 
 
 def _undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
@@ -130,7 +139,8 @@ def _plain(value: np.float64 | np.bool_) -> float | bool | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _gone(absent: Sequence[Absent], before: int) -> list[Answer]:
+def gone(absent: Sequence[Absent], before: int) -> list[Answer]:
+    """What is said of episodes without a record, which come after so many others."""
     return [
         Answer(number=number, episode_id=one.episode_id, policy=one.policy, verdict="no record", reason=one.outcome)
         for number, one in enumerate(absent, start=before + 1)
