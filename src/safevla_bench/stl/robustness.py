@@ -184,10 +184,10 @@ class _Measured:
         """Violations are looked for in the episodes that have one, which are few as a rule."""
         first, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         rows = trace.rows(violated)
-        values = trace.numeric(self.clause.signal)[rows]
+        values = trace.numeric(self.clause.signal).take(rows)
         failing = values > self.clause.bound if self.clause.upper else values < self.clause.bound
         if self.opened is not None:
-            failing &= self.opened[rows]
+            failing &= self.opened.take(rows)
         begun = np.cumsum(trace.ragged.lengths[violated]) - trace.ragged.lengths[violated]
         shift = begun - trace.starts[violated]
         found = first_true(failing, self.lo[violated] + shift, self.hi[violated] + shift)
