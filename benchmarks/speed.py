@@ -12,9 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy
+from ratio import Row, compared, printed, seconds
 from scipy.stats import bootstrap
 
 from safevla_bench import evaluate, runs, stl
@@ -33,35 +32,6 @@ from safevla_bench.tasks import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODES, RECORDS = 20_000, 300
-
-
-@dataclass(frozen=True)
-class Row:
-    """A ratio and its target; `measured` says on what, `reason` why a target is missed."""
-
-    what: str
-    ratio: float | None
-    target: float
-    more: bool = False
-    """The target is a least ratio, not a greatest."""
-    measured: str = ""
-    reason: str = ""
-
-    @property
-    def met(self) -> bool:
-        return self.ratio is not None and (self.ratio >= self.target if self.more else self.ratio <= self.target)
-
-
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def compared(ours: Callable[[], object], theirs: Callable[[], object], times: int = 7) -> float:
-    """Our time over theirs: each measured in turn; the ratio of the least times, which other work disturbs least."""
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(times)]
-    return min(one for one, _ in pairs) / min(other for _, other in pairs)
 
 
 def derived(episodes: int, rng: np.random.Generator) -> stl.Trace:
@@ -170,27 +140,36 @@ def archives() -> Iterator[Row]:
         yield Row("Parquet to scores : pyarrow reading the same files", compared(ours, arrow, 3), 3.0, measured=told)
 
 
-_PEAK = """
+_JUDGE = """
 import resource, sys
 from pathlib import Path
 from safevla_bench import evaluate
-judged = evaluate.judge([Path(one) for one in sys.argv[1:]], evaluate.Judge(missing="deactivate"))
+judged = evaluate.judge([Path(one) for one in sys.argv[2:]], evaluate.Judge(missing="deactivate"))
 evaluate.report(judged)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+_CONVERT = """
+import resource, sys
+from safevla_bench import cli
+assert cli.run(["convert", *sys.argv[2:], sys.argv[1]]) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 def memory() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        paths = [str(path) for path in made.files(Path(folder), 10, 300)]
-        one, ten = (peak_kb(some) for some in (paths[:1], paths))
-    told = f"{one / 1e3:.0f} MB for 300 episodes, {ten / 1e3:.0f} MB for 3,000, scores and report"
-    yield Row("peak memory at ten times the archive", ten / one, 1.3, measured=told)
+        paths = made.files(Path(folder), 10, 300)
+        for what, code in (("judge and report", _JUDGE), ("convert", _CONVERT)):
+            one, ten = (peak_kb(code, some) for some in (paths[:1], paths))
+            told = f"{one / 1e3:.0f} MB for 300 episodes, {ten / 1e3:.0f} MB for 3,000"
+            yield Row(f"peak memory at ten times the archive, {what}", ten / one, 1.3, measured=told)
 
 
-def peak_kb(paths: list[str]) -> int:
-    ran = subprocess.run([sys.executable, "-c", _PEAK, *paths], check=True, capture_output=True, text=True)
-    return int(ran.stdout)
+def peak_kb(code: str, paths: list[Path]) -> int:
+    target = paths[0].with_name("converted.parquet")
+    target.unlink(missing_ok=True)
+    ran = subprocess.run([sys.executable, "-c", code, target, *paths], check=True, capture_output=True, text=True)
+    return int(ran.stdout.split()[-1])
 
 
 def intervals() -> Iterator[Row]:
@@ -235,18 +214,18 @@ def workers() -> Iterator[Row]:
         told = f"not measured: {free:.1f} cores were free here, and this needs two"
         yield Row(what, None, 1.8, more=True, measured=told)
         return
-    request = evaluate.Request(host="libero", suites=("libero-object",), tasks=(0, 1), episodes=4, policies=("noop",))
+    request = evaluate.Request(host="libero", suites=("libero-object",), tasks=(0, 1), episodes=10, policies=("noop",))
     with tempfile.TemporaryDirectory() as folder:
         one, two = (
             seconds(lambda n=n: evaluate.roll_out(request, Path(folder) / str(n), running=evaluate.Running(workers=n)))
             for n in (1, 2)
         )
     yield Row(
-        what, one / two, 1.8, more=True, measured=f"{one:.0f} s and {two:.0f} s for eight episodes, start-up included"
+        what, one / two, 1.8, more=True, measured=f"{one:.0f} s and {two:.0f} s for twenty episodes, start-up included"
     )
 
 
-PARTS = {
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "clauses": clauses,
     "archives": archives,
     "memory": memory,
@@ -271,13 +250,6 @@ def table(rows: list[Row], load: float) -> str:
         bound = f"≥ {row.target:g}" if row.more else f"≤ {row.target:g}"
         lines.append(f"| {row.what} | {ratio} | {bound} | {': '.join(filter(None, told))} |")
     return f"{INTRODUCTION}\n{chr(10).join(lines)}\n\n{machine(load)}\n"
-
-
-def printed(ratio: float | None) -> str:
-    """Three figures, whole digits never cut: 0.721, 41.3, 2,720."""
-    if ratio is None:
-        return "–"
-    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def machine(load: float) -> str:

@@ -131,7 +131,7 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     analysis = _analysis(judged, records)
     return page(
         judged.scores,
-        records.some(),
+        records.batch(),
         judged.library,
         title=title,
         provenance=provenance,

@@ -29,7 +29,7 @@ _STEPS = 12
 class Analysis:
     """What was computed; None or empty where there is nothing to say, and `uncompared`, `unpaired` say why.
 
-    `phase` is that of each record of the batch, [N].
+    `phase` is that of each record, an array for each episode of the scores.
     """
 
     comparison: Comparison | None = None
@@ -39,7 +39,7 @@ class Analysis:
     sweeps: tuple[Sweep, ...] = ()
     exposures: tuple[beyond.CellExposure, ...] = ()
     force_threshold_n: float | None = None
-    phase: NDArray[np.int8] | None = None
+    phase: Sequence[NDArray[np.int8]] | None = None
 
 
 def analyse(
@@ -71,7 +71,7 @@ def analyse(
 
     def phased() -> Iterator[Batch]:
         for some in [batch] if chunks is None else chunks:
-            phase.append(phases(Reading(some), holding(some, registry)))
+            phase.extend(np.split(phases(Reading(some), holding(some, registry)), some.starts[1:-1]))
             yield some
 
     spent = beyond.exposure_of(phased(), scores, library, registry)
@@ -84,7 +84,7 @@ def analyse(
         sweeps=tuple(_swept(scores, library, rescore)),
         exposures=tuple(beyond.exposures(spent, scores)),
         force_threshold_n=spent.force_threshold_n,
-        phase=np.concatenate([np.empty(0, dtype=np.int8), *phase]),
+        phase=phase,
     )
 
 

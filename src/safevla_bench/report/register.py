@@ -128,14 +128,16 @@ class Register:
     drawn: int
 
 
-def register(scores: Scores, batch: Batch | None, library: Library, phase: NDArray[np.int8] | None = None) -> Register:
+def register(
+    scores: Scores, batch: Batch | None, library: Library, phase: Sequence[NDArray[np.int8]] | None = None
+) -> Register:
     """The episodes in the order of the sources; those without a record come last.
 
     Args:
         scores: the verdicts.
         batch: their records, found again by policy and episode id; None draws no signals.
         library: the specifications.
-        phase: the phase of each record of the batch, [N]; None shows none.
+        phase: the phase of each record, an array for each episode of the scores; None shows none.
     """
     at = places(scores, batch)
     there = {k: place for k in ranked(scores) if (place := at[k]) is not None}
@@ -147,7 +149,13 @@ def register(scores: Scores, batch: Batch | None, library: Library, phase: NDArr
     for k, row in enumerate(listed):
         place = at[k] if k < len(at) else None
         one = _entry(row, _kind(scores, row), _keys(row, ranks), _choices(scores, row, facets))
-        entries.append(replace(one, **_opened(scores, row, told.get(k)), **_recorded(batch, place, phase)))
+        entries.append(
+            replace(
+                one,
+                **_opened(scores, row, told.get(k)),
+                **_recorded(batch, place, phase[k] if phase and place is not None else None),
+            )
+        )
     return Register(tuple(entries), facets, len(drawn))
 
 
@@ -336,8 +344,7 @@ def behind(who: Involved, said: str) -> str:
 def _recorded(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | None) -> dict[str, Any]:
     if batch is None or place is None:
         return {}
-    header, records = batch.headers[place], slice(int(batch.starts[place]), int(batch.starts[place + 1]))
-    count = records.stop - records.start
+    header, count = batch.headers[place], int(batch.starts[place + 1] - batch.starts[place])
     facts = [
         *([f"initial state {header.init_state_index}"] if header.init_state_index is not None else []),
         *([f"seed {header.seed}"] if header.seed is not None else []),
@@ -346,7 +353,7 @@ def _recorded(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | 
     return {
         "instruction": header.instruction or "",
         "facts": ", ".join(facts),
-        "phases": None if phase is None else _phases(phase[records], header.dt),
+        "phases": None if phase is None else _phases(phase, header.dt),
     }
 
 

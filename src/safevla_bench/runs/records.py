@@ -131,18 +131,17 @@ class Records:
         """All episodes, of which only these have the numbers of their records; the others say no more than a header."""
         chosen = sorted(set(indices))
         full = self.episodes(chosen)
-        return self._filled(chosen, [] if full is None else [full])
-
-    def keeping(self, indices: Sequence[int]) -> Keeping:
-        """`chunks` and `some` in one reading."""
-        return Keeping(self, sorted(set(indices)))
-
-    def _filled(self, chosen: Sequence[int], parts: Sequence[Batch]) -> Batch:
-        """The chosen episodes from the parts, which hold them in order, among all the others."""
         known = set(chosen)
         rest = [k for k in range(len(self)) if k not in known]
-        others = hollow([self.headers[k] for k in rest], self.lengths[rest])
-        return select(concatenate([*parts, others]), np.argsort([*chosen, *rest]))
+        return select(self._among([] if full is None else [full], rest), np.argsort([*chosen, *rest]))
+
+    def keeping(self, indices: Sequence[int]) -> Keeping:
+        """`chunks`, and these episodes from the same reading."""
+        return Keeping(self, sorted(set(indices)))
+
+    def _among(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
+        """The episodes of the parts, then the rest, which say no more than a header."""
+        return concatenate([*parts, hollow([self.headers[k] for k in rest], self.lengths[rest])])
 
     def only(self, indices: Sequence[int]) -> Records:
         """Some of the episodes, in the order of all, as if the sources held no others."""
@@ -192,10 +191,14 @@ class Keeping:
             yield batch
             first += len(batch)
 
-    def some(self) -> Batch:
-        """What `Records.some` gives, once the reading is over; what nobody has read so far is read here."""
+    def batch(self) -> Batch:
+        """What was kept and then all others, of which no more is known than a header.
+
+        What nobody has read so far is read here.
+        """
         deque(self._passing, maxlen=0)
-        return self._records._filled(self._chosen, self._kept)
+        kept = set(self._chosen)
+        return self._records._among(self._kept, [k for k in range(len(self._records)) if k not in kept])
 
 
 def _chunks(found: Iterable[Batch]) -> Iterator[Batch]:
