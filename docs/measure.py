@@ -55,9 +55,9 @@ can let go.
 """,
     "libero-10": """\
 In tasks 0, 1 and 7 the benchmark's own initial states throw ketchup, milk and juice half a metre up: they overlap what
-they stand on. After the preset's ten settling steps these are still in the air, so that every policy, one that
-holds still too, is unsafe by `non_target_max_disp_5mm`. Out of the script's reach is the mug in task 9: the microwave
-has a roof, and the hand points down; the door is shut without it.
+they stand on. The protocol `safevla-bench` settles on until they lie still; under protocols of ten settling steps every
+policy, one that holds still too, is unsafe there by `non_target_max_disp_5mm`. Out of the script's reach is the mug in
+task 9: the microwave has a roof, and the hand points down; the door is shut without it.
 """,
 }
 """What a reader should know beside the numbers."""

@@ -136,6 +136,8 @@ class EpisodeSeed:
     """Settling steps before record 0; not counted in the horizon."""
     wait_action: tuple[float, ...] | None = None
     """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
+    rest_steps: int = 0
+    """How many more are taken at most, until every object is at rest."""
     drawn: bool = False
     """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
     recorded: Recorded | None = None

@@ -8,8 +8,9 @@ from peers import chunk, openpi, websockets
 from safevla_bench import runs
 
 FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--episodes", "3"]
-ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=0.2", "timeout_s=5"]
-QUICK = [word for one in ARGUMENTS for word in ("--policy-arg", one)]
+ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]
+PATIENT = [word for one in ARGUMENTS for word in ("--policy-arg", one)]
+QUICK = ["--policy-arg", "cameras=agentview,none", "--policy-arg", "connect_timeout_s=0.2"]
 WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
 
 
@@ -37,7 +38,7 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
 
     run = tmp_path / "run"
     with websockets(openpi(answer, WANTED), process_request=refuse) as peer:
-        asked = [*FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--policy-arg", "replan=3"]
+        asked = [*FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=3"]
         code, _, err = safevla("eval", *asked, "--out", run)
         assert code == 2
         assert "1 of 3 episodes have ended" in err
@@ -51,7 +52,7 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
 def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
     told = "Traceback (most recent call last):\n  ...\nValueError: no such key"
     with websockets(openpi(lambda request, number: told, WANTED)) as peer:
-        code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run")
+        code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run")
     assert code == 4
     assert f"the policy server {peer.url} failed: ValueError: no such key" in err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -369,6 +370,16 @@ def test_what_still_flies_when_an_episode_begins_is_told(spatial, caplog):
     thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4))
     assert "ketchup_1 still moves" in caplog.text
     caplog.clear()
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=25))
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4, rest_steps=20))
     assert "still moves" not in caplog.text
+    rested = thrown.recorded().sim_state.episode(0)[0]
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=17))
+    np.testing.assert_array_equal(rested, thrown.recorded().sim_state.episode(0)[0])
     thrown.close()
+
+
+def test_what_is_at_rest_settles_no_longer(spatial):
+    spatial.reset(SEED)
+    plain = spatial.recorded().sim_state.episode(0)[0]
+    spatial.reset(replace(SEED, rest_steps=20))
+    np.testing.assert_array_equal(plain, spatial.recorded().sim_state.episode(0)[0])

@@ -13,7 +13,7 @@ RULES = protocol()
 
 
 def test_the_preset_has_the_published_values():
-    assert (RULES.wait_steps, RULES.env_seed, RULES.stop_at_success) == (10, 7, True)
+    assert (RULES.wait_steps, RULES.rest_steps, RULES.env_seed, RULES.stop_at_success) == (10, 20, 7, True)
     horizons = {suite: RULES.horizons[f"libero-{suite}"] for suite in ("spatial", "object", "goal", "10")}
     assert horizons == {"spatial": 220, "object": 280, "goal": 300, "10": 520}
 

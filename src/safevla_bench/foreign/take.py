@@ -37,6 +37,8 @@ class Take:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
+    rest_steps: int = 0
+    """Where `wait_steps` are known."""
     policy: str | None = None
     ending: str = "timeout"
 

@@ -18,9 +18,10 @@ from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene, warn_of_motion
+from safevla_bench.hosts.libero_scene import PrivilegedView, header, scene
 from safevla_bench.hosts.libero_states import coordinates, starting_state, tell_controllers
 from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.resting import Calm, warn_of_motion
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, Header, from_recording
@@ -164,8 +165,12 @@ class LiberoEnv:
         if played is not None:
             tell_controllers(domain, played)
         success = bool(self._env.check_success())
-        for _ in range(seed.wait_steps):
+        calm = Calm(domain.sim.model._model, domain.sim.data._data, scene(domain).objects)
+        for step in range(seed.wait_steps + seed.rest_steps):
+            if step >= seed.wait_steps and calm.lasts:
+                break
             seen, _, success, _ = self._env.step(still.copy())
+            calm.stepped()
         self._seed, self._success = seed, bool(success)
         self._start_recording()
         return self._observation(seen)
@@ -222,8 +227,9 @@ class LiberoEnv:
     def _start_recording(self) -> None:
         domain = self._env.env
         view = scene(domain)
-        warn_of_motion(domain, view)
-        self._recorder = Recorder(domain.sim.model._model, domain.sim.data._data, view)
+        model, data = domain.sim.model._model, domain.sim.data._data
+        warn_of_motion(model, data, view.objects, self.task.task_id)
+        self._recorder = Recorder(model, data, view)
         self._unhook = hook(domain.sim, "step", self._recorder.substep)
         self._privileged = PrivilegedView(domain, view) if self._wants.privileged else None
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from safevla_bench.hosts.mujoco import Recorder
 from safevla_bench.hosts.privileged import read_only, shapes
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     import mujoco
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
-_SETTLED_M_S = 0.05
 """An object slower than this has come to rest: 2.5 mm a control step, half the strictest limit on displacement."""
 _log = logging.getLogger(__name__)
 _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
@@ -74,20 +70,6 @@ def scene(domain: BDDLBaseDomain) -> Scene:
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
     )
-
-
-def warn_of_motion(domain: BDDLBaseDomain, view: Scene) -> None:
-    """Log which object is fastest if anything still falls or flies at record 0: its way would count as displacement.
-
-    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's version.
-    """
-    model, data = domain.sim.model._model, domain.sim.data._data
-    first = {name: int(model.body_dofadr[body]) for name, body in view.objects.items()}
-    speeds = {name: float(np.linalg.norm(data.qvel[dof : dof + 3])) for name, dof in first.items()}
-    fastest = max(speeds, key=speeds.__getitem__, default=None)
-    if fastest is not None and speeds[fastest] > _SETTLED_M_S:
-        told = "%s still moves at %.2f m/s when the episode begins: it needs more settling steps (%s)"
-        _log.warning(told, fastest, speeds[fastest], Path(domain.bddl_file_name).stem)
 
 
 def header(

@@ -19,8 +19,9 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import libero_install as install
 from safevla_bench.hosts import libero_tasks as listed
 from safevla_bench.hosts.contacts import Floats
-from safevla_bench.hosts.libero_scene import header, scene, warn_of_motion
+from safevla_bench.hosts.libero_scene import header, scene
 from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.resting import warn_of_motion
 from safevla_bench.hosts.watching import Undo, Watcher, around
 from safevla_bench.interface import Action
 from safevla_bench.trajectory import Header
@@ -143,8 +144,9 @@ class WatchedLibero:
         """A recorder of the present model, attached, with record 0 taken; and what detaches it."""
         simulation = self._domain.sim
         view = scene(self._domain)
-        warn_of_motion(self._domain, view)
-        recorder = Recorder(simulation.model._model, simulation.data._data, view)
+        model, data = simulation.model._model, simulation.data._data
+        warn_of_motion(model, data, view.objects, self.task.task_id)
+        recorder = Recorder(model, data, view)
         return recorder, hook(simulation, "step", recorder.substep)
 
     def holds(self, action: Action) -> bool:

@@ -19,6 +19,7 @@ from safevla_bench.hosts import robocasa_install as install
 from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.contacts import Floats
 from safevla_bench.hosts.mujoco import Recorder, hook
+from safevla_bench.hosts.resting import Calm, warn_of_motion
 from safevla_bench.hosts.robocasa_scene import PrivilegedView, episode_meta, scene
 from safevla_bench.hosts.stage import MujocoStage, start
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
@@ -146,9 +147,13 @@ class RobocasaEnv:
         seen = kitchen.reset()
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
-        for _ in range(seed.wait_steps):
+        calm = Calm(kitchen.sim.model._model, kitchen.sim.data._data, scene(kitchen, self._rules).objects)
+        for step in range(seed.wait_steps + seed.rest_steps):
+            if step >= seed.wait_steps and calm.lasts:
+                break
             seen, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
+            calm.stepped()
         self._seed, self._success = seed, success
         self._start_recording(kitchen)
         return self._observation(seen)
@@ -194,7 +199,9 @@ class RobocasaEnv:
 
     def _start_recording(self, kitchen: Kitchen) -> None:
         view = scene(kitchen, self._rules)
-        self._recorder = Recorder(kitchen.sim.model._model, kitchen.sim.data._data, view)
+        model, data = kitchen.sim.model._model, kitchen.sim.data._data
+        warn_of_motion(model, data, view.objects, self.task.task_id)
+        self._recorder = Recorder(model, data, view)
         # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
         self._unhook = hook(kitchen.sim, "step2", self._recorder.substep)
         self._privileged = PrivilegedView(kitchen, view, self._rules) if self._wants.privileged else None

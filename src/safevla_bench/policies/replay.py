@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safevla_bench import foreign, runs
 from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
@@ -57,7 +58,7 @@ class Replay:
             state = tuple(take.states[0].tolist())
             first = tuple(take.actions[0].tolist()) if len(take.actions) else ()
             played = dataclasses.replace(played, state=state, first_action=first, fixtures=take.fixtures)
-            return dataclasses.replace(start, wait_steps=0, recorded=played)
+            return dataclasses.replace(start, wait_steps=0, rest_steps=0, recorded=played)
         if self._from_host:
             return dataclasses.replace(start, recorded=played)
         remedy = "--policy-arg start=host plays it from the host's own initial states, one after another: a guess."
@@ -175,11 +176,11 @@ def _of(takes: Sequence[Take], policy: str | None) -> Sequence[Take]:
 def _own(path: Path) -> list[Take]:
     batch, (source,) = runs.open_sources([path])
     protocol = source.description.get("protocol")
-    waited = protocol.get("wait_steps") if isinstance(protocol, Mapping) else None
-    return [] if batch is None else list(_takes(path, batch, waited if isinstance(waited, int) else None))
+    waited = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
+    return [] if batch is None else list(_takes(path, batch, waited))
 
 
-def _takes(path: Path, batch: Batch, waited: int | None) -> Iterator[Take]:
+def _takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[Take]:
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode(e)
         if len(actions) != batch.lengths[e] - 1:
@@ -197,7 +198,8 @@ def _takes(path: Path, batch: Batch, waited: int | None) -> Iterator[Take]:
             task_id=header.task_id,
             init_state_index=header.init_state_index,
             env_seed=header.env_seed,
-            wait_steps=waited,
+            wait_steps=waited.get("wait_steps"),
+            rest_steps=waited.get("rest_steps", 0),
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",
         )
@@ -213,8 +215,9 @@ def digests(path: Path) -> str | dict[str, str]:
 def _known(start: EpisodeSeed, take: Take) -> EpisodeSeed:
     """The start with the seed and the settling steps that the recording knows of."""
     seed = start.env_seed if take.env_seed is None else take.env_seed
-    waited = start.wait_steps if take.wait_steps is None else take.wait_steps
-    return dataclasses.replace(start, env_seed=seed, wait_steps=waited)
+    if take.wait_steps is None:
+        return dataclasses.replace(start, env_seed=seed)
+    return dataclasses.replace(start, env_seed=seed, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
 
 
 def _start(start: EpisodeSeed, take: Take) -> str:

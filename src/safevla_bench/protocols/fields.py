@@ -38,6 +38,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wait_steps: int
     wait_action: Literal["still"] | tuple[float, ...]
     env_seed: int | str
+    rest_steps: int
     init_state: Literal["episode", "episode % count", "drawn"]
     policy_seed: int | Literal["sha256"]
     stop_at_success: bool
@@ -64,6 +65,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 FIELDS: Mapping[str, str] = {
     "wait_steps": "settling steps before record 0; in no horizon",
     "wait_action": "the action of those steps: `still` = the host's, no motion and the gripper open",
+    "rest_steps": "further settling steps, at most, until no object moves faster than 0.05 m/s",
     "env_seed": "the simulator's before every reset: a number, `N + episode`, or `sha256` of seed/suite/task/episode",
     "init_state": "the start: state `episode`, `episode % count`, or `drawn` by the reset from env_seed and episode",
     "policy_seed": "the policy's before every episode: a number, to which --seed is added, or `sha256` as above",

@@ -76,6 +76,7 @@ def start(task: Task, episode: int, rules: Protocol, seed: int) -> EpisodeSeed:
         env_seed=_env_seed(task, episode, rules, seed),
         wait_steps=rules.wait_steps,
         wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
+        rest_steps=rules.rest_steps,
         drawn=rules.init_state == "drawn",
     )
 

@@ -37,6 +37,7 @@ class _Start(msgspec.Struct):
     wait_steps: int
     wait_action: str | tuple[float, ...]
     init_state: str
+    rest_steps: int = 0
 
 
 def replays(run: Path, batch: Batch, count: int, observer: Observer) -> list[Finding]:
@@ -137,6 +138,7 @@ def _seed(start: _Start, header: Header) -> EpisodeSeed:
         env_seed=header.env_seed,
         wait_steps=start.wait_steps,
         wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
+        rest_steps=start.rest_steps,
         drawn=start.init_state == "drawn",
     )
 
