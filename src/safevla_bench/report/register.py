@@ -149,13 +149,8 @@ def register(
     for k, row in enumerate(listed):
         place = at[k] if k < len(at) else None
         one = _entry(row, _kind(scores, row), _keys(row, ranks), _choices(scores, row, facets))
-        entries.append(
-            replace(
-                one,
-                **_opened(scores, row, told.get(k)),
-                **_recorded(batch, place, phase[k] if phase and place is not None else None),
-            )
-        )
+        mine = phase[k] if phase and place is not None else None
+        entries.append(replace(one, **_opened(scores, row, told.get(k)), **_recorded(batch, place, mine)))
     return Register(tuple(entries), facets, len(drawn))
 
 
