@@ -62,7 +62,7 @@ def clauses() -> Iterator[Row]:
 
     ratio = compared(judged, lambda: [array.max() for array in read], 15)
     what = f"eight clauses over {EPISODES} × {RECORDS} records : np.max over the same bytes"
-    reason = "a gated clause looks for the records where its gate opens, and finding a NaN takes a second look"
+    reason = "violated episodes are read again for their first violation, and gated clauses look for where the gate opens"
     yield Row(what, ratio, 2.5, reason=reason)
     few = derived(20, np.random.default_rng(0))
     ours = min(seconds(judged) for _ in range(15)) / EPISODES
@@ -209,7 +209,7 @@ def reports() -> Iterator[Row]:
 
 
 def workers() -> Iterator[Row]:
-    what, free = "one worker : two workers, LIBERO", (os.cpu_count() or 1) - os.getloadavg()[0]
+    what, free = "one worker : two workers, LIBERO", max(0.0, (os.cpu_count() or 1) - os.getloadavg()[0])
     if free < 2:
         told = f"not measured: {free:.1f} cores were free here, and this needs two"
         yield Row(what, None, 1.8, more=True, measured=told)
@@ -255,7 +255,7 @@ def table(rows: list[Row], load: float) -> str:
 def machine(load: float) -> str:
     model = next((line.split(":")[1].strip() for line in cpu() if line.startswith("model name")), platform.machine())
     return (
-        f"Machine: {model}, {os.cpu_count()} cores, of which others kept {load:.0f} busy when this began. "
+        f"Machine: {model}, {os.cpu_count()} cores, under a load of {load:.0f} when this began. "
         f"CPython {platform.python_version()}, NumPy {np.__version__}, SciPy {scipy.__version__}, "
         f"pyarrow {pa.__version__}."
     )
