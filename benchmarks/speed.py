@@ -62,7 +62,7 @@ def clauses() -> Iterator[Row]:
 
     ratio = compared(judged, lambda: [array.max() for array in read], 15)
     what = f"eight clauses over {EPISODES} × {RECORDS} records : np.max over the same bytes"
-    reason = "violated episodes are read again for their first violation, and gated clauses look for where the gate opens"
+    reason = "violated episodes are read again for the first violation, and gated clauses look where the gate opens"
     yield Row(what, ratio, 2.5, reason=reason)
     few = derived(20, np.random.default_rng(0))
     ours = min(seconds(judged) for _ in range(15)) / EPISODES
