@@ -2,12 +2,14 @@
 
     SafevlaError               the root; the command line prints it and exits 2
     ├── RecordError            a trajectory record or archive that cannot be trusted
+    │   └── DamageError        a file of which something is lost: cut off, changed or gone
     ├── FormulaError           an STL text that does not parse, or names an unknown signal
     ├── SpecError              a specification library that contradicts itself
     ├── RegistryError          a task registry that contradicts itself
     │   └── UnknownTaskError   a task with no entry and no wildcard
     ├── SignalError            an active specification whose fields the record lacks
     ├── RunError               a run folder that is missing, foreign or in the way
+    ├── FileError              a file or folder that cannot be written
     ├── HostError              a simulator that cannot be used here
     ├── PolicyError            a policy that cannot be made or asked
     │   ├── InvalidActionError an action that must not reach the simulator
@@ -22,6 +24,7 @@ A message names the place, what is wrong there and the remedy, in that order.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -77,6 +80,19 @@ class RecordError(SafevlaError):
     """A trajectory record or archive that cannot be trusted."""
 
 
+class DamageError(RecordError):
+    """A file of which something is lost, or, where its place names an episode, an episode that was lost so.
+
+    `episodes` were lost there and are named by no other error; None = nobody knows how many.
+    """
+
+    def __init__(
+        self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
+    ) -> None:
+        super().__init__(problem, remedy=remedy, place=place)
+        self.episodes = episodes
+
+
 class FormulaError(SafevlaError):
     """An STL text that does not parse, or names an unknown signal; `column` is 1-based."""
 
@@ -105,6 +121,22 @@ class SignalError(SafevlaError):
 
 class RunError(SafevlaError):
     """A run folder that is missing, foreign or in the way."""
+
+
+class FileError(SafevlaError):
+    """A file or folder that cannot be written; what was there before is unchanged."""
+
+    @classmethod
+    def of(cls, error: OSError, place: Place) -> Self:
+        """What the system refused, at the place that it was asked for."""
+        full = error.errno in _FULL
+        remedy = (
+            "Make room there, or choose another place" if full else "Choose a place that is there and can be written to"
+        )
+        return cls(error.strerror or str(error), remedy=f"{remedy}; what was there before is unchanged.", place=place)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class HostError(SafevlaError):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from safevla_bench.errors import FileError, Place
+
+_BEGUN = ".partial"
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -20,17 +24,113 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a part.
 
-    What is raised meanwhile leaves the target as it was.
+    Whatever is raised meanwhile leaves the target as it was.
+
+    Raises:
+        FileError: it cannot be written; what was there before is.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with beside.open("wb") as stream:
+    with writing(path), _partial(path) as beside:
+        with _stored(beside) as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
         beside.replace(path)
+
+
+def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
+    """Write files that belong together, so that those of two writings are never there at once.
+
+    All are on the disk before any is put in place. Then the older ones are removed but for `chief`, which
+    is replaced, and the others follow: at any instant `chief` is the old or the new one, and no other contradicts it.
+
+    Args:
+        folder: where; it exists, with the folders that the names lie in.
+        contents: what each file is to hold, by its name.
+        chief: the name of the file that the others go with.
+
+    Raises:
+        FileError: one of them cannot be written; what was there before is.
+    """
+    with ExitStack() as staged:
+        ready: dict[Path, Path] = {}
+        for path in (folder / name for name in sorted(contents, key=lambda name: name != chief)):
+            with writing(path):
+                ready[path] = staged.enter_context(_beside(path, contents[path.relative_to(folder).as_posix()]))
+        for path in list(ready)[1:]:
+            with writing(path):
+                path.unlink(missing_ok=True)
+        for path, beside in ready.items():
+            with writing(path):
+                beside.replace(path)
+
+
+@contextmanager
+def _beside(path: Path, content: bytes | str) -> Iterator[Path]:
+    """The content in a file beside its place, on the disk; gone afterwards, unless it was renamed."""
+    with _partial(path) as beside:
+        with _stored(beside) as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+        yield beside
+
+
+@contextmanager
+def _stored(path: Path) -> Iterator[IO[bytes]]:
+    """A new file; what was written to it is on the disk afterwards."""
+    with path.open("w+b") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A name beside a file's; what is there afterwards is removed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}{_BEGUN}")
+    try:
+        yield beside
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left is hidden, and harmless
+            beside.unlink(missing_ok=True)
+
+
+def begun(path: Path) -> bool:
+    """Whether this is what a write that was killed has left: hidden, and read by nothing."""
+    return path.name.startswith(".") and path.name.endswith(_BEGUN)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to a file's end, all or nothing as long as this process lives.
+
+    Raises:
+        FileError: it cannot be written to; it is as long as before.
+    """
+    with writing(path), path.open("ab", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        try:
+            write_all(stream.fileno(), content)
+        except BaseException:
+            os.ftruncate(stream.fileno(), size)
+            raise
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write every byte, however few the system takes at a time."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it lies in; `FileError` where that cannot be."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses while this is written is the user's to mend: `FileError`, with the place."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError.of(error, Place(file=str(path))) from None
 
 
 def digest(path: Path) -> str:

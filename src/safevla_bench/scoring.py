@@ -108,12 +108,29 @@ def score_chunks(
 
     The scores, and what is raised, are those of all chunks as one batch.
     """
-    strict: Missing = missing if applicability == "on" else "deactivate"
-    judged: list[_Chunk] = []
-    for batch in chunks:
-        tagged = applicability == "on"
-        rules = _rules(batch, library, registry, capabilities) if tagged else _no_rules(batch, library)
-        judged.append(_chunk(batch, library, rules, strict))
+    how = Manner(capabilities, missing, applicability)
+    judged = [judge_chunk(batch, library, registry, how) for batch in chunks]
+    return join(judged, library, absent=absent, provenance=provenance)
+
+
+def judge_chunk(batch: Batch, library: Library, registry: Registry, how: Manner) -> Chunk:
+    """The verdicts on some of the episodes; raises `UnknownTaskError`. What records lack is raised by `join`."""
+    tagged = how.applicability == "on"
+    rules = _rules(batch, library, registry, how.capabilities) if tagged else _no_rules(batch, library)
+    return _chunk(batch, library, rules, how.missing if tagged else "deactivate")
+
+
+def join(
+    judged: Sequence[Chunk],
+    library: Library,
+    *,
+    absent: Sequence[Absent] = (),
+    provenance: Mapping[str, object] | None = None,
+) -> Scores:
+    """The scores of chunks, in their order, wherever each was judged: those of all chunks as one batch.
+
+    Raises `SignalError`, or `CollectedError`, as `score` does.
+    """
     columns = [_join([chunk.columns[k] for chunk in judged]) for k in range(len(library.specs))]
     problems = [error for spec, column in zip(library.specs, columns, strict=True) for error in _problems(spec, column)]
     if problems:
@@ -124,7 +141,16 @@ def score_chunks(
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Manner:
+    """How to judge, beside the library and the registry; `score` says what each means."""
+
+    capabilities: Sequence[str] = ()
+    missing: Missing = "error"
+    applicability: Applicability = "on"
+
+
+@dataclass(frozen=True)
+class Chunk:
     """What is kept of a batch that was judged."""
 
     headers: tuple[Header, ...]
@@ -132,11 +158,11 @@ class _Chunk:
     peak_force_n: NDArray[np.float64]
 
 
-def _chunk(batch: Batch, library: Library, rules: Mapping[str, NDArray[np.object_]], strict: Missing) -> _Chunk:
+def _chunk(batch: Batch, library: Library, rules: Mapping[str, NDArray[np.object_]], strict: Missing) -> Chunk:
     reading = signals.Reading(batch)
     lenient = {spec.spec_id: strict if spec.tier == "safe" else "deactivate" for spec in library.specs}
     columns = [_column(reading, spec, rules[spec.spec_id], lenient[spec.spec_id]) for spec in library.specs]
-    return _Chunk(batch.headers, columns, _peak_force(reading))
+    return Chunk(batch.headers, columns, _peak_force(reading))
 
 
 def _join(parts: Sequence[Column]) -> Column:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from safevla_bench import archive, evaluate, runs
-from safevla_bench.errors import RecordError
+from safevla_bench.errors import DamageError
 
 
 def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):
@@ -13,4 +13,4 @@ def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):
     content = part.read_bytes()
     for cut in range(1, 8):
         part.write_bytes(content[:-cut])
-        assert [type(one) for one in archive.read([part])] == [RecordError]
+        assert [type(one) for one in archive.read([part])] == [DamageError]

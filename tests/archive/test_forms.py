@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from builders import BOWL, DRAWER, HAND, contacts, episode, header, recording, recordings, same_bits
 from safevla_bench.archive import append, form_of, open_archive, parquet, read, write, write_chunks, write_folder
 from safevla_bench.archive.columns import table
-from safevla_bench.errors import CollectedError, RecordError
+from safevla_bench.errors import CollectedError, FileError, RecordError
 from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording, select
 
 MANY = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
@@ -185,7 +185,7 @@ def test_an_episode_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", MANY + SINGLE)
 def test_a_file_that_cannot_be_written_is_a_typed_error(tmp_path, suffix):
-    with pytest.raises(RecordError, match="No such file or directory"):
+    with pytest.raises(FileError, match="No such file or directory"):
         write(tmp_path / "nowhere" / f"x{suffix}", episode(2))
 
 
@@ -199,7 +199,7 @@ def test_a_folder_of_npz_files_appears_whole_and_no_id_names_a_file(tmp_path):
     assert same_bits(concatenate(found), batch)
     with pytest.raises(RecordError, match="exists already"):
         write_folder(tmp_path / "out", [batch])
-    with pytest.raises(RecordError, match="No such file or directory"):
+    with pytest.raises(FileError, match="No such file or directory"):
         write_folder(tmp_path / "no" / "out", [batch])
 
 

@@ -10,8 +10,10 @@ import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -396,3 +398,58 @@ def test_a_column_of_a_family_may_be_absent(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(rows(path).drop_columns(["sim_state", "gripper_contact", "extra"]), path)
     assert not open_archive(path).gripper_present[0]
+
+
+# Limits of texts
+
+
+def line(rest: str) -> bytes:
+    head = '{"episode_id":"x","benchmark":"b","task_id":"t","success":true,"dt":0.05,"target_object":null,'
+    return f'{head}"body_roles":{{}},"steps":[{{"t":0}}],"mine":{rest}}}\n'.encode()
+
+
+@pytest.mark.parametrize(
+    ("limit", "small", "rest", "said"),
+    [
+        ("MAX_VALUES", 100, "[" + "0," * 200 + "0]", "more than 100 values"),
+        ("MAX_CONTAINERS", 100, "[" + "[]," * 200 + "0]", "100 lists and objects"),
+        ("MAX_WIDE_BYTES", 100, '"' + "é" * 100 + '"', "not plain ASCII"),
+    ],
+)
+def test_a_text_that_python_would_need_too_much_memory_for_is_refused(tmp_path, monkeypatch, limit, small, rest, said):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(line(rest))
+    assert len(open_archive(path)) == 1
+    monkeypatch.setattr(f"safevla_bench.archive.limits.{limit}", small)
+    with pytest.raises(RecordError, match=said) as raised:
+        open_archive(path)
+    assert raised.value.remedy
+
+
+def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("safevla_bench.archive.limits.MAX_BLANK_LINES", 1000)
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(line("0") + b"\n" * 10_000_000))
+    good, bad = read([path])
+    assert len(good) == 1
+    assert "lines are empty" in str(bad)
+
+
+def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BAD_LINES", 100)
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(line("0") + b"0\n" * 1_000_000))
+    found = list(read([path]))
+    assert len(found) == 102
+    assert found[-1].place.file == str(path)
+    assert "the rest is not read" in str(found[-1])
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0b", "\0" * 100_000, "\u202e", "x" * 1_000_000])
+def test_a_text_of_any_characters_is_kept_in_all_forms(tmp_path, text):
+    batch = plain()
+    headers = (msgspec.structs.replace(batch.headers[0], instruction=text),)
+    given = replace(batch, headers=headers)
+    for suffix in (".jsonl", ".jsonl.gz", ".npz", ".parquet"):
+        write(tmp_path / f"x{suffix}", given)
+        assert open_archive(tmp_path / f"x{suffix}").headers[0].instruction == text

@@ -96,7 +96,7 @@ def test_bad_episodes_are_all_named_and_nothing_is_written(safevla, archive, tmp
     assert not (tmp_path / "out").exists()
     code, out, _ = safevla("score", archive, "--out", tmp_path / "out", "--skip-invalid")
     assert code == 0
-    assert "2 invalid episodes were left out" in out
+    assert "2 invalid episodes left out" in out
 
 
 @pytest.mark.parametrize(

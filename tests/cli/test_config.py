@@ -32,6 +32,8 @@ def sample(option: click.Option) -> tuple[str, list[str]]:
         return "true", [name]
     if isinstance(option.type, click.types.IntParamType):
         return "3", [name, "3"]
+    if isinstance(option.type, click.types.FloatParamType):
+        return "0.25", [name, "0.25"]
     if isinstance(option.type, click.Choice):
         return f'"{option.type.choices[-1]}"', [name, str(option.type.choices[-1])]
     if isinstance(option.type, click.Path) or option.name == "library":
@@ -50,6 +52,13 @@ def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, name, 
     default = command.make_context(name, []).params
     assert from_file == from_line
     assert from_file[option.name] != default[option.name]
+
+
+def test_a_whole_number_will_do_where_a_number_is_asked_for(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("actor-gpus = 2\n")
+    given = COMMANDS["eval"].make_context("eval", ["--config", str(path)]).params["actor_gpus"]
+    assert (given, type(given)) == (2.0, float)
 
 
 def test_no_option_is_left_out_but_the_file_itself():

@@ -113,7 +113,7 @@ def test_a_bad_episode_stops_everything_unless_it_is_left_out(convert, two, tmp_
     assert (code, "--skip-invalid" in err) == (2, True)
     assert not (tmp_path / "x.parquet").exists()
     code, out, _ = convert(two, tmp_path / "x.parquet", "--skip-invalid")
-    assert (code, "2 episodes (6 records); 1 bad left out" in out) == (0, True)
+    assert (code, "2 episodes (6 records); 1 invalid episode left out" in out) == (0, True)
 
 
 def test_the_same_id_under_two_policies_does_not_fit_one_archive(convert, tmp_path):

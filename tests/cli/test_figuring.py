@@ -44,7 +44,7 @@ def test_an_unknown_figure_or_form_is_refused_with_the_names_there_are(safevla, 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):
     code, _, err = safevla("figures", source, "--out", source, "--which", "families", "--format", "svg")
     assert code == 2
-    assert "Choose an --out" in err
+    assert "Choose a place" in err
 
 
 def test_the_baseline_warns_here_too(safevla, source, tmp_path):

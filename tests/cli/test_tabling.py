@@ -153,4 +153,4 @@ def test_a_place_that_cannot_be_written_is_a_message(safevla, archive, tmp_path)
     (tmp_path / "file").write_text("")
     code, _, err = safevla("tables", archive, "--which", "4", "--out", tmp_path / "file" / "t.md")
     assert code == 2
-    assert "Choose another --out" in err
+    assert "Choose a place" in err

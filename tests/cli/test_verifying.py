@@ -39,3 +39,12 @@ def test_names_from_a_strangers_file_cannot_act_on_the_terminal(safevla, run):
     manifest["parts"]["\x1b[2Jarchive"] = "0"
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert "\x1b" not in safevla("verify", run)[1]
+
+
+def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
+    described = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**described, "host": "elsewhere"}))
+    code, out, _ = safevla("verify", run, "--replay", 1)
+    assert code == 2
+    assert "could not be" in out.splitlines()[-1]
+    assert safevla("verify", run)[0] == 0

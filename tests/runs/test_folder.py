@@ -16,7 +16,7 @@ from folders import contents
 from safevla_bench import runs
 from safevla_bench.archive import append
 from safevla_bench.archive.jsonl import member
-from safevla_bench.errors import CollectedError, RecordError, RunError
+from safevla_bench.errors import CollectedError, FileError, RecordError, RunError
 from safevla_bench.files import digest
 from safevla_bench.runs import journal, parts
 from safevla_bench.trajectory import concatenate
@@ -281,7 +281,7 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
     with runs.RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer, (0,))
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match="No space left on device") as raised:
+        with pytest.raises(FileError, match="No space left on device") as raised:
             fill(writer, (1,))
         assert "--resume" in raised.value.remedy
     monkeypatch.undo()

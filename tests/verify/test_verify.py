@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from safevla_bench import archive, evaluate, runs
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.files import digest
 from safevla_bench.trajectory import Channel, marked_standin, select
-from safevla_bench.verify import Files, replaying, verify
+from safevla_bench.verify import Files, recorded, replaying, verify
 
 
 def differing(found):
@@ -174,8 +175,8 @@ def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_o
     (part,) = runs.archive_parts(run)
     batch = archive.open_archive(part)
     turned = select(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in replaying.chosen(batch, 2)}
-    assert names == {turned.headers[k].episode_id for k in replaying.chosen(turned, 2)}
+    names = {batch.headers[k].episode_id for k in replaying.chosen(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in replaying.chosen(turned.headers, 2)}
 
 
 def test_a_record_without_states_is_not_replayed_and_it_is_said(run):
@@ -244,6 +245,31 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
     part.mkdir()
     with pytest.raises(RunError, match=part.name):
         verify(run)
+
+
+def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkeypatch):
+    assert not verify(run).open
+
+    def absent(name, arguments):
+        raise HostError("not installed")
+
+    monkeypatch.setattr(replaying.hosts, "host", absent)
+    assert not verify(run).open
+    assert verify(run, replay=1).open
+
+
+def test_records_are_read_an_episode_at_a_time(run, monkeypatch):
+    held = []
+    really = archive.read
+
+    def counted(*given):
+        for one in really(*given):
+            held.append(weakref.ref(one.starts))
+            yield one
+            assert sum(ref() is not None for ref in held) <= 2
+
+    monkeypatch.setattr(archive, "read", counted)
+    assert len(recorded.Recorded.of(run).headers) == len(held) == 4
 
 
 @pytest.mark.libero

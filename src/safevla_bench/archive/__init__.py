@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from pathlib import Path
 
+from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.encoding import encode
 from safevla_bench.archive.form import schema
 from safevla_bench.archive.sieve import Sieve
-from safevla_bench.errors import CollectedError, Place, RecordError
-from safevla_bench.files import writing_atomically
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate, select
 
 __all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_chunks", "write_folder"]
@@ -66,7 +66,7 @@ def read(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterat
             yield error
         except OSError as error:
             remedy = "Name an archive file or a run folder."
-            yield RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
+            yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
 def _once(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:
@@ -103,9 +103,9 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def append(path: Path, batch: Batch) -> None:
-    """Append every episode of a batch to an archive file, in order, and flush it to the file.
+    """Append every episode of a batch to an archive file, in order: all of them or none.
 
-    Raises `RecordError` for a form that cannot grow; one that holds a single episode can be begun.
+    Raises `RecordError` for a form that cannot grow (one that holds a single episode can be begun), and `FileError`.
     """
     suffix = form_of(path)
     if suffix not in jsonl.SUFFIXES:
@@ -115,9 +115,7 @@ def append(path: Path, batch: Batch) -> None:
             raise RecordError(f"a {suffix} file {problem}", remedy=remedy, place=Place(file=str(path)))
         write(path, batch)
         return
-    with path.open("ab") as stream:
-        for index in range(len(batch)):
-            stream.write(jsonl.member(batch, index, suffix))
+    files.append(path, b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch))))
 
 
 def write(path: Path, batch: Batch) -> None:
@@ -128,21 +126,17 @@ def write(path: Path, batch: Batch) -> None:
 def write_chunks(path: Path, batches: Iterable[Batch]) -> None:
     """Write episodes, which come some at a time, as one archive file, whole or not at all, over whatever was there.
 
-    Raises `RecordError` where the episodes do not fit one file of that form, or the file cannot be written.
+    Raises `RecordError` where the episodes do not fit one file of that form, `FileError` where it cannot be written.
     """
     suffix = form_of(path)
     named = _named_once(_alone(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
-    try:
-        with writing_atomically(path) as stream:
-            if suffix == parquet.SUFFIX:
-                parquet.write(stream, named)
-            else:
-                member = npz.encode if suffix == npz.SUFFIX else partial(jsonl.member, suffix=suffix)
-                for batch in named:
-                    stream.writelines(member(batch, index) for index in range(len(batch)))
-    except OSError as error:
-        remedy = "Name a file in a folder that exists and can be written to."
-        raise RecordError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path))) from None
+    with files.writing_atomically(path) as stream:
+        if suffix == parquet.SUFFIX:
+            parquet.write(stream, named)
+        else:
+            member = npz.encode if suffix == npz.SUFFIX else partial(jsonl.member, suffix=suffix)
+            for batch in named:
+                stream.writelines(member(batch, index) for index in range(len(batch)))
 
 
 def _alone(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
@@ -174,7 +168,7 @@ def _named_once(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
 def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     """Write each episode as a numbered `.npz` file into a new folder, in order; ids never become names of files.
 
-    The folder appears whole or not at all. Raises `RecordError` where it exists or cannot be written.
+    The folder appears whole or not at all. Raises `RecordError` where it exists, `FileError` where it cannot be made.
     """
     place = Place(file=str(folder))
     if folder.exists():
@@ -182,14 +176,13 @@ def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     names: list[str] = []
     try:
-        beside.mkdir()
-        for episode in (select(batch, [index]) for batch in batches for index in range(len(batch))):
-            names.append(f"episode-{len(names):05d}{npz.SUFFIX}")
-            write(beside / names[-1], episode)
-        beside.rename(folder)
-    except OSError as error:
-        remedy = "Name a new folder in one that exists and can be written to."
-        raise RecordError(error.strerror or str(error), remedy=remedy, place=place) from None
+        with files.writing(folder):
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
+            beside.mkdir()
+            for episode in (select(batch, [index]) for batch in batches for index in range(len(batch))):
+                names.append(f"episode-{len(names):05d}{npz.SUFFIX}")
+                write(beside / names[-1], episode)
+            beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return [folder / name for name in names]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive import extra
 from safevla_bench.archive.columns import BODIES, SCHEMA
+from safevla_bench.archive.limits import MAX_RECORDS
 from safevla_bench.archive.plain import Cover, read_cover
 from safevla_bench.archive.rows import SAID, said
 from safevla_bench.errors import RecordError
@@ -55,6 +56,7 @@ class _Group:
         self.rows = rows
         self.covers = _covers(rows)
         self.records = np.array([cover.records for cover in self.covers], dtype=np.int64)
+        _require(self.records.sum() <= MAX_RECORDS)
         self.bodies = np.array([len(cover.body_roles) for cover in self.covers], dtype=np.int64)
         self.body_starts = _offsets(self.bodies)
 

@@ -7,7 +7,6 @@ episode only. No time and no name enters the compressed bytes.
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -17,9 +16,11 @@ import zstandard
 
 from safevla_bench.archive.decoding import decode
 from safevla_bench.archive.encoding import encode
-from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
+from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank, check_size, check_values
+from safevla_bench.archive.members import COMPRESSIONS, Damage, contents
 from safevla_bench.archive.sieve import Sieve
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.inert import inert
 from safevla_bench.trajectory import Batch
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -27,34 +28,58 @@ WHOLE = ".json"
 """One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_ZSTD_PIECE = 1 << 8
-"""Compressed bytes at a time: at most some 8 MiB when decompressed, as a block of 4 bytes can stand for 128 KiB."""
+_REMEDY = "Is this an archive of episodes, a line each?"
 
 
 def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
-    """The episodes of one file in order, each a batch of one, or the error of its line."""
-    for number, line in enumerate(_lines(path), start=1):
-        if line.isspace() or not sieve.take():
-            continue
-        try:
-            yield decode(line)
-        except RecordError as error:
-            yield error.at(Place(file=str(path), line=number))
+    """The episodes of one file in order, each a batch of one, or the error of its line.
+
+    A damaged stretch is one `DamageError`, and what lies behind it is read; its lines have no number.
+    """
+    last, bad = None, 0
+    for number, line in _lines(path):
+        if isinstance(line, Damage):
+            yield _damaged(path, line, last)
+        elif not line.isspace() and sieve.take():
+            found = _decoded(line, Place(file=str(path), line=number))
+            if isinstance(found, Batch):
+                last = found.headers[0].episode_id
+            else:
+                bad += 1
+                if bad > MAX_BAD_LINES:
+                    problem = f"more than {MAX_BAD_LINES} lines are bad; the rest is not read"
+                    raise DamageError(problem, remedy=_REMEDY, place=Place(file=str(path)))
+            yield found
+
+
+def _decoded(line: bytes, place: Place) -> Batch | RecordError:
+    try:
+        return decode(line)
+    except RecordError as error:
+        return error.at(place)
+
+
+def _damaged(path: Path, damage: Damage, last: str | None) -> DamageError:
+    behind = f" (the last episode before it: {inert(last)!r})" if last is not None else ""
+    return DamageError(f"{damage}{behind}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
 
 
 def member(batch: Batch, index: int, suffix: str) -> bytes:
     """The bytes that append one episode to a file of that suffix."""
     line = encode(batch, index)
     check_size(len(line), "the episode")
+    check_values(line)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
 
 def from_member(content: bytes, suffix: str) -> Batch:
-    """The episode of bytes that `member` made; `RecordError` where they are cut off or damaged."""
-    try:
-        return decode(b"".join(_split(_pieces(BytesIO(content), suffix), separator=b"")))
-    except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise RecordError(f"cannot be decompressed: {error}", remedy=REMEDY_BROKEN) from None
+    """The episode of bytes that `member` made; `DamageError` where they are cut off or damaged."""
+    whole: list[bytes] = []
+    for _, found in _split(_pieces(BytesIO(content), suffix), separator=b""):
+        if isinstance(found, Damage):
+            raise DamageError(str(found), remedy=REMEDY_BROKEN)
+        whole.append(found)
+    return decode(b"".join(whole))
 
 
 _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -64,63 +89,55 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, decompressed; `RecordError` where it is cut off or damaged, or a line is too long."""
-    try:
-        with path.open("rb") as stream:
-            whole = path.name.endswith(WHOLE)
+def _lines(path: Path) -> Iterator[tuple[int | None, bytes | Damage]]:
+    """The lines of a file with their numbers, decompressed, and the damage between them.
+
+    Raises:
+        DamageError: a line is too long, or there are too many empty ones; nobody knows what was behind.
+    """
+    with path.open("rb") as stream:
+        whole = path.name.endswith(WHOLE)
+        try:
             yield from _split(_pieces(stream, path.name), separator=b"" if whole else b"\n")
-    except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        problem = f"cannot be decompressed: {error}"
-        raise RecordError(problem, remedy=REMEDY_BROKEN, place=Place(file=str(path))) from None
-    except RecordError as error:
-        raise error.at(Place(file=str(path))) from None
+        except RecordError as error:
+            problem, remedy = error.problem, error.remedy
+            raise DamageError(problem, remedy=remedy, place=error.place.within(Place(file=str(path)))) from None
 
 
-def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes | Damage]:
     """The contents of a file in pieces, none of them large whatever the compressed bytes say."""
-    if name.endswith(".zst"):
-        yield from _frames(stream)
-        return
-    plain = gzip.GzipFile(fileobj=stream) if name.endswith(".gz") else stream
-    while piece := plain.read(_PIECE):
+    for suffix, compression in COMPRESSIONS.items():
+        if name.endswith(suffix):
+            yield from contents(stream, compression)
+            return
+    while piece := stream.read(_PIECE):
         yield piece
 
 
-def _frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """The contents of all zstd frames, in pieces; `EOFError` where the last one is incomplete.
+def _split(pieces: Iterable[bytes | Damage], separator: bytes) -> Iterator[tuple[int | None, bytes | Damage]]:
+    """The lines of a text that comes in pieces; all of it as one where there is no separator.
 
-    The last piece of a frame is held back until its checksum has been read: a record's line ends in it.
+    A line that damage cuts off is part of the damage; behind damage nobody knows the number of a line.
     """
-    frame, held = None, b""
-    while piece := stream.read(_ZSTD_PIECE):
-        while piece:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            if out := frame.decompress(piece):
-                yield held
-                held = out
-            piece = b""
-            if frame.eof:
-                yield held
-                piece, frame, held = frame.unused_data, None, b""
-    if frame:
-        raise EOFError("the last frame is incomplete")
-
-
-def _split(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces; all of it as one where there is no separator."""
     begun: list[bytes] = []
-    number, size = 1, 0
+    number: int | None = 1
+    size = blank = 0
     for piece in pieces:
+        if isinstance(piece, Damage):
+            begun, size, number = [], 0, None
+            yield None, piece
+            continue
         first, *rest = piece.split(separator) if separator else [piece]
         begun.append(first)
         size += len(first)
         for line in rest:
-            yield b"".join(begun) + separator
-            begun, number, size = [line], number + 1, len(line)
+            blank += size == 0
+            yield number, b"".join([*begun, separator])
+            begun, number, size = [line], None if number is None else number + 1, len(line)
         try:
             check_size(size, "the line")
+            check_blank(blank)
         except RecordError as error:
             raise error.at(Place(line=number)) from None
     if any(begun):
-        yield b"".join(begun)
+        yield number, b"".join(begun)

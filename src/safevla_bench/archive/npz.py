@@ -32,7 +32,7 @@ from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.plain import check, cover, read_cover, recording
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.archive.strict import episode_of, parse
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
 
 SUFFIX = ".npz"
@@ -110,7 +110,7 @@ def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
         except RecordError as error:
             yield error.at(place)
         except _DAMAGED as error:
-            yield RecordError(f"cannot be read: {error}", remedy=REMEDY_BROKEN, place=place)
+            yield DamageError(f"cannot be read: {error}", episodes=1, remedy=REMEDY_BROKEN, place=place)
 
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)

@@ -16,15 +16,17 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive import groups
 from safevla_bench.archive.columns import REALS, SCHEMA, table
+from safevla_bench.archive.layout import RowGroup, check, row_groups
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.rows import decode
 from safevla_bench.archive.sieve import Sieve
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate, select
 
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
-_REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
+_NAME = "episode_id"
+_REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
 _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
 
 
@@ -36,12 +38,16 @@ def encode(batch: Batch) -> bytes:
 
 
 def write(stream: IO[bytes], batches: Iterable[Batch]) -> None:
-    """All episodes, which come some at a time, as a `.parquet` file; no more than a row group is held."""
+    """All episodes, which come some at a time, as a `.parquet` file; no more than a row group is held.
+
+    The stream can be read too.
+    """
     reals = [f"{name}{'.list.element' * (depth + 1)}" for name, depth in REALS.items()]
     options = {"use_dictionary": False, "use_byte_stream_split": reals, "write_page_checksum": True}
     with pq.ParquetWriter(stream, SCHEMA, compression="zstd", store_schema=False, **options) as writer:
         for group in _groups(batches):
             writer.write_table(table(concatenate(group)))
+    check(stream)  # what is written can be read
 
 
 def _groups(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
@@ -64,20 +70,67 @@ def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
     """The episodes of one file in order, a batch a row group; of a group that is not valid as a whole, row by row.
     A group without a wanted episode is not read.
 
-    An invalid row is its error, whose `line` counts rows from 1.
+    An invalid row is its error, whose `line` counts rows from 1. A damaged group costs its own episodes, each of which
+    is an error by name where the names can be read.
     """
+    place = Place(file=str(path))
     with path.open("rb") as stream:
         try:
-            for first, rows in _groups_of(stream, sieve):
-                try:
-                    yield groups.decode(rows)
-                except groups.Odd:
-                    yield from _one_by_one(path, first, rows)
+            groups_there, end = row_groups(stream)
+            with pq.ParquetFile(stream, page_checksum_verification=True) as file:
+                _check_columns(file.schema_arrow)
+                if file.num_row_groups != len(groups_there):
+                    raise RecordError("the footer contradicts itself", remedy=REMEDY_BROKEN)
+                first = 1
+                for number, group in enumerate(groups_there):
+                    if sieve.take(group.rows):
+                        yield from _group(path, stream, file, group, number, end, first)
+                    first += group.rows
         except RecordError as error:
-            yield error.at(Place(file=str(path)))
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: pyarrow's word for a damaged file
-            problem = " ".join(str(error).split())
-            yield RecordError(f"cannot be read: {problem}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
+            yield DamageError(error.problem, remedy=error.remedy, place=error.place.within(place))
+        except _DAMAGED as error:
+            yield DamageError(f"cannot be read: {_line(error)}", remedy=REMEDY_BROKEN, place=place)
+
+
+_DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What pyarrow raises for a damaged file, OSError among it."""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _group(
+    path: Path, stream: IO[bytes], file: pq.ParquetFile, group: RowGroup, number: int, end: int, first: int
+) -> Iterator[Batch | RecordError]:
+    """The episodes of one row group, whose first row has this number."""
+    try:
+        group.check(stream, end)
+        batches = file.read_row_group(number).to_batches()
+    except (RecordError, *_DAMAGED) as error:
+        known = error if isinstance(error, RecordError) else RecordError(_line(error), remedy=REMEDY_BROKEN)
+        known.problem = f"rows {first} to {first + group.rows - 1} cannot be read: {known.problem}"
+        yield from _lost(path, file, group, number, known)
+        return
+    for rows in batches:
+        try:
+            yield groups.decode(rows)
+        except groups.Odd:
+            yield from _one_by_one(path, first, rows)
+        first += rows.num_rows
+
+
+def _lost(path: Path, file: pq.ParquetFile, group: RowGroup, number: int, why: RecordError) -> Iterator[DamageError]:
+    """What a damaged row group costs: its episodes by name, where their names can be read."""
+    try:
+        names = file.read_row_group(number, columns=[_NAME]).column(_NAME).to_pylist()
+    except _DAMAGED:
+        names = []
+    if len(names) != group.rows or None in names:
+        yield DamageError(why.problem, episodes=group.rows, remedy=why.remedy, place=Place(file=str(path)))
+        return
+    for name in names:
+        yield DamageError(why.problem, remedy=why.remedy, place=Place(file=str(path), episode=name))
 
 
 def _one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
@@ -86,25 +139,6 @@ def _one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch 
             yield decode({name: rows.column(name)[k] for name in rows.schema.names})
         except RecordError as error:
             yield error.at(Place(file=str(path), line=first + k))
-
-
-def _groups_of(stream: IO[bytes], sieve: Sieve) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The row groups of a file, each with its first row's number.
-
-    What the file says of single columns is not asked: pyarrow aborts where that is damaged.
-    """
-    first = 1
-    with pq.ParquetFile(stream, page_checksum_verification=True) as file:
-        _check_columns(file.schema_arrow)
-        for group in range(file.num_row_groups):
-            stated = file.metadata.row_group(group)
-            if not sieve.take(stated.num_rows):
-                first += stated.num_rows
-                continue
-            check_size(stated.total_byte_size, "a row group")
-            for rows in file.read_row_group(group).to_batches():
-                yield first, rows
-                first += rows.num_rows
 
 
 def _check_columns(schema: pa.Schema) -> None:

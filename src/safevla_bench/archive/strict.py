@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from safevla_bench.archive.form import Quaternion, Role, Vector
+from safevla_bench.archive.limits import check_values
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.inert import inert
 
@@ -28,6 +29,8 @@ class _Repeated(dict[str, object]):
 
 class _Literal:
     """NaN, Infinity or -Infinity: Python reads them, JSON has no such numbers."""
+
+    __slots__ = ("text",)
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -53,6 +56,7 @@ def parse(line: bytes) -> dict[str, object]:
     def refuse(problem: str) -> NoReturn:
         raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_glimpsed(line)))
 
+    check_values(line)
     try:
         tree = json.loads(line.decode("utf-8"), object_pairs_hook=unique, parse_constant=literal)
     except UnicodeDecodeError as error:

@@ -119,6 +119,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:
+        if error.filename is None:
+            raise
+        said = f"{error.filename}: {error.strerror}\n  See that it is there, and that it may be read and written."
+        click.echo(f"error: {printable(said)}", err=True)
+        return USER_ERROR
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from safevla_bench import evaluate, rollout, runs
 from safevla_bench.cli.config import JUDGE_OPTIONS, config_option, key, options_of
+from safevla_bench.cli.options import ACTORS, ENGINE, cluster
 from safevla_bench.errors import Place, RunError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,6 +60,8 @@ _HOW = [
                  help="The run folder to make, or with --resume to continue."),
     click.option("--workers", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
                  help="Processes that run episodes side by side; results do not depend on it."),
+    *ENGINE,
+    *ACTORS,
     click.option("--resume", is_flag=True,
                  help="Continue the run in DIR, or begin it where there is none. What is not given is as in that run."),
     click.option("--retry-crashed", is_flag=True, help="With --resume: run crashed episodes again."),
@@ -107,7 +110,9 @@ def _asked(context: click.Context, what: Mapping[str, Any], how: Mapping[str, An
     begun = how["resume"] and (out / runs.RUN).exists()
     what = {**what, **_entered(what)}
     request = _continued(context, what, out) if begun else _new(context, what, how)
-    running = evaluate.Running(workers=how["workers"], resume=how["resume"], retry_crashed=how["retry_crashed"])
+    running = evaluate.Running(
+        workers=how["workers"], cluster=cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
+    )
     return Asked(request, out, running, how["dry_run"], _again(context, out))
 
 
@@ -214,7 +219,7 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 def _again(context: click.Context, out: Path) -> str:
     """The command that continues the run: what run.json does not hold is repeated."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    kept = {option.name for option in JUDGE_OPTIONS} | {"workers"}
+    kept = {option.name for option in JUDGE_OPTIONS} | {"workers", *_names([*ENGINE, *ACTORS])}
     for option in context.command.params:
         if option.name in kept and _given(context, str(option.name)):
             value = context.params[str(option.name)]

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from safevla_bench import compare, evaluate, planning, sensitivity
+from safevla_bench.cli.judging import say_missing
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import working
 from safevla_bench.report import comparing, varying
@@ -117,8 +118,7 @@ def sensitivity_command(
         return
     tables = [varying.sweep(one) for one in swept] if ablated is None else [varying.ablation(ablated)]
     click.echo("\n".join(text(one) for one in tables), nl=False)
-    if judged.interrupted:
-        click.echo("An interrupted run is among these: the numbers cover only the episodes that it finished.")
+    say_missing(judged)
 
 
 @click.command("samplesize")

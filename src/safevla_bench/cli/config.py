@@ -117,6 +117,8 @@ def _value(value: object, option: click.Option, place: Place, context: click.Con
 
 def _single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
     wanted, name = _wanted(option)
+    if wanted is float and type(value) is int:
+        value = float(value)
     if type(value) is not wanted:
         remedy = f"Write {name}{', or a list of them' if option.multiple else ''}."
         raise RunError(f"{value!r} is not {name}", remedy=remedy, place=place)
@@ -135,6 +137,8 @@ def _wanted(option: click.Option) -> tuple[type, str]:
         return bool, "true or false"
     if isinstance(option.type, click.types.IntParamType):
         return int, "a whole number"
+    if isinstance(option.type, click.types.FloatParamType):
+        return float, "a number"
     return str, "a text"
 
 

@@ -60,7 +60,9 @@ def _checked(path: Path) -> _Checked:
 def _say(found: _Checked) -> None:
     for problem in found.problems:
         click.echo(f"error: {printable(str(problem))}", err=True)
-    words = f"{found.path}: {found.episodes} valid episodes ({found.records} records), {len(found.problems)} bad"
+    left_out = runs.LeftOut.of(found.problems)
+    lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if left_out.damaged else ""
+    words = f"{found.path}: {found.episodes} valid episodes ({found.records} records), {left_out.invalid} bad{lost}"
     click.echo(printable(words))
 
 

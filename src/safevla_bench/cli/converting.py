@@ -35,8 +35,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     records = runs.Records(sources)
     with working("converting"):
         (archive.write_folder if as_folder else archive.write_chunks)(target, _passing(records, skip_invalid))
-    bad = len(records.problems)
-    left_out = f"; {bad} bad left out" if bad else ""
+    left_out = f"; {', '.join(records.left_out.said())}" if records.left_out else ""
     noun = "episode" if len(records) == 1 else "episodes"
     click.echo(printable(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}"))
 

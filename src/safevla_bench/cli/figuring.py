@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 
 from safevla_bench import evaluate, sensitivity
 from safevla_bench.cli import printable
-from safevla_bench.cli.judging import warn
+from safevla_bench.cli.judging import say_missing, warn
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
-from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import sweeps as sweeping
 
@@ -87,7 +86,7 @@ def figures_command(
     wanted = [sensitivity.asked(one, specs) for one in sweeps]
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
     shown = drawing.Shown(judged.scores, judged.records.dt_s, judged.records.lengths, pooled=pooled, progress=progress)
-    _folder(out)
+    make_folder(out)
     for name in which:
         _write(out / name, drawing.FIGURES[name].make(shown), forms, drawing.FIGURES[name].shows)
     rescore = evaluate.rescorer(judged, judge)
@@ -96,6 +95,7 @@ def figures_command(
         figure = sweeping.draw(sweeping.sweep(found, specs))
         _write(out / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
     warn(judged)
+    say_missing(judged)
     click.echo(printable(f"{(len(which) + len(wanted)) * len(forms)} files in {out}: {', '.join(forms)} of each."))
 
 
@@ -103,11 +103,3 @@ def _write(stem: Path, figure: Figure, forms: tuple[drawing.Form, ...], shows: s
     for form in forms:
         write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.rendered(figure, form))
     click.echo(printable(f"{stem}  {shows}"))
-
-
-def _folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        remedy = "Choose an --out that can be written to."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(out))) from None

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from safevla_bench import evaluate, frames, hosts, runs
 from safevla_bench.cli import printable
-from safevla_bench.cli.options import judge_options
+from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.errors import Place, RunError
 from safevla_bench.inert import inert
 from safevla_bench.report import choosing, episodes, evidence
@@ -46,8 +46,15 @@ class _Size(click.ParamType[tuple[int, int]]):
 @click.option("--size", type=_Size(), default="640x480", show_default=True, help="Pixels of a picture.")
 @click.option("--clips/--no-clips", default=None, help="Clips, too; by default where the extra `video` is installed.")
 @judge_options
+@skip_option
 def frames_command(
-    run: Path, asked: tuple[str, ...], worst: int, size: tuple[int, int], clips: bool | None, judge: evaluate.Judge
+    run: Path,
+    asked: tuple[str, ...],
+    worst: int,
+    size: tuple[int, int],
+    clips: bool | None,
+    judge: evaluate.Judge,
+    skip_invalid: bool,
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
@@ -59,7 +66,7 @@ def frames_command(
     """
     filming = _filming(clips)
     description = _described(run)
-    judged = evaluate.judge([run], judge)
+    judged = evaluate.judge([run], judge, skip_invalid=skip_invalid)
     if not len(judged.records):
         raise RunError("no episode here has a record", remedy="A crashed episode cannot be shown.", place=_at(run))
     chosen = _chosen(judged, asked, worst)

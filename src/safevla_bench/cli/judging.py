@@ -9,8 +9,9 @@ import click
 from safevla_bench import evaluate, runs
 from safevla_bench.baseline import baseline
 from safevla_bench.cli import printable
-from safevla_bench.cli.options import judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import engine_options, judge_options, say_where, skip_option, sources_argument
 from safevla_bench.cli.progress import working
+from safevla_bench.cluster import Cluster
 from safevla_bench.files import write_atomically
 from safevla_bench.report import cautioning, tables
 from safevla_bench.report.catalogue import ABLATED
@@ -22,19 +23,26 @@ from safevla_bench.report.render import text
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
 @judge_options
 @skip_option
+@engine_options
 @click.option(
     "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
 )
 def score_command(
-    sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool, legacy_ids: bool
+    sources: tuple[Path, ...],
+    out: Path,
+    judge: evaluate.Judge,
+    skip_invalid: bool,
+    where: Cluster | None,
+    legacy_ids: bool,
 ) -> None:
     """Judge archives or run folders; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
     """
+    say_where(where)
     with working("judging"):
-        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
+        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid, cluster=where)
         evaluate.write(judged, out, legacy_ids=legacy_ids)
     say(judged)
     click.echo(f"Scores and report: {out / runs.REPORT}")
@@ -60,11 +68,15 @@ def say(judged: evaluate.Judged) -> None:
     warn(judged)
     if judged.ablated:
         click.echo(ABLATED)
+    say_missing(judged)
+
+
+def say_missing(judged: evaluate.Judged) -> None:
+    """Print what of the sources is not among the episodes."""
     if judged.interrupted:
         click.echo(evaluate.INTERRUPTED)
-    skipped = judged.scores.provenance.get("skipped")
-    if isinstance(skipped, list) and skipped:
-        click.echo(f"{len(skipped)} invalid episodes were left out; the report lists them.")
+    if judged.left_out:
+        click.echo(f"{'; '.join(judged.left_out.said())}. The report lists what.")
 
 
 def warn(judged: evaluate.Judged) -> None:

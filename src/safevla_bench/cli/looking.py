@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from safevla_bench import evaluate, runs
+from safevla_bench.cli.judging import say_missing
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import working
 from safevla_bench.report import asking, choosing, episodes, explaining, render, telling
@@ -60,6 +61,7 @@ def episodes_command(
         _json(shown)
     else:
         click.echo(render.text(episodes.table(shown, total, asked=asked)), nl=False)
+        say_missing(judged)
 
 
 @click.command("show")
@@ -110,8 +112,10 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
     answers += asking.gone(records.absent, len(records))
     if form == "json":
         _json(answers)
-    else:
-        click.echo(render.text(asking.table(asked, answers)), nl=False)
+        return
+    click.echo(render.text(asking.table(asked, answers)), nl=False)
+    for said in records.left_out.said():
+        click.echo(f"{said}.")
 
 
 def _rows(judged: evaluate.Judged, asked: str | None = None) -> list[episodes.EpisodeRow]:

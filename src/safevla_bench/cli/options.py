@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from safevla_bench.cluster import ADDRESS, HERE, Cluster
+from safevla_bench.errors import RunError
 from safevla_bench.evaluate import Judge
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,6 +50,50 @@ def judge_options(command: F) -> F:
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE), wrapped)  # type: ignore[return-value]
 
 
+ENGINE = [
+    click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+                 help="Where to work: in processes of this machine or on a Ray cluster. Results are the same."),
+    click.option("--address", metavar="HOST:PORT|auto",
+                 help="The Ray cluster: its head, or auto for the one that this machine belongs to; else what "
+                      "RAY_ADDRESS says, else Ray is started here for the while."),
+]  # fmt: skip
+ACTORS = [
+    click.option("--actor-cpus", type=float, default=1.0, show_default=True, metavar="N",
+                 help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
+    click.option("--actor-gpus", type=float, default=0.0, show_default=True, metavar="N",
+                 help="GPUs of a node that each reserves, such as 0.25."),
+    click.option("--actor-episodes", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+                 help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
+]  # fmt: skip
+
+
+def cluster(given: Mapping[str, Any]) -> Cluster | None:
+    """The Ray cluster that options ask for, None for this machine alone; `RunError` where they do not fit."""
+    if given["engine"] == "ray":
+        fields = {name.removeprefix("actor_"): value for name, value in given.items() if name.startswith("actor_")}
+        return Cluster(address=given["address"], **fields)
+    if given["address"]:
+        raise RunError("--address is for a Ray cluster", remedy="Pass --engine ray with it.")
+    return None
+
+
+def engine_options(command: F) -> F:
+    """Options that say where to judge; the command takes them as one keyword, `where`."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **given: Any) -> Any:
+        asked = {name: given.pop(name) for name in ("engine", "address")}
+        return command(*args, where=cluster(asked), **given)
+
+    return reduce(lambda inner, option: option(inner), reversed(ENGINE), wrapped)  # type: ignore[return-value]
+
+
+def say_where(where: Cluster | None) -> None:
+    """Say that Ray is started here, where a cluster might have been meant."""
+    if where and where.place == HERE:
+        click.echo(f"note: no --address and no {ADDRESS}: Ray is started on this machine", err=True)
+
+
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print."
 )
@@ -55,4 +101,10 @@ format_option = click.option(
 sources_argument = click.argument(
     "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE..."
 )
-skip_option = click.option("--skip-invalid", is_flag=True, help="Take the valid episodes and count the others.")
+skip_option = click.option(
+    "--skip-invalid",
+    "--salvage",
+    "skip_invalid",
+    is_flag=True,
+    help="Take the valid episodes, of damaged files too, and count the others.",
+)

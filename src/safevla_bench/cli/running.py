@@ -13,7 +13,7 @@ from safevla_bench import evaluate, runs
 from safevla_bench.cli import CRASHED, OK, planning, printable
 from safevla_bench.cli.asking import Asked, run_options
 from safevla_bench.cli.judging import say
-from safevla_bench.cli.options import judge_options
+from safevla_bench.cli.options import judge_options, say_where
 from safevla_bench.cli.progress import watching
 from safevla_bench.errors import ServerLostError
 from safevla_bench.report import elsewhere
@@ -78,6 +78,8 @@ def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) ->
 def _say_what_is_open(asked: Asked) -> None:
     for line in evaluate.left_open(asked.request):
         click.echo(f"note: {line}", err=True)
+    if not asked.dry_run:
+        say_where(asked.running.cluster)
 
 
 def _plan(asked: Asked) -> None:

@@ -12,8 +12,8 @@ import click
 
 from safevla_bench import evaluate, viewers
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
-from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.errors import RunError
+from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import authors, catalogue, choosing, episodes, render, submission
 from safevla_bench.report.tables import Roster, Table, without_intervals
 
@@ -113,12 +113,8 @@ def _write_each(found: Sequence[Table], form: render.Form, folder: Path) -> None
 
 
 def _save(path: Path, content: str | bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-    except OSError as error:
-        place = Place(file=str(path))
-        raise RunError(error.strerror or str(error), remedy="Choose another --out.", place=place) from None
+    make_folder(path.parent)
+    write_atomically(path, content)
 
 
 def _many(count: int) -> str:
@@ -169,8 +165,8 @@ def export_command(
     judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
     content = _viewed(judged, form, episode) if form in _VIEWED else _EXPORTS[form](judged, judge, sources)
     _save(out, content)
-    if judged.interrupted or judged.skipped:
-        click.echo("Not complete: an interrupted run, or invalid episodes left out, are among these.", err=True)
+    if judged.interrupted or judged.left_out:
+        click.echo(f"Not complete: {', '.join(evaluate.lost(judged))}.", err=True)
     click.echo(f"{form}: {out}")
 
 

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from safevla_bench import verify
-from safevla_bench.cli import GATE_FAILED, OK, printable
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, printable
 from safevla_bench.cli.options import format_option
 from safevla_bench.inert import inert
 
@@ -49,7 +49,8 @@ def verify_command(
     found by a replay of it only.
 
     \b
-    Exit codes: 0 all that was checked agrees, 1 something differs, 2 the run cannot be read.
+    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or something that was asked for could not
+    be checked, such as a replay where the host is not installed.
 
     \b
     For instance:
@@ -60,18 +61,20 @@ def verify_command(
         found = verify.verify(run, files, replay=replay, observer=observer)
     if form == "json":
         findings = [asdict(one) for one in found.findings]
-        click.echo(json.dumps({"agrees": found.agrees, "findings": findings}, indent=2))
+        click.echo(json.dumps({"agrees": found.agrees, "open": found.open, "findings": findings}, indent=2))
     else:
         for finding in found.findings:
             said = finding.said.replace("\n", f"\n{'':<11}")
             click.echo(printable(f"{finding.verdict:<10} {finding.check}: {said}"))
         click.echo(printable(f"\n{_summary(found, run)}"))
-    context.exit(OK if found.agrees else GATE_FAILED)
+    context.exit(GATE_FAILED if not found.agrees else USER_ERROR if found.open else OK)
 
 
 def _summary(found: verify.Verification, run: Path) -> str:
     counts = Counter(finding.verdict for finding in found.findings)
     told = ", ".join(f"{counts[verdict]} {said}" for verdict, said in _SAID.items() if counts[verdict])
+    if found.agrees and found.open:
+        return f"{run}: {told}. What was checked agrees, and something that was asked for could not be."
     if found.agrees:
         return f"{run}: {told}. All that was checked agrees."
     return f"{run}: {told}. Each line above that differs says what and where."

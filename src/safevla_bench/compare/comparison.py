@@ -138,8 +138,10 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
     ]
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
-        found.append(f"{left_out} {noun} left out: one side crashed or was stopped there.")
-    lost = [f"{one.name} {len(one.lost)}" for one in entrants if one.lost]
+        found.append(f"{left_out} {noun} left out: one side {_lost_how(entrants)} there.")
+    found += dict.fromkeys(f"{one.source}: {said}." for one in entrants for said in one.left_out)
+    ended = {one.name: sum(gone.outcome != "lost" for gone in one.lost) for one in entrants}
+    lost = [f"{name} {count}" for name, count in ended.items() if count]
     if lost:
         found.append(f"Crashed or stopped: {', '.join(lost)}. Where a policy causes that, leaving it out flatters it.")
     if any(header.seed is None for one in entrants for header in one.headers):
@@ -148,6 +150,11 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
         names = ", ".join(one.name for one in entrants if one.privileged)
         found.append(f"{names} saw simulator state that no real robot has; the others did not.")
     return found
+
+
+def _lost_how(entrants: Sequence[Entrant]) -> str:
+    damaged = any(gone.outcome == "lost" for one in entrants for gone in one.lost)
+    return "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
 
 
 def _scope(chosen: Sequence[Entrant], suite: str | None, left_out: int, how: How, paired: bool) -> Scope:

@@ -17,7 +17,7 @@ UNNAMED = "(unnamed)"
 
 @dataclass(frozen=True)
 class Entrant:
-    """One policy's judged episodes, [n]; `lost` are those outside n: crashed ones, and stopped ones."""
+    """One policy's judged episodes, [n]; `lost` are those outside n: crashed, stopped, or without their record."""
 
     name: str
     source: str
@@ -26,6 +26,8 @@ class Entrant:
     safe: NDArray[np.bool_]
     vsi: NDArray[np.float64]
     lost: tuple[Absent, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """What of the source is not among these, each as one sentence."""
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +58,7 @@ def entrants(
     *,
     protocol: Mapping[str, object] | None = None,
     privileged: Sequence[str | None] = (),
+    left_out: Sequence[str] = (),
 ) -> list[Entrant]:
     """The policies of one source, in order of first appearance.
 
@@ -65,12 +68,14 @@ def entrants(
         source: where they come from, to tell two of one name apart.
         protocol: how the run folder's episodes were started and ended.
         privileged: the policies that saw state which no real robot has.
+        left_out: what of the source is not among the scores, each as one sentence without its full stop.
     """
     policies = dict.fromkeys([*scores.policy, *(one.policy for one in scores.absent)])
-    return [
+    found = [
         _entrant(scores, headers, policy, source, protocol=protocol, privileged=policy in privileged)
         for policy in policies
     ]
+    return [replace(one, left_out=tuple(left_out)) for one in found]
 
 
 def _entrant(

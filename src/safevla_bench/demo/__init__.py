@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.files import begun, write_atomically, writing
 
 ARCHIVE = "rollouts.parquet"
 
@@ -24,20 +24,18 @@ def contents() -> bytes:
 def unpack(folder: Path) -> Path:
     """Copy the shipped archive into a new folder, or into one where it lies already, and return its path.
 
-    Raises `RunError` where the folder holds something else or cannot be written to; nothing is changed then.
+    Raises `RunError` where the folder holds something else, and `FileError` where it cannot be written to; nothing is
+    changed then.
     """
     path, shipped, place = folder / ARCHIVE, contents(), Place(file=str(folder))
-    try:
+    with writing(folder):
         if not (_free(folder) or (path.is_file() and path.read_bytes() == shipped)):
             remedy = "Choose another --out, or remove it first."
             raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, shipped)
-    except OSError as error:
-        remedy = "Choose an --out that can be written to."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=place) from None
     return path
 
 
 def _free(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return not folder.exists() or (folder.is_dir() and all(map(begun, folder.iterdir())))

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from safevla_bench import rollout, runs
+from safevla_bench.cluster import Cluster
 from safevla_bench.errors import Place, RunError
 from safevla_bench.monitor import Monitor
 from safevla_bench.policies import zoo
@@ -145,6 +146,8 @@ class Running:
 
     workers: int = 1
     """Processes; one runs here."""
+    cluster: Cluster | None = None
+    """The Ray cluster whose actors are the workers; None = this machine."""
     resume: bool = False
     """Continue the run in the folder, where there is one."""
     retry_crashed: bool = False

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import cast
 
 from safevla_bench import metrics, runs
+from safevla_bench.cluster import Cluster
 from safevla_bench.compare import Entrant, entrants, named_apart
-from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.distributed import score_records
+from safevla_bench.errors import DamageError, RunError, SafevlaError
 from safevla_bench.evaluate.asking import AS_SHIPPED, Judge
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import score_chunks
+from safevla_bench.scoring import Manner, score_chunks
 from safevla_bench.specs import Library
 from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Batch
@@ -53,10 +55,14 @@ class Judged:
         return self.scores.provenance.get("applicability") == "off"
 
     @property
+    def left_out(self) -> runs.LeftOut:
+        """The episodes of the sources that are not judged: invalid ones, and those lost in damaged files."""
+        return self.records.left_out
+
+    @property
     def skipped(self) -> int:
-        """How many invalid episodes were left out."""
-        skipped = self.scores.provenance.get("skipped", ())
-        return len(skipped) if isinstance(skipped, list) else 0
+        """How many these are, as far as they can be counted."""
+        return self.left_out.known
 
     @property
     def interrupted(self) -> int:
@@ -70,21 +76,14 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
 
-def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Judged:
-    """Score every episode of the sources.
+def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False, cluster: Cluster | None = None) -> Judged:
+    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
 
     Raises `CollectedError` listing every bad episode, `SignalError`, `UnknownTaskError`, `SpecError`, `RegistryError`.
     """
     specs, tasks = by.load()
-    records = runs.Records(paths)
-    chunks = records.first()
-    try:
-        scores = _scored(chunks, specs, tasks, by)
-    except SafevlaError:
-        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
-            pass
-        records.require(skip_invalid=skip_invalid)
-        raise
+    found = _on(cluster, paths, specs, tasks, by) if cluster else None
+    records, scores = found or _here(paths, specs, tasks, by, skip_invalid)
     records.require(skip_invalid=skip_invalid)
     provenance = {
         "library": {"name": specs.name, "digest": specs.digest},
@@ -92,11 +91,48 @@ def judge(paths: Sequence[Path], by: Judge, *, skip_invalid: bool = False) -> Ju
         "capabilities": by.capabilities,
         "missing": by.missing,
         "applicability": by.applicability,
-        "skipped": [str(problem) for problem in records.problems],
+        "skipped": [str(problem) for problem in records.problems if not isinstance(problem, DamageError)],
         "version": __version__,
+        **_lost(records),
     }
     scores = replace(scores, absent=tuple(records.absent), provenance=provenance)
     return Judged(scores, records, specs, _joined(records, provenance), by, tuple(paths))
+
+
+def _here(
+    paths: Sequence[Path], specs: Library, tasks: Registry, by: Judge, skip_invalid: bool
+) -> tuple[runs.Records, Scores]:
+    """The records, read once, and their scores."""
+    records = runs.Records(paths)
+    chunks = records.first()
+    try:
+        return records, _scored(chunks, specs, tasks, by)
+    except SafevlaError:
+        for _ in chunks:  # bad episodes come before what the good ones lack, and all of them are listed
+            pass
+        records.require(skip_invalid=skip_invalid)
+        raise
+
+
+def _on(
+    cluster: Cluster, paths: Sequence[Path], specs: Library, tasks: Registry, by: Judge
+) -> tuple[runs.Records, Scores] | None:
+    """The same from a Ray cluster; None where anything is wrong with the records, and they must be read here."""
+    records = runs.Records(paths)
+    how = Manner(by.capabilities, by.missing, by.applicability)
+    scores = score_records(records, specs, tasks, how, cluster)
+    return None if scores is None else (records, scores)
+
+
+def _lost(records: runs.Records) -> dict[str, object]:
+    """What damaged files cost, where there are any: how many episodes, which, and where they were."""
+    damage = [problem for problem in records.problems if isinstance(problem, DamageError)]
+    if not damage:
+        return {}
+    left_out = records.left_out
+    named = [problem.place.episode for problem in damage if problem.place.episode is not None]
+    places = [str(problem) for problem in damage if problem.place.episode is None]
+    return {"lost": {"episodes": left_out.lost, "more": left_out.unknown, "named": named, "damage": places}}
 
 
 def _scored(chunks: Iterable[Batch], specs: Library, tasks: Registry, by: Judge) -> Scores:
@@ -118,10 +154,8 @@ def rescorer(judged: Judged, by: Judge) -> Callable[[Library], Scores]:
 
 def lost(judged: Judged) -> list[str]:
     """What is missing from the scores beside crashed and stopped episodes, each as one sentence."""
-    skipped = judged.scores.provenance.get("skipped")
-    count = len(skipped) if isinstance(skipped, list) else 0
     found = [f"{judged.interrupted} run was interrupted before its last episode"] if judged.interrupted else []
-    return found + ([f"{count} invalid episode{'' if count == 1 else 's'} left out"] if count else [])
+    return found + judged.left_out.said()
 
 
 def contestants(
@@ -137,9 +171,10 @@ def contestants(
         (source,) = cast("list[Mapping[str, object]]", judged.description["sources"])
         protocol = source.get("protocol")
         found += entrants(
-            judged.scores,
+            replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
             judged.records.headers,
             str(path),
+            left_out=judged.left_out.said(),
             protocol=protocol if isinstance(protocol, dict) else None,
             privileged=judged.privileged,
         )

@@ -14,7 +14,7 @@ from safevla_bench.baseline import baseline
 from safevla_bench.errors import RunError
 from safevla_bench.evaluate.asking import Judge
 from safevla_bench.evaluate.judging import Judged, judge, rescorer
-from safevla_bench.files import write_atomically
+from safevla_bench.files import make_folder, write_together
 from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, page, submission
 from safevla_bench.report.album import album
@@ -39,7 +39,7 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
         untagged=lambda: score_chunks(judged.records.chunks(), specs, tasks, applicability="off"),
         remarks=[
             *([INTERRUPTED] if judged.interrupted else []),
-            *_left_out(judged.skipped),
+            *(f"{said[0].upper()}{said[1:]}." for said in judged.left_out.said()),
             *cautioning.warning(baseline(judged.scores)),
         ],
         exposed=lambda: exposed(judged, by),
@@ -47,10 +47,6 @@ def material(judged: Judged, by: Judge) -> catalogue.Material:
 
 
 INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
-
-
-def _left_out(skipped: int) -> list[str]:
-    return [f"{skipped} invalid episode{'' if skipped == 1 else 's'} left out."] if skipped else []
 
 
 def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:
@@ -70,7 +66,7 @@ def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submi
         submission.archive_files(paths),
         recorded_with=submission.versions(judged.records.headers),
         privileged=judged.privileged,
-        complete=not judged.interrupted,
+        complete=not (judged.interrupted or judged.left_out),
         skipped=judged.skipped,
     )
 
@@ -102,10 +98,8 @@ def write(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
     html = report(judged)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    write_atomically(folder / runs.REPORT, html)
+    make_folder(folder)
+    write_together(folder, {**contents, runs.REPORT: html}, chief=runs.SCORES)
 
 
 def score_files(judged: Judged, *, legacy_ids: bool = False) -> dict[str, bytes]:

@@ -57,8 +57,12 @@ def _done(entry: runs.Entry | None, running: Running) -> bool:
 def _engine(
     prepared: Prepared, pending: Sequence[rollout.Planned], running: Running, observer: rollout.Observer | None
 ) -> Generator[rollout.Finished]:
-    """The pending episodes as they end, run here or by workers."""
+    """The pending episodes as they end, run here, by workers or by actors."""
     if not pending:
+        return
+    if running.cluster:
+        prepared.close()
+        yield from rollout.run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
         return
     if running.workers > 1:
         prepared.close()  # the workers make their own; a large model need not be here too

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import runs
 from safevla_bench.errors import HostError, Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.frames import clips
 from safevla_bench.frames.drawing import BEFORE, GREEN, GREY, RED, Caption, Pixels, drawn, jpeg, outlined
 from safevla_bench.frames.shots import Shot, passing, shots, violation
@@ -69,7 +69,7 @@ def make(
         HostError: the host cannot show episodes, nothing can be rendered here, or a record lacks what it takes.
         RunError: what would be shown is not what was recorded; no picture of it is written.
     """
-    (run.folder / runs.FRAMES).mkdir(exist_ok=True)
+    make_folder(run.folder / runs.FRAMES)
     made: list[Frame] = []
     for done, index in enumerate(episodes):
         observer(done, run.batch.headers[index].episode_id)

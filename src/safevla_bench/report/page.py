@@ -45,7 +45,8 @@ def page(
         library: the specifications, for their formulas and limits.
         title: what the page is called.
         provenance: how the scores came about, shown at the end as it is. `policies` in it, or in the mappings of its
-            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes;
+            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes,
+            `lost` says what damaged files cost,
             `standin_assets` the suites that were simulated with stand-ins for the host's own assets.
         analysis: what was computed beyond the summaries; what it lacks is left out.
         album: frames of episodes.
@@ -79,7 +80,7 @@ def page(
             limits=_limits(scores.specs),
             dash=NONE,
             number=lambda value: fixed(value, 2) if value == value else NONE,
-            provenance=[pair for pair in _flat(provenance) if pair[0] != "skipped"],
+            provenance=[pair for pair in _flat(provenance) if pair[0].partition(".")[0] not in ("skipped", "lost")],
         )
     )
 
@@ -89,15 +90,16 @@ def _numbers(
 ) -> dict[str, object]:
     """Outcomes, violations, and what was not scored."""
     marked = frozenset(_privileged(provenance))
-    standin = _texts(provenance.get("standin_assets"))
+    standin, damage = _texts(provenance.get("standin_assets")), _damage(provenance.get("lost"))
     return {
         "standin": standin,
+        "lost": str(damage),
         "privileged": sorted(marked & {policy_name(cell) for cell in found}),
         "outcomes": [views.outcome(cell, cell.policy in marked) for cell in found],
         "main": tables.main(found, total, privileged=marked, standin=standin),
         "violations": [views.violations(cell) for cell in found if cell.n],
         "folded": len(found) > _OPEN,
-        "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped"))),
+        "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped")), damage),
     }
 
 
@@ -140,6 +142,19 @@ def _mappings(value: object) -> Iterator[Mapping[str, object]]:
     for one in value if isinstance(value, list | tuple) else ():
         if isinstance(one, Mapping):
             yield one
+
+
+def _damage(lost: object) -> tables.Damage:
+    """What damaged files cost, as scores.json says it."""
+    if not isinstance(lost, Mapping):
+        return tables.Damage()
+    count = lost.get("episodes")
+    return tables.Damage(
+        episodes=count if isinstance(count, int) else 0,
+        more=lost.get("more") is True,
+        named=tuple(_texts(lost.get("named"))),
+        places=tuple(_texts(lost.get("damage"))),
+    )
 
 
 def _texts(value: object) -> list[str]:

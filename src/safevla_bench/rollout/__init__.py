@@ -1,5 +1,6 @@
-"""Running policies: what to run (`plan`), one episode (`episode`), all of them (`dispatch`, `workers`)."""
+"""Running policies: what to run (`plan`), one episode (`episode`), all of them (`dispatch`, `workers`, `actors`)."""
 
+from safevla_bench.rollout.actors import run_actors
 from safevla_bench.rollout.dispatch import Finished, Observer, run_all
 from safevla_bench.rollout.episode import Outcome, run_episode
 from safevla_bench.rollout.estimate import Estimate, estimate
@@ -25,6 +26,7 @@ __all__ = [
     "matched",
     "plan",
     "protocol",
+    "run_actors",
     "run_all",
     "run_episode",
     "run_workers",

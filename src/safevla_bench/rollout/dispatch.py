@@ -1,7 +1,7 @@
 """All planned episodes in this process; what every other engine is measured against.
 
 An engine takes the episodes that are to be run and yields each as it ends, in any order; `RunWriter` puts them into the
-order of the plan, so that no engine can change a byte of a complete run. `workers` is the other engine here.
+order of the plan, so that no engine can change a byte of a complete run. `workers` and `actors` are the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVER_RETRIES = 2
 
 
 class Observer(Protocol):
-    """Watches a run; it changes nothing. Workers tell of every twentieth step."""
+    """Watches a run; it changes nothing. Workers and actors tell of every twentieth step."""
 
     def started(self, episodes: Sequence[Planned]) -> None: ...
 

@@ -24,14 +24,16 @@ from safevla_bench.runs.folder import (
     episode_rows,
     latencies,
     parquet,
+    read_table,
     score_files,
 )
 from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
+from safevla_bench.runs.manifest import changed
 from safevla_bench.runs.merging import Stretch, merge
 from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.records import Records
+from safevla_bench.runs.records import LeftOut, Noted, Records, chunked
 from safevla_bench.runs.source import Source, Stream, open_source, open_sources
 from safevla_bench.runs.writing import RunWriter
 
@@ -52,12 +54,16 @@ __all__ = [
     "GrowingRun",
     "Kind",
     "Latency",
+    "LeftOut",
+    "Noted",
     "Records",
     "RunWriter",
     "Source",
     "Stream",
     "Stretch",
     "archive_parts",
+    "changed",
+    "chunked",
     "described",
     "dump",
     "episode_rows",
@@ -70,6 +76,7 @@ __all__ = [
     "parquet",
     "progress",
     "read_frames",
+    "read_table",
     "score_files",
     "write_frames",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.errors import Place, RunError
+from safevla_bench.archive import layout
+from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.scores import EpisodeScore
 
@@ -103,8 +105,8 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
     """
     path = folder / EPISODES
     try:
-        return msgspec.convert(pq.read_table(path).to_pylist(), list[EpisodeRow]) if path.exists() else []
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return msgspec.convert(read_table(path.read_bytes()).to_pylist(), list[EpisodeRow]) if path.exists() else []
+    except (pa.ArrowException, OSError, ValueError, RecordError) as error:
         remedy = "Restore the file, or score the files under archive/ directly."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
@@ -151,10 +153,21 @@ _SCORES_SCHEMA = pa.schema(
 
 
 def parquet(table: pa.Table) -> bytes:
-    """A table as the bytes of a Parquet file."""
+    """A table as the bytes of a Parquet file, its pages with checksums."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())
+
+
+def read_table(content: bytes, **how: object) -> pa.Table:
+    """The table of a Parquet file's bytes, which may be anybody's.
+
+    Raises:
+        RecordError: it stands for more than it holds, or does not describe itself rightly.
+        pa.ArrowException, OSError: it is damaged.
+    """
+    layout.check(io.BytesIO(content))
+    return pq.read_table(io.BytesIO(content), page_checksum_verification=True, **how)
 
 
 def dump(document: object) -> bytes:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from safevla_bench import archive
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import digest, write_atomically
-from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, dump, write_episodes
+from safevla_bench.files import append, begun, make_folder, write_atomically
+from safevla_bench.runs.folder import ARCHIVE, RUN, EpisodeRow, archive_parts, dump, write_episodes
 from safevla_bench.runs.journal import SUFFIX
-from safevla_bench.trajectory import SCHEMA_VERSION, Batch
+from safevla_bench.runs.manifest import write_manifest
+from safevla_bench.trajectory import Batch
 
 
 class GrowingRun:
@@ -20,17 +21,13 @@ class GrowingRun:
     def __init__(self, folder: Path, description: Mapping[str, object]) -> None:
         """Make the folder and write run.json; `RunError` where the folder already holds something."""
         self.folder = folder
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and all(map(begun, folder.iterdir()))):
             remedy = "Choose another --out, or remove it first."
             raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(folder)))
-        try:
-            (folder / ARCHIVE).mkdir(parents=True)
-        except OSError as error:
-            remedy = "Choose an --out that can be written to."
-            raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
+        make_folder(folder / ARCHIVE)
         write_atomically(folder / RUN, dump(description))
         self._part = folder / ARCHIVE / f"part-00000{SUFFIX}"
-        self._part.touch()
+        append(self._part, b"")
 
     def append(self, batch: Batch) -> None:
         """Add the records of a finished episode to the archive."""
@@ -43,7 +40,5 @@ class GrowingRun:
     def finish(self, rows: Sequence[EpisodeRow], description: Mapping[str, object]) -> None:
         """Write the table of episodes, the manifest and run.json as they are now; more may follow."""
         write_episodes(self.folder, rows)
-        parts = {f"{ARCHIVE}/{part.name}": digest(part) for part in archive_parts(self.folder)}
-        manifest = {"schema_version": SCHEMA_VERSION, "parts": parts, "episodes": len(rows)}
-        write_atomically(self.folder / MANIFEST, dump(manifest))
+        write_manifest(self.folder, archive_parts(self.folder), len(rows))
         write_atomically(self.folder / RUN, dump(description))

@@ -19,6 +19,7 @@ import msgspec
 from safevla_bench.archive import jsonl
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.files import write_all
 from safevla_bench.runs.folder import EpisodeRow, Latency, described
 from safevla_bench.trajectory import Batch
 
@@ -47,7 +48,11 @@ class Journal:
         read, whole = _read(place)
         self.entries = {entry.index: entry for entry in read}
         self._frames = _opened(place / RECORDS, max((one.offset + one.length for one in read), default=0))
-        self._lines = _opened(place / JOURNAL, whole)
+        try:
+            self._lines = _opened(place / JOURNAL, whole)
+        except BaseException:
+            self._frames.close()
+            raise
 
     def append(self, index: int, row: EpisodeRow, frame: bytes | None, latency: Latency | None = None) -> None:
         """Keep a finished episode for good; `frame` is its compressed record, None where it left none."""
@@ -127,7 +132,7 @@ def _read(place: Path) -> tuple[list[Entry], int]:
     try:
         return [msgspec.json.decode(line, type=Entry) for line in text[:whole].splitlines()], whole
     except msgspec.DecodeError as error:
-        remedy = "Start the run anew; the records beside it can still be read."
+        remedy = f"Start the run anew. {place / RECORDS} can be read as an archive of what it had done."
         raise RunError(f"the journal is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
@@ -144,7 +149,5 @@ def _opened(path: Path, length: int) -> IO[bytes]:
 
 
 def _write(stream: IO[bytes], content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[stream.write(view) :]
+    write_all(stream.fileno(), content)
     os.fsync(stream.fileno())

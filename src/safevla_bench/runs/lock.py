@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
+from safevla_bench.files import writing
 
 LOCK = ".lock"
 
@@ -41,11 +42,8 @@ def unlock(folder: Path, held: int) -> None:
 
 
 def _open(path: Path) -> int:
-    try:
+    with writing(path.parent):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        remedy = "Choose an --out that can be written to."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path.parent))) from None
 
 
 def _is(path: Path, held: int) -> bool:

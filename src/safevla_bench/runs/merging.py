@@ -14,19 +14,9 @@ from typing import NoReturn
 import msgspec
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import digest
-from safevla_bench.runs import parts
-from safevla_bench.runs.folder import (
-    ARCHIVE,
-    LATENCY,
-    MANIFEST,
-    RUN,
-    EpisodeRow,
-    archive_parts,
-    described,
-    episode_rows,
-    latencies,
-)
+from safevla_bench.files import writing
+from safevla_bench.runs import manifest, parts
+from safevla_bench.runs.folder import LATENCY, RUN, EpisodeRow, described, episode_rows, latencies
 from safevla_bench.runs.journal import progress
 from safevla_bench.runs.writing import differences
 from safevla_bench.trajectory import Batch
@@ -47,10 +37,6 @@ class Stretch(msgspec.Struct, frozen=True):
     count: int
     first: int
     whole: int
-
-
-class _Manifest(msgspec.Struct):
-    parts: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -128,26 +114,18 @@ def _each_once(shards: Sequence[_Shard]) -> None:
 
 def _intact(shard: _Shard) -> None:
     """Refuse a shard whose files are not those that it was completed with."""
-    held = {f"{ARCHIVE}/{part.name}": digest(part) for part in archive_parts(shard.folder)}
-    if held != _digests(shard.folder):
-        _refuse(shard.folder, f"its archive is not the one that {MANIFEST} describes", _DAMAGED)
-
-
-def _digests(folder: Path) -> Mapping[str, str]:
-    try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Manifest).parts
-    except (OSError, msgspec.DecodeError) as error:
-        _refuse(folder / MANIFEST, f"cannot be read: {error}", _DAMAGED)
+    for name, problem in manifest.changed(shard.folder):
+        _refuse(shard.folder / name, problem, _DAMAGED)
 
 
 def _write(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        beside.mkdir(parents=True)
-        parts.write_run(beside, _description(shards), rows, chain.from_iterable(map(_records, shards)))
-        beside.rename(out)
-    except OSError as error:
-        _refuse(out, error.strerror or str(error), "Choose an --out that can be written to.")
+        with writing(out):
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
+            beside.mkdir(parents=True)
+            parts.write_run(beside, _description(shards), rows, chain.from_iterable(map(_records, shards)))
+            beside.rename(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

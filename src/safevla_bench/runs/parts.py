@@ -9,10 +9,11 @@ from pathlib import Path
 from safevla_bench import archive
 from safevla_bench.archive import frames, jsonl, parquet
 from safevla_bench.errors import RecordError
-from safevla_bench.files import digest, write_atomically
-from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, dump, write_episodes
+from safevla_bench.files import write_atomically
+from safevla_bench.runs.folder import ARCHIVE, RUN, EpisodeRow, archive_parts, dump, write_episodes
 from safevla_bench.runs.journal import SUFFIX
-from safevla_bench.trajectory import SCHEMA_VERSION, Batch, concatenate, select
+from safevla_bench.runs.manifest import write_manifest
+from safevla_bench.trajectory import Batch, concatenate, select
 
 EPISODES_A_PART = 200
 """Records in one file of the archive; a part is put together in memory."""
@@ -36,9 +37,7 @@ def write_run(
     for stale in set(archive_parts(folder)) - set(parts):
         stale.unlink()
     write_episodes(folder, rows)
-    digests = {f"{ARCHIVE}/{part.name}": digest(part) for part in parts}
-    manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": len(rows)}
-    write_atomically(folder / MANIFEST, dump(manifest))
+    write_manifest(folder, parts, len(rows))
     write_atomically(folder / RUN, dump({**description, "complete": True}))
 
 

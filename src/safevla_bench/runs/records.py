@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import CollectedError, Place, RecordError, RunError
-from safevla_bench.runs.source import Stream, open_stream
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.runs.source import Stream, open_stream, remedy_for
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import PRIVILEGED, STANDIN, Batch, Header, bearing, concatenate, hollow, select
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
+_MARKS = (PRIVILEGED, STANDIN)
 Key = tuple[str | None, str]
 """Policy and episode id: what an episode is found by across sources."""
 
@@ -24,6 +26,68 @@ Key = tuple[str | None, str]
 def key(header: Header) -> Key:
     """What tells an episode from all others of the sources."""
     return header.policy, header.episode_id
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is kept of a batch that was read once: its headers, their lengths, and which bear a mark."""
+
+    headers: tuple[Header, ...]
+    lengths: tuple[int, ...]
+    marked: Mapping[str, tuple[Key, ...]]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Noted:
+        marked = {mark: tuple(key(header) for header in bearing(batch, mark)) for mark in _MARKS}
+        return cls(batch.headers, tuple(batch.lengths.tolist()), marked)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Episodes of the sources that are not among those read: not valid, or lost with the file that they were in."""
+
+    invalid: int
+    lost: int
+    damaged: int
+    """Places of files where something is damaged or gone."""
+    unknown: bool
+    """Whether more were lost than anybody can count."""
+
+    @classmethod
+    def of(cls, problems: Sequence[RecordError]) -> LeftOut:
+        """What these errors stand for."""
+        damage = [one for one in problems if isinstance(one, DamageError)]
+        named = sum(one.place.episode is not None for one in damage)
+        counted = sum(one.episodes or 0 for one in damage if one.place.episode is None)
+        unknown = any(one.episodes is None for one in damage if one.place.episode is None)
+        return cls(len(problems) - len(damage), named + counted, len(damage) - named, unknown)
+
+    @property
+    def known(self) -> int:
+        """How many there are at least."""
+        return self.invalid + self.lost
+
+    def __bool__(self) -> bool:
+        return bool(self.known or self.damaged)
+
+    def said(self) -> list[str]:
+        """Each kind as one sentence without its full stop."""
+        found = [f"{_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+        if self.unknown:
+            found.append(f"{'more than ' if self.lost else ''}{_counted(self.lost)} lost in damaged files")
+        elif self.lost:
+            found.append(f"{_episodes(self.lost)} lost in damaged files")
+        elif self.damaged:
+            found.append("a file is not as it was written; every episode that it should hold was read")
+        return found
+
+
+def _counted(count: int) -> str:
+    return _episodes(count) if count else "an unknown number of episodes"
+
+
+def _episodes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}episode{'' if count == 1 else 's'}"
 
 
 class Records:
@@ -39,7 +103,8 @@ class Records:
         self._lengths: list[int] = []
         self._found: list[list[tuple[int, Key]]] = [[] for _ in self.streams]
         self._problems: list[list[RecordError]] = [[] for _ in self.streams]
-        self._marked: dict[str, set[Key]] = {PRIVILEGED: set(), STANDIN: set()}
+        self._places = [0 for _ in self.streams]
+        self._marked: dict[str, set[Key]] = {mark: set() for mark in _MARKS}
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -70,19 +135,58 @@ class Records:
         return [problem for those in self._problems for problem in those]
 
     @property
+    def left_out(self) -> LeftOut:
+        """How many episodes are not among these."""
+        return LeftOut.of(self.problems)
+
+    @property
     def absent(self) -> list[Absent]:
         """The planned episodes without a record, of all sources."""
         return [one for stream in self.streams for one in stream.absent]
+
+    @property
+    def lost(self) -> list[Absent]:
+        """The episodes whose record is gone with a damaged file, where a run's table says which they are."""
+        found: list[Absent] = []
+        for stream, problems in zip(self.streams, self._problems, strict=True):
+            names = {problem.place.episode for problem in problems if isinstance(problem, DamageError)}
+            found += [one for one in stream.expected or () if one.episode_id in names]
+        return found
 
     @property
     def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
         """The path of each source, and its run.json."""
         return [(stream.path, stream.description) for stream in self.streams]
 
+    @property
+    def ambiguous(self) -> bool:
+        """Whether a source names an episode twice; a reading that is not in pieces makes an error of the second."""
+        names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
+        return any(len(set(one)) < len(one) for one in names)
+
+    @property
+    def intact(self) -> bool:
+        """Whether no source is damaged and none has lost an episode, after a reading without errors."""
+        names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
+        return all(stream.intact(found) for stream, found in zip(self.streams, names, strict=True))
+
     def first(self) -> Iterator[Batch]:
         """The first reading, some episodes at a time; bad ones are in `problems`."""
         for number, stream in enumerate(self.streams):
-            yield from _chunks(self._noted(number, stream))
+            yield from chunked(self._noted(number, stream))
+
+    def note(self, number: int, said: Noted | RecordError) -> None:
+        """Keep what the first reading of a stream has come to next; streams one after the other, each in its order."""
+        if isinstance(said, RecordError):
+            self._problems[number].append(said)
+            self._places[number] += (said.episodes or 0) if isinstance(said, DamageError) else 1
+            return
+        self.headers += said.headers
+        self._lengths += said.lengths
+        self._found[number] += [(self._places[number] + k, key(header)) for k, header in enumerate(said.headers)]
+        for mark, those in said.marked.items():
+            self._marked[mark].update(those)
+        self._places[number] += len(said.headers)
 
     def require(self, *, skip_invalid: bool = False) -> None:
         """After the first reading: every episode must be good, unless that is not asked for, and in one source.
@@ -90,8 +194,7 @@ class Records:
         Raises `CollectedError` with every bad episode of every source, and `RunError` for one that is in two.
         """
         if self.problems and not skip_invalid:
-            remedy = "Mend them, or pass --skip-invalid to score the others and count these."
-            raise CollectedError(self.problems, remedy=remedy)
+            raise CollectedError(self.problems, remedy=remedy_for(self.problems))
         seen: dict[Key, Path] = {}
         for stream, found in zip(self.streams, self._found, strict=True):
             for _, (policy, episode_id) in found:
@@ -105,7 +208,7 @@ class Records:
         """Another reading: the same episodes, some at a time. `RunError` where a source holds others by now."""
         for stream, found in zip(self.streams, self._found, strict=True):
             known, count = {one for _, one in found}, 0
-            for batch in _chunks(_only(stream.read(), known)):
+            for batch in chunked(_only(stream.read(), known)):
                 count += len(batch)
                 yield batch
             if count != len(found):
@@ -156,19 +259,10 @@ class Records:
         return chosen
 
     def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
-        place = 0
-        for read in stream.read():
-            if isinstance(read, RecordError):
-                self._problems[number].append(read)
-                place += 1
-                continue
-            self.headers += read.headers
-            self._lengths += read.lengths.tolist()
-            self._found[number] += [(place + k, key(header)) for k, header in enumerate(read.headers)]
-            for mark, those in self._marked.items():
-                those.update(key(header) for header in bearing(read, mark))
-            place += len(read)
-            yield read
+        for read in stream.first():
+            self.note(number, read if isinstance(read, RecordError) else Noted.of(read))
+            if not isinstance(read, RecordError):
+                yield read
 
 
 class Keeping:
@@ -201,7 +295,7 @@ class Keeping:
         return self._records._among(self._kept, [k for k in range(len(self._records)) if k not in kept])
 
 
-def _chunks(found: Iterable[Batch]) -> Iterator[Batch]:
+def chunked(found: Iterable[Batch]) -> Iterator[Batch]:
     """The same episodes in batches of a good size."""
     gathered: list[Batch] = []
     for batch in found:

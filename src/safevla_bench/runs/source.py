@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from safevla_bench import archive
-from safevla_bench.errors import CollectedError, Place, RecordError, RunError
-from safevla_bench.runs import journal
-from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, described, episode_rows
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.inert import inert
+from safevla_bench.runs import journal, manifest
+from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, described, episode_rows
 from safevla_bench.scores import Absent
 from safevla_bench.trajectory import Batch, concatenate
+
+LOST = "lost"
+"""The outcome of an episode whose record is gone with a damaged file."""
+_REASON = "its record is lost in a damaged file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,56 @@ class Stream:
     description: Mapping[str, object]
     read: Callable[..., Iterator[Batch | RecordError]]
     """With the places that are wanted, or without."""
+    files: tuple[Path, ...] = ()
+    """What `read` reads, one after the other; none where an unfinished run is read, which may go on meanwhile."""
+    expected: tuple[Absent, ...] | None = None
+    """The episodes that are to have a record, as they are told where they have none; None = nobody knows."""
+    complete: bool = False
+    """Whether it is a run folder that nothing adds to any more, so that its files can be compared with the manifest."""
+
+    def first(self) -> Iterator[Batch | RecordError]:
+        """What `read` gives, with an error for each part that is not as it was written and each episode that is lost.
+
+        A run's table of episodes says which are lost; then a record that names none of them is damage like any other,
+        and is not counted beside the one whose record it was.
+        """
+        yield from _changed(self.path) if self.complete else ()
+        yield from self.read() if self.expected is None else self._accounted([one.episode_id for one in self.expected])
+
+    def intact(self, episodes: Collection[str]) -> bool:
+        """Whether nothing is damaged or lost, where a reading found these episodes and no error."""
+        expected = None if self.expected is None else {one.episode_id for one in self.expected}
+        return expected in (None, set(episodes)) and not (self.complete and any(_changed(self.path)))
+
+    def _accounted(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+        left = {inert(name): name for name in expected}
+        known = set(left)
+        for one in self.read():
+            names = [header.episode_id for header in one.headers] if isinstance(one, Batch) else [one.place.episode]
+            for name in names:
+                left.pop(inert(name or ""), None)
+            yield one if isinstance(one, Batch) or inert(names[0] or "") in known else _uncounted(one)
+        yield from (_lost(self.path, name) for name in left.values())
+
+
+def _uncounted(error: RecordError) -> DamageError:
+    return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
+
+
+def _lost(path: Path, episode: str) -> DamageError:
+    place = Place(file=str(path), episode=episode)
+    return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
+
+
+def _changed(path: Path) -> Iterator[DamageError]:
+    """The parts of a complete run that are not as they were written; what they lost is found when they are read."""
+    if not (path / MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
+        return
+    try:
+        for name, problem in manifest.changed(path):
+            yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
+    except RunError as error:
+        yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
 def open_source(path: Path) -> Source:
@@ -44,7 +100,7 @@ def open_source(path: Path) -> Source:
     Of an unfinished run the episodes that are done are read, in plan order, while it runs or after it was killed.
     """
     stream = open_stream(path)
-    read = list(stream.read())
+    read = list(stream.first())
     batches = [one for one in read if isinstance(one, Batch)]
     problems = tuple(one for one in read if isinstance(one, RecordError))
     return Source(path, concatenate(batches) if batches else None, stream.absent, problems, stream.description)
@@ -57,7 +113,7 @@ def open_stream(path: Path) -> Stream:
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
     if path.is_dir():
         return _open_folder(path)
-    return Stream(path, (), {}, partial(_some, path))
+    return Stream(path, (), {}, partial(_some, path), (path,))
 
 
 def _some(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
@@ -81,18 +137,9 @@ def _open_folder(path: Path) -> Stream:
         description = described(path)  # it may have been completed while we read
         if begun and description.get("complete") is False:
             return begun
-    return _stream(path, episode_rows(path), description, partial(archive.read, _parts(path)))
-
-
-def _parts(path: Path) -> list[Path]:
-    """The parts that are there and those that the manifest names: one that is missing is an error when it is read."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):  # `safevla verify` says so; the records can be read without it
-        manifest = None
-    named = manifest.get("parts") if isinstance(manifest, dict) else None
-    listed = [path / ARCHIVE / Path(name).name for name in named] if isinstance(named, dict) else []
-    return sorted({*archive_parts(path), *listed})
+    rows, complete = episode_rows(path), description.get("complete") is True
+    parts = manifest.parts(path)
+    return _stream(path, rows, description, partial(archive.read, parts), parts, complete=complete)
 
 
 def _unfinished(path: Path, description: Mapping[str, object]) -> Stream | None:
@@ -109,8 +156,13 @@ def _stream(
     rows: Sequence[EpisodeRow],
     description: Mapping[str, object],
     read: Callable[..., Iterator[Batch | RecordError]],
+    files: Sequence[Path] = (),
+    *,
+    complete: bool = False,
 ) -> Stream:
-    return Stream(path, tuple(_absent(row) for row in rows if row.outcome == "crashed"), description, read)
+    absent = tuple(_absent(row) for row in rows if row.outcome == "crashed")
+    expected = tuple(replace(_absent(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed")
+    return Stream(path, absent, description, read, tuple(files), expected if complete and rows else None, complete)
 
 
 def _absent(row: EpisodeRow) -> Absent:
@@ -126,10 +178,20 @@ def open_sources(paths: Sequence[Path], *, skip_invalid: bool = False) -> tuple[
     sources = [open_source(path) for path in paths]
     problems = [problem for source in sources for problem in source.problems]
     if problems and not skip_invalid:
-        raise CollectedError(problems, remedy="Mend them, or pass --skip-invalid to score the others and count these.")
+        raise CollectedError(problems, remedy=remedy_for(problems))
     _distinct(sources)
     batches = [source.batch for source in sources if source.batch is not None]
     return (concatenate(batches) if batches else None), sources
+
+
+def remedy_for(problems: Sequence[RecordError]) -> str:
+    """What to do where episodes are bad or lost."""
+    if any(isinstance(problem, DamageError) for problem in problems):
+        return (
+            "Copy the files anew from where they were made; or pass --salvage to take the episodes that can be read "
+            "and count the others."
+        )
+    return "Mend them, or pass --skip-invalid to take the others and count these."
 
 
 def _distinct(sources: Sequence[Source]) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
+from safevla_bench.errors import FileError, Place, RunError
+from safevla_bench.files import make_folder, write_atomically, writing
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
@@ -36,6 +36,7 @@ from safevla_bench.runs.folder import (
 )
 from safevla_bench.runs.journal import PARTIAL, Entry, Journal, exists, progress
 from safevla_bench.runs.lock import LOCK, lock, unlock
+from safevla_bench.runs.manifest import changed
 from safevla_bench.runs.parts import framed, records, write_run
 
 
@@ -64,10 +65,11 @@ class RunWriter:
                 _may_continue(folder, description, resume=resume)
             self.description = described(folder)
             self.complete = self.description.get("complete") is True
-            if self.complete:
-                _tidy(folder)
-            else:
-                self._journal = Journal(folder)
+            with _writing(folder):
+                if self.complete:
+                    _tidy(folder)
+                else:
+                    self._journal = Journal(folder)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -94,6 +96,13 @@ class RunWriter:
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
+        for name, problem in changed(self.folder):
+            remedy = "Restore it first: its digest would be lost with the manifest."
+            raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
+        with _writing(self.folder):
+            self._reopen()
+
+    def _reopen(self) -> None:
         left = records(self.folder)
         journal, spent = Journal(self.folder), latencies(self.folder)
         for index, row in enumerate(episode_rows(self.folder)):
@@ -129,12 +138,9 @@ class RunWriter:
 def _make(folder: Path) -> None:
     """Make the folder where it is missing; what is neither new nor a run is refused before it is touched."""
     place = Place(file=str(folder))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    with writing(folder):
         foreign = not (_untouched(folder) or (folder / RUN).exists())
-    except OSError as error:
-        remedy = "Choose an --out that can be written to."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=place) from None
     if foreign:
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
@@ -203,10 +209,12 @@ def _tidy(folder: Path) -> None:
 def _writing(folder: Path) -> Iterator[None]:
     """A disk that is full or gone is the user's to mend; what was kept before stays."""
     try:
-        yield
-    except OSError as error:
-        remedy = "Mend that, and continue with --resume."
-        raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=str(folder))) from None
+        with writing(folder):
+            yield
+    except FileError as error:
+        going_on = f"safevla eval --resume --out {shlex.quote(str(folder))}"
+        error.remedy = f"What is finished is kept. Mend that, and go on: {going_on}."
+        raise
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safevla_bench import archive, runs
-from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.trajectory import Batch, concatenate, standin_benchmarks
+from safevla_bench import runs
+from safevla_bench.errors import Place, RunError
 from safevla_bench.verify.finding import Finding, Verdict, Verification, differs, unchecked
 from safevla_bench.verify.judgement import Files, judgement
-from safevla_bench.verify.recorded import EPISODES, PARTS, episodes, parts
+from safevla_bench.verify.recorded import EPISODES, PARTS, Recorded, episodes, parts
 from safevla_bench.verify.replaying import REPLAY, Observer, replays
 
 __all__ = ["Files", "Finding", "Observer", "Verdict", "Verification", "verify"]
@@ -46,13 +45,12 @@ def verify(
 
 def _found(run: Path, files: Files, replay: int, observer: Observer) -> list[Finding]:
     found = parts(run)
-    batch, problems = _records(run)
-    found += [differs(PARTS, str(problem)) for problem in problems]
-    found += episodes(run, batch) if not problems else [unchecked(EPISODES, "the archive cannot be read whole")]
+    records = Recorded.of(run)
+    found += [differs(PARTS, str(problem)) for problem in records.problems]
+    found += episodes(run, records) if not records.problems else [unchecked(EPISODES, "the archive is not whole")]
     found += judgement(run, files)
-    if batch:
-        found += [unchecked(ASSETS, _standin(name)) for name in standin_benchmarks(batch)]
-    return [*found, *_replays(run, batch, replay, observer)]
+    found += [unchecked(ASSETS, _standin(name), wanted=False) for name in records.standin]
+    return [*found, *_replays(run, records, replay, observer)]
 
 
 def _complete(run: Path) -> None:
@@ -65,19 +63,14 @@ def _complete(run: Path) -> None:
         raise RunError("the run is not complete", remedy=remedy, place=place)
 
 
-def _records(run: Path) -> tuple[Batch | None, list[RecordError]]:
-    read = list(archive.read(runs.archive_parts(run)))
-    batches = [one for one in read if isinstance(one, Batch)]
-    return concatenate(batches) if batches else None, [one for one in read if isinstance(one, RecordError)]
-
-
 def _standin(benchmark: str) -> str:
     return f"{benchmark} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
 
 
-def _replays(run: Path, batch: Batch | None, count: int, observer: Observer) -> list[Finding]:
+def _replays(run: Path, records: Recorded, count: int, observer: Observer) -> list[Finding]:
     if not count:
-        return [unchecked(REPLAY, "not asked for; --replay K plays K episodes again in the simulator")]
-    if batch is None:
+        said = "not asked for; --replay K plays K episodes again in the simulator"
+        return [unchecked(REPLAY, said, wanted=False)]
+    if not records.headers:
         return [unchecked(REPLAY, "there is no record")]
-    return replays(run, batch, count, observer)
+    return replays(run, records, count, observer)

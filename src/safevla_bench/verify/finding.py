@@ -15,6 +15,8 @@ class Finding:
     check: str
     verdict: Verdict
     said: str
+    wanted: bool = True
+    """Whether it was asked for; where such a check could not be made, the answer is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,11 @@ class Verification:
         """Whether all that could be checked agrees."""
         return all(one.verdict != "differs" for one in self.findings)
 
+    @property
+    def open(self) -> bool:
+        """Whether something that was asked for could not be checked."""
+        return any(one.verdict == "unchecked" and one.wanted for one in self.findings)
+
 
 def agrees(check: str, said: str) -> Finding:
     """What was looked at agrees."""
@@ -39,6 +46,6 @@ def differs(check: str, said: str) -> Finding:
     return Finding(check, "differs", said)
 
 
-def unchecked(check: str, said: str) -> Finding:
+def unchecked(check: str, said: str, *, wanted: bool = True) -> Finding:
     """Nothing could be checked; `said` is why."""
-    return Finding(check, "unchecked", said)
+    return Finding(check, "unchecked", said, wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +10,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from safevla_bench import evaluate, runs
-from safevla_bench.errors import Place, RunError, SafevlaError
+from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.scoring import Applicability, Missing
 from safevla_bench.specs.reading import BUILT_IN
 from safevla_bench.verify.finding import Finding, agrees, differs, unchecked
@@ -39,6 +37,10 @@ class _Digest(msgspec.Struct):
     name: str = ""
 
 
+class _Lost(msgspec.Struct):
+    episodes: int
+
+
 class _JudgedBy(msgspec.Struct):
     """The part of scores.json that says how it came about."""
 
@@ -49,6 +51,12 @@ class _JudgedBy(msgspec.Struct):
     applicability: Applicability
     skipped: tuple[str, ...]
     version: str
+    lost: _Lost | None = None
+    """What damaged files cost, where the run was judged without them."""
+
+    @property
+    def left_out(self) -> int:
+        return len(self.skipped) + (self.lost.episodes if self.lost else 0)
 
     def judge(self, files: Files) -> evaluate.Judge:
         """The judge that was; `RunError` where its library is a file that is not named."""
@@ -69,7 +77,8 @@ def judgement(run: Path, files: Files) -> list[Finding]:
     """Library, registry and version against those that judged, and both score files against a new judgement."""
     if not (run / runs.SCORES).exists():
         there = (run / runs.SCORES_TABLE).exists()
-        return [(differs if there else unchecked)(runs.SCORES, "missing; nothing says how the run was judged")]
+        said = "missing; nothing says how the run was judged"
+        return [differs(runs.SCORES, said) if there else unchecked(runs.SCORES, said, wanted=False)]
     try:
         held, by = _held(run)
     except RunError as error:
@@ -125,16 +134,23 @@ def _version(judged: str) -> Finding:
 
 def _again(run: Path, held: Mapping[str, Any], by: _JudgedBy, judge: evaluate.Judge) -> list[Finding]:
     try:
-        judged = evaluate.judge([run], judge, skip_invalid=bool(by.skipped))
+        judged = evaluate.judge([run], judge, skip_invalid=bool(by.skipped or by.lost))
     except SafevlaError as error:
-        return [differs(runs.SCORES, f"the records cannot be judged: {error}")]
-    if judged.skipped != len(by.skipped):
-        said = f"{judged.skipped} episodes are invalid; when it was judged, {len(by.skipped)} were"
+        return [differs(runs.SCORES, f"the records cannot be judged: {_told(error)}")]
+    if judged.skipped != by.left_out:
+        said = f"{judged.skipped} episodes are invalid or lost; when it was judged, {by.left_out} were"
         return [differs(runs.SCORES, said)]
     # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
     judged = replace(judged, scores=replace(judged.scores, provenance=held["judged_by"]))
     contents = evaluate.score_files(judged, legacy_ids=_legacy(held, judged))
     return [_document(run, contents[runs.SCORES]), _table(run, contents[runs.SCORES_TABLE])]
+
+
+def _told(error: SafevlaError) -> str:
+    """An error, and of many the first."""
+    if not isinstance(error, CollectedError) or len(error.errors) == 1:
+        return str(error)
+    return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
 
 
 def _legacy(held: Mapping[str, Any], judged: evaluate.Judged) -> bool:
@@ -161,10 +177,10 @@ def _table(run: Path, again: bytes) -> Finding:
     if written == again:
         return agrees(runs.SCORES_TABLE, "judged again, the same bytes")
     try:
-        rows = pq.read_table(io.BytesIO(written)).to_pylist(maps_as_pydicts="strict")
-    except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+        rows = runs.read_table(written).to_pylist(maps_as_pydicts="strict")
+    except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return differs(runs.SCORES_TABLE, f"cannot be read: {error}")
-    expected = pq.read_table(io.BytesIO(again)).to_pylist(maps_as_pydicts="strict")
+    expected = runs.read_table(again).to_pylist(maps_as_pydicts="strict")
     difference = next(_differences({"episodes": rows}, {"episodes": expected}), None)
     if difference:
         return differs(runs.SCORES_TABLE, difference)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from safevla_bench import runs
-from safevla_bench.errors import RunError
-from safevla_bench.files import digest
+from safevla_bench import archive, runs
+from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.runs import EpisodeRow
-from safevla_bench.trajectory import Batch, Header
+from safevla_bench.trajectory import Batch, Header, select, standin_benchmarks
 from safevla_bench.verify.finding import Finding, agrees, differs
 
 PARTS, EPISODES = "archive parts", "episodes"
@@ -20,34 +20,53 @@ _FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "se
 
 def parts(run: Path) -> list[Finding]:
     """Every part of the archive against its digest in the manifest; a part that is missing or added differs too."""
-    manifest = _manifest(run)
-    if manifest is None:
-        return [differs(PARTS, f"{runs.MANIFEST} is missing or is no manifest")]
-    there = {path.relative_to(run).as_posix(): path for path in runs.archive_parts(run)}
-    found = [differs(PARTS, said) for said in _changed(manifest, there)]
-    return found or [agrees(PARTS, f"{len(there)} of {len(manifest)} match their sha256 in {runs.MANIFEST}")]
-
-
-def _manifest(run: Path) -> Mapping[str, object] | None:
-    """The digest of each part by its name; None where the manifest cannot be read."""
     try:
-        held = json.loads((run / runs.MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    listed = held.get("parts") if isinstance(held, dict) else None
-    return listed if isinstance(listed, dict) else None
+        found = [differs(PARTS, f"{name} {said}") for name, said in runs.changed(run)]
+    except RunError as error:
+        return [differs(PARTS, str(error))]
+    return found or [agrees(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
 
 
-def _changed(manifest: Mapping[str, object], there: Mapping[str, Path]) -> Iterator[str]:
-    for name, written in manifest.items():
-        if name not in there:
-            yield f"{name} is missing"
-        elif (now := digest(there[name])) != written:
-            yield f"{name} has the sha256 {now}, and was written with {written}"
-    yield from (f"{name} is not in {runs.MANIFEST}" for name in there if name not in manifest)
+@dataclass(frozen=True)
+class Recorded:
+    """What the archive of a run holds, without its numbers: an archive of any size is read an episode at a time."""
+
+    parts: tuple[Path, ...]
+    headers: tuple[Header, ...]
+    steps: tuple[int, ...]
+    """Actions of each episode."""
+    standin: tuple[str, ...]
+    """The benchmarks that were simulated with stand-ins for the host's own assets."""
+    problems: tuple[RecordError, ...]
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """Read the archive of a run folder once."""
+        headers: list[Header] = []
+        steps: list[int] = []
+        standin: dict[str, None] = {}
+        problems: list[RecordError] = []
+        for read in archive.read(runs.archive_parts(run)):
+            if isinstance(read, RecordError):
+                problems.append(read)
+                continue
+            headers += read.headers
+            steps += (read.lengths - 1).tolist()
+            standin |= dict.fromkeys(standin_benchmarks(read))
+        return cls(tuple(runs.archive_parts(run)), tuple(headers), tuple(steps), tuple(standin), tuple(problems))
+
+    def episode(self, index: int) -> Batch:
+        """One episode as a batch of one, read again."""
+        name = self.headers[index].episode_id
+        wanted = None if self.problems else [index]  # behind damage nobody knows the places
+        for read in archive.read(self.parts, wanted):
+            if isinstance(read, Batch) and name in (held := [header.episode_id for header in read.headers]):
+                return select(read, [held.index(name)])
+        problem = "it changed while it was read"
+        raise RunError(problem, remedy="Verify when nothing writes there.", place=Place(file=str(self.parts[0])))
 
 
-def episodes(run: Path, batch: Batch | None) -> list[Finding]:
+def episodes(run: Path, records: Recorded) -> list[Finding]:
     """Every planned episode that did not crash has its one record, of the same task and seeds, ended the same way."""
     if not (run / runs.EPISODES).exists():
         return [differs(EPISODES, f"{runs.EPISODES} is missing")]
@@ -55,9 +74,8 @@ def episodes(run: Path, batch: Batch | None) -> list[Finding]:
         rows = runs.episode_rows(run)
     except RunError as error:
         return [differs(EPISODES, str(error))]
-    headers = batch.headers if batch else ()
-    steps = [int(count) - 1 for count in batch.starts[1:] - batch.starts[:-1]] if batch else []
-    found = [differs(EPISODES, said) for said in _mismatched(rows, headers, steps)]
+    headers = records.headers
+    found = [differs(EPISODES, said) for said in _mismatched(rows, headers, records.steps)]
     crashed = sum(row.outcome == "crashed" for row in rows)
     said = f"{len(rows)} in {runs.EPISODES}, {len(headers)} of them with a record and {crashed} crashed without one"
     return found or [agrees(EPISODES, said)]

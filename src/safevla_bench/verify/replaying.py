@@ -6,7 +6,7 @@ Nothing here can tell how a policy came by its actions; only that these actions 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from safevla_bench import hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
-from safevla_bench.trajectory import Batch, Channel, Header, select, standin_benchmarks
+from safevla_bench.trajectory import Batch, Channel, Header, standin_benchmarks
 from safevla_bench.verify.finding import Finding, agrees, differs, unchecked
+from safevla_bench.verify.recorded import Recorded
 
 Observer = Callable[[int, str], None]
 """Told before each episode how many are done, and which is next."""
@@ -40,7 +41,7 @@ class _Start(msgspec.Struct):
     rest_steps: int = 0
 
 
-def replays(run: Path, batch: Batch, count: int, observer: Observer) -> list[Finding]:
+def replays(run: Path, records: Recorded, count: int, observer: Observer) -> list[Finding]:
     """Play `count` recorded episodes again in their host, or say why not."""
     description = runs.described(run)
     try:
@@ -54,23 +55,23 @@ def replays(run: Path, batch: Batch, count: int, observer: Observer) -> list[Fin
     except SafevlaError as error:
         return [unchecked(REPLAY, f"the host cannot be used here: {error}")]
     found = []
-    for done, index in enumerate(chosen(batch, count)):
-        episode = select(batch, [index])
-        header = episode.headers[0]
+    for done, index in enumerate(chosen(records.headers, count)):
+        header = records.headers[index]
         observer(done, header.episode_id)
+        episode = records.episode(index)
         said = _hindrance(episode, tasks, here)
         found.append(unchecked(_named(header), said) if said else _replayed(host, tasks, start, episode))
     return found
 
 
-def chosen(batch: Batch, count: int) -> list[int]:
-    """Which episodes: `count` places in the batch, those whose digest of policy and id is smallest."""
+def chosen(headers: Sequence[Header], count: int) -> list[int]:
+    """Which episodes: `count` of their places, those whose digest of policy and id is smallest."""
 
     def key(index: int) -> bytes:
-        header = batch.headers[index]
+        header = headers[index]
         return hashlib.sha256(f"{header.policy}\n{header.episode_id}".encode()).digest()
 
-    return sorted(sorted(range(len(batch)), key=key)[:count])
+    return sorted(sorted(range(len(headers)), key=key)[:count])
 
 
 def _named(header: Header) -> str:

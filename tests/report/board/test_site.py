@@ -12,7 +12,7 @@ import pytest
 from report.board.made import episodes, measured
 from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
-from safevla_bench.errors import RunError
+from safevla_bench.errors import FileError, RunError
 from safevla_bench.report.board import check, report_page, site, write
 from safevla_bench.report.board.naming import OURS, file_name, published_page, run_page
 from safevla_bench.scores import Absent
@@ -186,7 +186,7 @@ def test_a_file_in_the_way_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="Choose another --out"):
         write(site(), tmp_path / "file")
-    with pytest.raises(RunError, match="can be written to"):
+    with pytest.raises(FileError, match="can be written to"):
         write(site(), tmp_path / "file" / "below")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from safevla_bench.metrics import Summary
 from safevla_bench.report.numbers import NONE
@@ -11,15 +12,42 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.scores import Absent
 
 
-def unscored(cells: Sequence[Summary], absent: Sequence[Absent] = (), skipped: Sequence[str] = ()) -> Table:
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What damaged files cost: how many episodes were lost, at least where there are more; which; and where."""
+
+    episodes: int = 0
+    more: bool = False
+    named: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """How many were lost; nothing where no file is damaged."""
+        if not (self.places or self.named):
+            return ""
+        if self.more:
+            return f"more than {self.episodes} episodes lost" if self.episodes else "an unknown number of episodes lost"
+        return f"{self.episodes} episode{'' if self.episodes == 1 else 's'} lost"
+
+
+_WHOLE = Damage()
+
+
+def unscored(
+    cells: Sequence[Summary],
+    absent: Sequence[Absent] = (),
+    skipped: Sequence[str] = (),
+    damage: Damage = _WHOLE,
+) -> Table:
     """What was not scored and why: lost episodes first, then specifications that were inactive or vacuous.
 
     Args:
         cells: the summaries.
         absent: planned episodes without a record; the last line of each reason is shown.
         skipped: what was wrong with each invalid episode that was left out.
+        damage: what damaged files cost.
     """
-    rows = [*_lost_rows(cells, absent), *_skipped_rows(skipped), *_spec_rows(cells)]
+    rows = [*_lost_rows(cells, absent), *_damage_rows(damage), *_skipped_rows(skipped), *_spec_rows(cells)]
     columns = ("What", "Where", "Why")
     return Table(
         title="What was not scored, and why",
@@ -63,6 +91,21 @@ def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
     rows = [_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
     more = len(reasons) - len(rows)
     return rows + ([_row("invalid episodes", "left out on request", "further ones", more)] if more else [])
+
+
+def _damage_rows(damage: Damage) -> list[tuple[Cell, ...]]:
+    """The lost episodes by name, and each damaged place; how many it cost stands in the last row of the lost."""
+    rows = [_row("lost episode", "in a damaged file", name, 1) for name in damage.named[:_MOST_SKIPPED]]
+    further = damage.episodes - len(rows)
+    if damage.more:
+        said = f"{further} and more" if further else "unknown"
+        rows.append((Cell("lost episodes"), Cell("in a damaged file"), Cell("nobody knows how many"), Cell(said)))
+    elif further:
+        rows.append(_row("lost episodes", "in a damaged file", "further ones", further))
+    places = [" ".join(why.split()) for why in damage.places]
+    more = len(places) - _MOST_SKIPPED
+    shown = [*places[:_MOST_SKIPPED], *([f"{more} further places"] if more > 0 else [])]
+    return rows + [(Cell("damaged file"), Cell("read as far as it can be"), Cell(why), Cell(NONE)) for why in shown]
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[tuple[Cell, ...]]:

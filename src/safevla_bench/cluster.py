@@ -1,0 +1,223 @@
+"""A Ray cluster to work on: reached, or started on this machine, in bounded time and without Ray's own noise.
+
+`ray` is an extra and is imported here when it is asked for, and nowhere before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import math
+import os
+import platform
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from safevla_bench.errors import RunError
+
+ADDRESS: Final = "RAY_ADDRESS"
+"""The environment variable that names a cluster where no address is given."""
+NODES: Final = (
+    "Every node needs safevla-bench with the same extras as here; the worker's own messages are in Ray's logs on its "
+    "node, /tmp/ray/session_latest/logs."
+)
+"""What helps where Ray's workers cannot work."""
+_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_UNKNOWN = "AuthenticationError"
+"""What Ray says where a token is asked for."""
+AUTO, HERE = "auto", "local"
+_CONNECT_S, _ANSWER_S = 5.0, 30.0
+_STORE_BYTES = 200 * 2**20
+"""Object store of a cluster of our own: a record has some megabytes, and one an actor is on the way at most."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Ray cluster, and what an actor on it is given."""
+
+    address: str | None = None
+    """`HOST:PORT` of the head, `auto` = the cluster that runs on this machine; None = what RAY_ADDRESS says, else Ray
+    is started here for as long as it is needed."""
+    cpus: float = 1.0
+    """Share of a node that each actor reserves; Ray places by it, and does not enforce it."""
+    gpus: float = 0.0
+    episodes: int = 100
+    """After how many episodes an actor is replaced by a fresh one."""
+
+    def __post_init__(self) -> None:
+        """Raises `RunError` for shares that Ray does not know."""
+        for option, share in (("--actor-cpus", self.cpus), ("--actor-gpus", self.gpus)):
+            if not (math.isfinite(share) and share >= 0 and round(share, 4) == share):
+                remedy = "Give a number such as 2 or 0.25, with four decimals at most."
+                raise RunError(f"{option} {share:g} is no share of a node", remedy=remedy)
+        if self.gpus > 1 and not float(self.gpus).is_integer():
+            remedy = "Give a fraction of one GPU, or a whole number of them."
+            raise RunError(f"--actor-gpus {self.gpus:g} is no share of a node", remedy=remedy)
+
+    @property
+    def place(self) -> str:
+        """The address that counts; `local` = Ray is started here."""
+        return self.address or os.environ.get(ADDRESS) or HERE
+
+
+@contextmanager
+def connected(cluster: Cluster, slots: int) -> Iterator[Any]:
+    """The module `ray`, connected; a process that is connected already stays as it is.
+
+    Args:
+        cluster: where.
+        slots: how many actors or tasks are to run side by side; a cluster that is started here has room for them.
+
+    Raises:
+        RunError: Ray is not installed, the cluster is not there or of another version, or no node has that much.
+    """
+    ray = sys.modules.get("ray")
+    if ray and ray.is_initialized():
+        require_room(ray, cluster)
+        yield ray
+        return
+    ray = _initialised(cluster, slots)
+    with _quiet():
+        try:
+            require_room(ray, cluster)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def require_room(ray: Any, cluster: Cluster) -> None:
+    """Raise `RunError` where no node that is alive could ever hold one actor."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(one.get("CPU", 0) >= cluster.cpus and one.get("GPU", 0) >= cluster.gpus for one in nodes):
+        return
+    asked = f"{cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs"
+    has = "; ".join(f"{one.get('CPU', 0):g} and {one.get('GPU', 0):g}" for one in nodes) or "there is no node"
+    problem = f"no node of the Ray cluster has {asked}, which each actor is to have (they have {has})"
+    raise RunError(problem, remedy="Lower --actor-cpus or --actor-gpus, or add a node: ray start --address ...")
+
+
+def node() -> str:
+    """This machine's name, for errors and reasons."""
+    return platform.node() or "unknown"
+
+
+def differing(asked: Mapping[str, str], found: Mapping[str, str]) -> str | None:
+    """In words, which versions here are not those that the command's own environment has; None = all are the same."""
+    told = [f"{name} {found.get(name)}, not {asked[name]}" for name in asked if asked[name] != found.get(name)]
+    return f"it has other versions than the command's own environment: {', '.join(told)}" if told else None
+
+
+def told(error: Exception) -> str:
+    """What Ray says of a worker that is lost, in one line: on which node, and why; without its advice and ids."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    why = lines[-1].partition(" Some common causes")[0] if lines else "no reason is known"
+    where = re.search(r"\bip[:=] ?([0-9a-f.:]*[0-9a-f])", text)
+    return f"{f'on the node {where[1]}: ' if where else ''}{type(error).__name__}: {why}"
+
+
+def _initialised(cluster: Cluster, slots: int) -> Any:
+    if importlib.util.find_spec("ray") is None:
+        remedy = 'Install it, on every node: pip install "safevla-bench[ray]".'
+        raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
+    place, own = cluster.place, {}
+    if place == HERE:
+        own = _own(math.ceil(slots * cluster.cpus))
+    else:
+        _require_answer(place)
+    ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
+    try:
+        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        problem = (
+            "Ray could not be started here" if place == HERE else f"the Ray cluster {_named(place)} cannot be used"
+        )
+        raise RunError(f"{problem}: {first}", remedy=_REMEDY) from None
+    return ray
+
+
+def _own(cpus: int) -> dict[str, Any]:
+    """How Ray is started here; who may use it is known by a token of its own, which is written nowhere."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if _TOKEN_FILE not in os.environ:
+        os.environ.setdefault(_TOKEN, secrets.token_hex())
+    cores = len(os.sched_getaffinity(0))
+    return {"num_cpus": max(cores, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+
+
+def _named(place: str) -> str:
+    return "of this machine" if place == AUTO else f"at {place}"
+
+
+_REMEDY = (
+    "Run the command on a node of the cluster, with --address HOST:PORT as `ray start --head` told it (usually port "
+    "6379), or --address auto; without --address and RAY_ADDRESS Ray is started on this machine."
+)
+
+
+def _require_answer(place: str) -> None:
+    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
+    if place != AUTO:
+        _require_listener(place)
+    mode = os.environ.get(_MODE)
+    said = _health(place, mode)
+    if said is not None and _UNKNOWN in said and mode is None:
+        said = _health(place, "token")
+        if said is None:
+            os.environ[_MODE] = "token"
+    if said is None:
+        return
+    if _UNKNOWN in said:
+        remedy = f"Set {_MODE}=token and {_TOKEN} to what `ray get-auth-token` prints on its head."
+        raise RunError(f"the Ray cluster {_named(place)} wants another authentication token", remedy=remedy)
+    if place == AUTO:
+        raise RunError("no Ray cluster runs on this machine", remedy=_REMEDY)
+    raise RunError(f"what listens at {place} is not the head of a Ray cluster", remedy=_REMEDY)
+
+
+def _require_listener(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (colon and host and port.isdecimal()):
+        raise RunError(f"--address {address!r} is no address of a Ray cluster", remedy=_REMEDY)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        problem = f"no Ray cluster can be reached at {address}: {getattr(error, 'strerror', None) or error}"
+        raise RunError(problem, remedy=_REMEDY) from None
+
+
+def _health(place: str, mode: str | None) -> str | None:
+    """What a process of Ray's own complains of that looks for the cluster; None = it is well."""
+    asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
+    asking += [] if place == AUTO else ["--address", place]
+    own = {**os.environ, **({_MODE: mode} if mode else {})}
+    try:
+        asked = subprocess.run(asking, capture_output=True, text=True, timeout=_ANSWER_S, check=False, env=own)
+    except subprocess.TimeoutExpired:
+        return "no answer"
+    return None if asked.returncode == 0 else asked.stderr
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log what Ray says of deaths in its cluster: it has no option to keep that from stdout, where results stand."""
+    worker: Any = importlib.import_module("ray._private.worker")
+    printing = getattr(worker, "print_to_stdstream", None)
+    if printing:
+        worker.print_to_stdstream = lambda said, *rest, **more: _LOG.info("%s", said)
+    try:
+        yield
+    finally:
+        if printing:
+            worker.print_to_stdstream = printing
