@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
@@ -47,11 +47,10 @@ def test_wilson_of_nothing_is_unknown():
 
 
 def test_bootstrap_agrees_with_scipy_within_monte_carlo_error():
-    values = np.random.default_rng(3).exponential(size=150)
-    found = bootstrap_means(values[None], generator())[0]
-    peer = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=generator(1))
-    assert found.low == pytest.approx(peer.confidence_interval.low, abs=0.01)
-    assert found.high == pytest.approx(peer.confidence_interval.high, abs=0.01)
+    values = np.random.default_rng(3).exponential(size=(3, 150))
+    peer = stats.bootstrap((values,), np.mean, axis=-1, n_resamples=10_000, method="percentile", rng=generator(1))
+    for found, low, high in zip(bootstrap_means(values, generator()), *peer.confidence_interval, strict=True):
+        assert (found.low, found.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
 
 
 def test_the_seed_decides_the_interval():
@@ -89,9 +88,22 @@ def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(
     values[::3] = np.nan if n > 1 else 0.5
     drawn = generator().integers(0, n, size=(300, n))
     counted = ~np.isnan(values)
+    totals = np.cumsum(np.where(counted, values, 0.0)[drawn], axis=1)[:, -1]
     with np.errstate(invalid="ignore"):
-        expected = np.where(counted, values, 0.0)[drawn].sum(axis=1) / counted[drawn].sum(axis=1)
+        expected = totals / counted[drawn].sum(axis=1)
     np.testing.assert_array_equal(resampled_means(values[None], generator(), 300)[0], expected)
+
+
+@given(st.integers(20, 400), st.floats(0.05, 0.95))
+@settings(max_examples=20)
+def test_the_resampled_count_of_a_binary_outcome_is_binomial(n, share):
+    """Its quantiles are known exactly; those of 10,000 resamples have a rank within four standard errors of theirs."""
+    count = round(share * n)
+    found = bootstrap_means((np.arange(n) < count).astype(np.float64)[None], generator())[0]
+    slack = 4 * np.sqrt(0.025 * 0.975 / 10_000)
+    for end, tail in ((found.low, 0.025), (found.high, 0.975)):
+        assert stats.binom.cdf(n * end + 1e-6, n, count / n) >= tail - slack
+        assert stats.binom.cdf(n * end - 1 + 1e-6, n, count / n) <= tail + slack
 
 
 def test_tasks_resampled_whole_are_tasks_drawn_with_all_their_episodes():

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from safevla_bench.errors import FileError, Place
 
@@ -14,13 +15,24 @@ _BEGUN = ".partial"
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a whole file, as `writing_atomically` does."""
+    with writing_atomically(path) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a part.
+
+    Whatever is raised meanwhile leaves the target as it was.
 
     Raises:
         FileError: it cannot be written; what was there before is.
     """
-    with writing(path), _beside(path, content) as ready:
-        ready.replace(path)
+    with writing(path), _partial(path) as beside:
+        with _stored(beside) as stream:
+            yield stream
+        beside.replace(path)
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
@@ -53,12 +65,26 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 @contextmanager
 def _beside(path: Path, content: bytes | str) -> Iterator[Path]:
     """The content in a file beside its place, on the disk; gone afterwards, unless it was renamed."""
+    with _partial(path) as beside:
+        with _stored(beside) as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+        yield beside
+
+
+@contextmanager
+def _stored(path: Path) -> Iterator[IO[bytes]]:
+    """A new file; what was written to it is on the disk afterwards."""
+    with path.open("w+b") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A name beside a file's; what is there afterwards is removed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}{_BEGUN}")
     try:
-        with beside.open("wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
         yield beside
     finally:
         with suppress(OSError):  # what is left is hidden, and harmless

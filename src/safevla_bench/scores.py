@@ -210,7 +210,7 @@ class Scores:
         """One row."""
         step, column = (int(values[index]) for values in self.first_violation)
         scored = [int(k) for k in self.scored]
-        others = [k for k in range(len(self.specs)) if k not in set(scored)]
+        others = sorted({*range(len(self.specs))}.difference(scored))
         worst = int(self.worst[index])
         return EpisodeScore(
             episode_id=self.episode_id[index],
@@ -220,8 +220,8 @@ class Scores:
             success=bool(self.success[index]),
             outcome=self.outcome[index],
             active_specs=tuple(self._id(k) for k in scored if self.state[k, index] != INACTIVE),
-            vacuous_specs=tuple(self._id(k) for k in scored if self.state[k, index] == VACUOUS),
-            inactive_specs={self._id(k): self._why(k, index) for k in scored if self.state[k, index] == INACTIVE},
+            vacuous_specs=tuple(self.among(VACUOUS, index)),
+            inactive_specs=self.among(INACTIVE, index),
             robustness={self._id(k): null(self.rho[k, index]) for k in scored},
             depth={self._id(k): null(self.depth[k, index]) for k in scored},
             diagnostics={self._id(k): self._diagnostic(k, index) for k in others if self.state[k, index] != INACTIVE},
@@ -235,6 +235,10 @@ class Scores:
             first_violation_spec=None if column < 0 else self._id(column),
             standin_assets=bool(self.standin and self.standin[index]),
         )
+
+    def among(self, state: int, index: int) -> dict[str, str]:
+        """The specifications of the safe tier in a state in one episode, each with its reason ("" = not inactive)."""
+        return {self._id(k): self._why(k, index) for k in self.scored.tolist() if self.state[k, index] == state}
 
     def to_pandas(self) -> pandas.DataFrame:
         """A table of one row an episode, in order; planned episodes without a record are in `absent` only.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, header, recording, recordings, same_bits
-from safevla_bench.archive import append, form_of, open_archive, read, write, write_folder
-from safevla_bench.archive.parquet import _groups
+from safevla_bench.archive import append, form_of, open_archive, parquet, read, write, write_chunks, write_folder
+from safevla_bench.archive.columns import table
 from safevla_bench.errors import CollectedError, FileError, RecordError
 from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording, select
 
@@ -77,7 +79,7 @@ def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_facto
         write(folder / f"{k}{suffix}", batch)
         batch = open_archive(folder / f"{k}{suffix}")
         assert same_bits(batch, original), suffix
-    batch = concatenate([one for one in read(write_folder(folder / "each", batch)) if isinstance(one, Batch)])
+    batch = concatenate([one for one in read(write_folder(folder / "each", [batch])) if isinstance(one, Batch)])
     assert same_bits(batch, original)
 
 
@@ -112,9 +114,39 @@ def test_a_parquet_file_has_a_row_an_episode_and_steps_as_lists(tmp_path):
     assert rows[0]["bodies"][2] == {"name": "bowl", "role": "target"}
 
 
-def test_row_groups_hold_few_episodes_and_few_bytes():
-    assert list(_groups([1] * 33)) == [list(range(32)), [32]]
-    assert list(_groups([1 << 25, 1 << 25, 1, 1 << 27])) == [[0, 1], [2], [3]]
+def grouped(path: Path) -> list[int]:
+    """The episodes of each row group."""
+    with pq.ParquetFile(path) as file:
+        return [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+
+
+def test_row_groups_hold_few_episodes_and_few_bytes(tmp_path, monkeypatch):
+    path = tmp_path / "x.parquet"
+    write(path, concatenate([episode(2, episode_id=f"{k:02}") for k in range(33)]))
+    assert grouped(path) == [32, 1]
+    lengths = [8, 8, 2, 40]
+    sizes = [table(episode(length)).nbytes for length in lengths]
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", sizes[0] + sizes[1])
+    write(path, concatenate([episode(length, episode_id=f"{length}{k}") for k, length in enumerate(lengths)]))
+    assert grouped(path) == [2, 1, 1]
+
+
+@pytest.mark.parametrize("suffix", MANY)
+def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten(tmp_path, suffix):
+    episodes = [episode(3, episode_id=f"{k:02}") for k in range(40)]
+    alive: list[weakref.ref[object]] = []
+
+    def chunks() -> Iterator[Batch]:
+        for start in range(0, 40, 4):
+            batch = concatenate(episodes[start : start + 4])
+            alive.append(weakref.ref(batch.starts))
+            yield batch
+            del batch
+            assert sum(one() is not None for one in alive) <= 1
+
+    write_chunks(tmp_path / f"some{suffix}", chunks())
+    write(tmp_path / f"all{suffix}", concatenate(episodes))
+    assert (tmp_path / f"some{suffix}").read_bytes() == (tmp_path / f"all{suffix}").read_bytes()
 
 
 @pytest.mark.parametrize("suffix", SINGLE)
@@ -160,15 +192,15 @@ def test_a_file_that_cannot_be_written_is_a_typed_error(tmp_path, suffix):
 def test_a_folder_of_npz_files_appears_whole_and_no_id_names_a_file(tmp_path):
     ids = ["../../etc/passwd", "a/b", "\x00", "é" * 10_000]
     batch = concatenate([episode(2, episode_id=name) for name in ids])
-    paths = write_folder(tmp_path / "out", batch)
+    paths = write_folder(tmp_path / "out", [batch])
     assert [path.name for path in paths] == [f"episode-0000{k}.npz" for k in range(4)]
     assert sorted(tmp_path.iterdir()) == [tmp_path / "out"]
     found = [one for one in read(paths) if isinstance(one, Batch)]
     assert same_bits(concatenate(found), batch)
     with pytest.raises(RecordError, match="exists already"):
-        write_folder(tmp_path / "out", batch)
+        write_folder(tmp_path / "out", [batch])
     with pytest.raises(FileError, match="No such file or directory"):
-        write_folder(tmp_path / "no" / "out", batch)
+        write_folder(tmp_path / "no" / "out", [batch])
 
 
 def test_every_form_is_judged_by_the_same_rules(tmp_path):

@@ -17,7 +17,7 @@ from safevla_bench.scores import Absent
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate
+from safevla_bench.trajectory import concatenate, select
 
 LIBRARY, REGISTRY = library(), registry()
 GONE = Absent(
@@ -222,6 +222,10 @@ def test_zero_is_satisfied():
 def test_what_has_no_verdict_is_an_outcome_of_its_own_and_no_number():
     batch = concatenate([episode(contacts=None), episode(n=1), episode()])
     force = asking.ask(asking.formula("G(max_contact_force < 200)"), batch, [GONE])
+    apart = asking.ask_chunks(
+        asking.formula("G(max_contact_force < 200)"), [select(batch, [k]) for k in range(len(batch))]
+    )
+    assert [*apart, *asking.gone([GONE], len(batch))] == force
     assert [one.verdict for one in force] == ["signal missing", "satisfied", "satisfied", "no record"]
     assert force[0].reason == "not recorded: contacts"
     assert force[3].number == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
 
@@ -23,10 +24,11 @@ def test_percent_agrees_with_decimal_rounding_half_up(count, n, digits):
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 6))
 def test_fixed_rounds_the_exact_binary_value_away_from_zero(value, digits):
-    with localcontext() as context:
-        context.prec = 1200
-        expected = Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP)
-    assert fixed(value, digits) == f"{expected if expected else abs(expected):f}"
+    units = math.floor(abs(Fraction(value)) * 10**digits + Fraction(1, 2))
+    whole = f"{units:0{digits + 1}d}"
+    expected = f"{whole[:-digits]}.{whole[-digits:]}" if digits else whole
+    assert fixed(value, digits) == ("-" if value < 0 and units else "") + expected
+    assert fixed(Fraction(value), digits) == fixed(value, digits)
 
 
 def test_the_papers_half_is_printed_as_the_paper_does():

@@ -110,7 +110,7 @@ def test_phases_fill_the_episode_and_their_times_add_up():
     batch = rollout(3, 0.5, n=100)
     scores = score(batch, LIBRARY, REGISTRY)
     phase = phases(Reading(batch), holding(batch, REGISTRY))
-    (one,) = register(scores, batch, LIBRARY, phase).entries
+    (one,) = register(scores, batch, LIBRARY, [phase]).entries
     assert (phase >= 0).all()
     assert sum(int(part.width) for part in one.phases.strip) == pytest.approx(1000, abs=len(one.phases.strip))
     assert sum(float(time.split()[0]) for _, _, time in one.phases.said) == pytest.approx(100 * 0.05)

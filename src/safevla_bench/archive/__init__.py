@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from safevla_bench import files
@@ -23,7 +23,7 @@ from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate, select
 
-__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_folder"]
+__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_chunks", "write_folder"]
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
 """Forms of one episode a file."""
@@ -119,32 +119,53 @@ def append(path: Path, batch: Batch) -> None:
 
 
 def write(path: Path, batch: Batch) -> None:
-    """Write all episodes of a batch as one archive file, whole or not at all, over whatever was there.
+    """Write all episodes of a batch as one archive file. Raises as `write_chunks` does."""
+    write_chunks(path, [batch])
+
+
+def write_chunks(path: Path, batches: Iterable[Batch]) -> None:
+    """Write episodes, which come some at a time, as one archive file, whole or not at all, over whatever was there.
 
     Raises `RecordError` where the episodes do not fit one file of that form, `FileError` where it cannot be written.
     """
-    suffix, place = form_of(path), Place(file=str(path))
-    if suffix in _ONE_EACH and len(batch) != 1:
+    suffix = form_of(path)
+    named = _named_once(_alone(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
+    with files.writing_atomically(path) as stream:
+        if suffix == parquet.SUFFIX:
+            parquet.write(stream, named)
+        else:
+            member = npz.encode if suffix == npz.SUFFIX else partial(jsonl.member, suffix=suffix)
+            for batch in named:
+                stream.writelines(member(batch, index) for index in range(len(batch)))
+
+
+def _alone(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
+    """The only episode; however many there are, one is held."""
+    count = 0
+    for batch in batches:
+        if count == 0:
+            first = select(batch, [0])
+        count += len(batch)
+    if count != 1:
         remedy = f"Name a folder, ending in /, for numbered {npz.SUFFIX} files, or another form."
-        raise RecordError(f"a {suffix} file holds one episode, these are {len(batch)}", remedy=remedy, place=place)
-    names = [header.episode_id for header in batch.headers]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        remedy = "An archive names each episode once; write those of different policies or sources to their own files."
-        place = Place(file=str(path), episode=repeated[0], field="episode_id")
-        raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
-    files.write_atomically(path, _content(batch, suffix))
+        place = Place(file=str(path))
+        raise RecordError(f"a {suffix} file holds one episode, these are {count}", remedy=remedy, place=place)
+    yield first
 
 
-def _content(batch: Batch, suffix: str) -> bytes:
-    if suffix == parquet.SUFFIX:
-        return parquet.encode(batch)
-    if suffix == npz.SUFFIX:
-        return npz.encode(batch)
-    return b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch)))
+def _named_once(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+    seen: set[str] = set()
+    for batch in batches:
+        for header in batch.headers:
+            if header.episode_id in seen:
+                remedy = "An archive names each episode once; write those of different policies or sources apart."
+                place = Place(file=str(path), episode=header.episode_id, field="episode_id")
+                raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
+            seen.add(header.episode_id)
+        yield batch
 
 
-def write_folder(folder: Path, batch: Batch) -> list[Path]:
+def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     """Write each episode as a numbered `.npz` file into a new folder, in order; ids never become names of files.
 
     The folder appears whole or not at all. Raises `RecordError` where it exists, `FileError` where it cannot be made.
@@ -153,13 +174,14 @@ def write_folder(folder: Path, batch: Batch) -> list[Path]:
     if folder.exists():
         raise RecordError("the folder exists already", remedy="Name a new one.", place=place)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    names = [f"episode-{index:05d}{npz.SUFFIX}" for index in range(len(batch))]
+    names: list[str] = []
     try:
         with files.writing(folder):
             shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
             beside.mkdir()
-            for index, name in enumerate(names):
-                write(beside / name, select(batch, [index]))
+            for episode in (select(batch, [index]) for batch in batches for index in range(len(batch))):
+                names.append(f"episode-{len(names):05d}{npz.SUFFIX}")
+                write(beside / names[-1], episode)
             beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -6,8 +6,8 @@ Same episodes and same version of pyarrow, same bytes.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -21,7 +21,7 @@ from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
 from safevla_bench.archive.rows import decode
 from safevla_bench.archive.sieve import Sieve
 from safevla_bench.errors import DamageError, Place, RecordError
-from safevla_bench.trajectory import Batch, select
+from safevla_bench.trajectory import Batch, concatenate, select
 
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
@@ -32,26 +32,36 @@ _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-speci
 
 def encode(batch: Batch) -> bytes:
     """All episodes of a batch as the bytes of a `.parquet` file."""
-    sink = pa.BufferOutputStream()
+    stream = BytesIO()
+    write(stream, [batch])
+    return stream.getvalue()
+
+
+def write(stream: IO[bytes], batches: Iterable[Batch]) -> None:
+    """All episodes, which come some at a time, as a `.parquet` file; no more than a row group is held.
+
+    The stream can be read too.
+    """
     reals = [f"{name}{'.list.element' * (depth + 1)}" for name, depth in REALS.items()]
     options = {"use_dictionary": False, "use_byte_stream_split": reals, "write_page_checksum": True}
-    with pq.ParquetWriter(sink, SCHEMA, compression="zstd", store_schema=False, **options) as writer:
-        for group in _groups([table(select(batch, [e])).nbytes for e in range(len(batch))]):
-            writer.write_table(table(select(batch, group)))
-    content = bytes(sink.getvalue())
-    check(io.BytesIO(content))  # what is written can be read
-    return content
+    with pq.ParquetWriter(stream, SCHEMA, compression="zstd", store_schema=False, **options) as writer:
+        for group in _groups(batches):
+            writer.write_table(table(concatenate(group)))
+    check(stream)  # what is written can be read
 
 
-def _groups(sizes: list[int]) -> Iterator[list[int]]:
-    """Which episodes share a row group: a few, and not many bytes, so that a reader need not hold more at once."""
-    group: list[int] = []
-    for episode, size in enumerate(sizes):
+def _groups(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """The episodes that share a row group: a few, and not many bytes, so that a reader need not hold more at once."""
+    group: list[Batch] = []
+    total = 0
+    for episode in (select(batch, [e]) for batch in batches for e in range(len(batch))):
+        size = table(episode).nbytes
         check_size(size, "the episode")
-        if group and (len(group) == _GROUP_EPISODES or sum(sizes[k] for k in group) + size > _GROUP_BYTES):
+        if group and (len(group) == _GROUP_EPISODES or total + size > _GROUP_BYTES):
             yield group
-            group = []
+            group, total = [], 0
         group.append(episode)
+        total += size
     if group:
         yield group
 

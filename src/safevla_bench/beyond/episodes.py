@@ -145,16 +145,16 @@ def _violating(reading: signals.Reading, scores: Scores, library: Library) -> tu
     marked = np.zeros((len(scores.scored), int(reading.batch.starts[-1])), dtype=np.bool_)
     known = scores.state[scores.scored] == ACTIVE
     for row, k in enumerate(scores.scored):
-        judged = np.flatnonzero(known[row])
-        if not len(judged):
+        if not known[row].any():
             continue
         formula = library[scores.specs[k].spec_id].formula
         trace = stl.Trace(signals.derive(reading, stl.signals(formula)), reading.batch.starts, reading.batch.dt_s)
-        found = stl.violating(formula, trace.select(judged))
+        broken = np.flatnonzero(known[row] & scores.violated[k])  # no record of any other violates it
+        found = stl.violating(formula, trace.select(broken))
         if found is None:
             known[row] = False
         else:
-            marked[row, trace.rows(judged)] = found
+            marked[row, trace.rows(broken)] = found
     return marked, known
 
 

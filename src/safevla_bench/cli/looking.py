@@ -12,9 +12,9 @@ import msgspec
 from safevla_bench import evaluate, runs
 from safevla_bench.cli.judging import say_missing
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.progress import working
 from safevla_bench.report import asking, choosing, episodes, explaining, render, telling
 from safevla_bench.specs import Axis
-from safevla_bench.trajectory import empty
 
 
 @click.command("episodes")
@@ -124,13 +124,16 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
     formula reads is listed as such. Nothing is scored.
     """
     asked = asking.formula(formula)
-    batch, opened = runs.open_sources(sources, skip_invalid=skip_invalid)
-    answers = asking.ask(asked, batch or empty(), [one for source in opened for one in source.absent])
+    records = runs.Records(sources)
+    with working("asking"):
+        answers = asking.ask_chunks(asked, records.first())
+    records.require(skip_invalid=skip_invalid)
+    answers += asking.gone(records.absent, len(records))
     if form == "json":
         _json(answers)
         return
     click.echo(render.text(asking.table(asked, answers)), nl=False)
-    for said in runs.LeftOut.of([problem for source in opened for problem in source.problems]).said():
+    for said in records.left_out.said():
         click.echo(f"{said}.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -23,6 +23,7 @@ from safevla_bench.report.page import drawn
 from safevla_bench.report.tables import UNNAMED, Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
+from safevla_bench.trajectory import Batch
 from safevla_bench.version import __version__
 
 
@@ -123,18 +124,20 @@ def report(judged: Judged, title: str = "Safety report") -> str:
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     provenance = {**judged.description, **({"policies": marks} if marks else {})}
     provenance |= {"recorded_with": submission.versions(judged.records.headers)}
+    records = judged.records.keeping(drawn(judged.scores, judged.records.headers))
+    analysis = _analysis(judged, records)
     return page(
         judged.scores,
-        judged.records.some(drawn(judged.scores, judged.records.headers)),
+        records.batch(),
         judged.library,
         title=title,
         provenance=provenance,
-        analysis=_analysis(judged),
+        analysis=analysis,
         album=album(judged.paths),
     )
 
 
-def _analysis(judged: Judged) -> Analysis:
+def _analysis(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
     """What the report says beyond the four numbers."""
     _, tasks = judged.judge.load()
     sources = cast("list[Mapping[str, object]]", judged.description["sources"])
@@ -145,7 +148,7 @@ def _analysis(judged: Judged) -> Analysis:
         judged.library,
         tasks,
         rescorer(judged, judged.judge),
-        chunks=judged.records.chunks(),
+        chunks=chunks,
         privileged=judged.privileged,
         protocols=[one for one in told if isinstance(one, dict)],
     )

@@ -29,7 +29,7 @@ _STEPS = 12
 class Analysis:
     """What was computed; None or empty where there is nothing to say, and `uncompared`, `unpaired` say why.
 
-    `phase` is that of each record of the batch, [N].
+    `phase` is that of each record, an array for each episode of the scores.
     """
 
     comparison: Comparison | None = None
@@ -39,7 +39,7 @@ class Analysis:
     sweeps: tuple[Sweep, ...] = ()
     exposures: tuple[beyond.CellExposure, ...] = ()
     force_threshold_n: float | None = None
-    phase: NDArray[np.int8] | None = None
+    phase: Sequence[NDArray[np.int8]] | None = None
 
 
 def analyse(
@@ -71,7 +71,7 @@ def analyse(
 
     def phased() -> Iterator[Batch]:
         for some in [batch] if chunks is None else chunks:
-            phase.append(phases(Reading(some), holding(some, registry)))
+            phase.extend(np.split(phases(Reading(some), holding(some, registry)), some.starts[1:-1]))
             yield some
 
     spent = beyond.exposure_of(phased(), scores, library, registry)
@@ -84,7 +84,7 @@ def analyse(
         sweeps=tuple(_swept(scores, library, rescore)),
         exposures=tuple(beyond.exposures(spent, scores)),
         force_threshold_n=spent.force_threshold_n,
-        phase=np.concatenate([np.empty(0, dtype=np.int8), *phase]),
+        phase=phase,
     )
 
 
@@ -113,7 +113,10 @@ def _ablated(scores: Scores, library: Library, rescore: Rescore | None) -> Ablat
 
 
 def _swept(scores: Scores, library: Library, rescore: Rescore | None) -> list[Sweep]:
-    """Every graded specification that reached a verdict; those whose formula states its number are left out."""
+    """Every graded specification that reached a verdict; those whose formula states its number are left out.
+
+    The page draws Safety alone, so that VSI goes without intervals.
+    """
     found = []
     for k in scores.scored:
         spec = scores.specs[k]
@@ -121,7 +124,8 @@ def _swept(scores: Scores, library: Library, rescore: Rescore | None) -> list[Sw
             continue
         grid = tuple(spec.threshold * 2 ** (step / (_STEPS / 2)) for step in range(-_STEPS, _STEPS + 1))
         try:
-            found.append(sensitivity.sweep(scores, library, Asked(spec.spec_id, (spec.spec_id,), grid), rescore))
+            asked = Asked(spec.spec_id, (spec.spec_id,), grid)
+            found.append(sensitivity.sweep(scores, library, asked, rescore, resamples=0))
         except SpecError:
             continue
     return found

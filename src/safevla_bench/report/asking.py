@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -73,7 +73,16 @@ def ask(asked: stl.Formula, batch: Batch, absent: Sequence[Absent] = ()) -> list
         msgspec.structs.replace(found.get(k) or silent[k], benchmark=header.benchmark, standin_assets=mark)
         for k, (header, mark) in enumerate(zip(batch.headers, marks(batch, STANDIN), strict=True))
     ]
-    return [*told, *_gone(absent, len(batch))]
+    return [*told, *gone(absent, len(batch))]
+
+
+def ask_chunks(asked: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]:
+    """`ask` of episodes that come some at a time, each chunk forgotten once it has answered."""
+    found: list[Answer] = []
+    for batch in chunks:
+        before = len(found)
+        found += [msgspec.structs.replace(one, number=before + one.number) for one in ask(asked, batch)]
+    return found
 
 
 def _undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
@@ -137,7 +146,8 @@ def _plain(value: np.float64 | np.bool_) -> float | bool | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _gone(absent: Sequence[Absent], before: int) -> list[Answer]:
+def gone(absent: Sequence[Absent], before: int) -> list[Answer]:
+    """What is said of episodes without a record, which come after so many others."""
     return [
         Answer(
             number=number,

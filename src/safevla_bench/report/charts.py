@@ -6,11 +6,11 @@ paths, percent for text and marks. Down, they are pixels.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from safevla_bench.report.evidence import Exhibit
 from safevla_bench.report.numbers import apart, fixed, short, unit_text, with_unit
 
 Floats = NDArray[np.float64]
+V = TypeVar("V", float, Floats)
 MOST_POINTS = 600
 ACROSS = 1000.0
 HEIGHT, TOP, BOTTOM = 194, 36, 158
@@ -97,7 +98,7 @@ class Frame:
     def x(self, record: float) -> float:
         return ACROSS * min(max(record / max(self.last, 1), 0.0), 1.0)
 
-    def y(self, value: float) -> float:
+    def y(self, value: V) -> V:
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
@@ -109,13 +110,14 @@ def thin(values: Floats, most: int = MOST_POINTS) -> NDArray[np.int64]:
     count = len(values)
     if count <= most:
         return np.arange(count)
-    edges = np.linspace(1, count - 1, (most - 2) // 2 + 1).astype(np.int64)
-    kept = {0, count - 1}
-    for low, high in itertools.pairwise(edges):
-        stretch = values[low:high]
-        kept |= {int(low + np.where(np.isfinite(stretch), stretch, np.inf).argmin())}
-        kept |= {int(low + np.where(np.isfinite(stretch), stretch, -np.inf).argmax())}
-    return np.array(sorted(kept), dtype=np.int64)
+    edges = np.linspace(1, count - 1, (most - 2) // 2 + 1).astype(np.int64) - 1
+    inner = values[1:-1]
+    kept = [np.array([0, count - 1])]
+    for fold, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf)):
+        seen = np.where(np.isfinite(inner), inner, nothing)
+        peaks = np.flatnonzero(seen == np.repeat(fold.reduceat(seen, edges[:-1]), np.diff(edges)))
+        kept.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
+    return np.unique(np.concatenate(kept))
 
 
 def chart(exhibit: Exhibit) -> Chart:
@@ -203,15 +205,12 @@ def _percent(frame: Frame, record: int) -> str:
 
 def _path(values: Floats, frame: Frame, most: int = MOST_POINTS, across: Callable[[float], str] = _px) -> str:
     """A polyline through the thinned values; it breaks where a value is not finite."""
-    parts: list[str] = []
-    drawing = False
-    for k in thin(values, most):
-        value = float(values[k])
-        if not math.isfinite(value):
-            drawing = False
-            continue
-        parts.append(f"{'' if drawing else 'M'}{across(frame.x(int(k)))},{_px(frame.y(value))}")
-        drawing = True
+    at = thin(values, most)
+    there = np.isfinite(values[at])
+    begins = there & ~np.concatenate([[False], there[:-1]])
+    xs, ys = ACROSS * (at[there] / max(frame.last, 1)), frame.y(values[at[there]])
+    places = zip(begins[there].tolist(), xs.tolist(), ys.tolist(), strict=True)
+    parts = [f"{'M' if begun else ''}{across(x)},{_px(y)}" for begun, x, y in places]
     return " ".join([*parts, *parts[:1]]) if len(parts) == 1 else " ".join(parts)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import signals, stl
 from safevla_bench.report.involved import Involved, involved
-from safevla_bench.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.scores import ACTIVE, Scores, SpecColumn, null
 from safevla_bench.signals import Reading
 from safevla_bench.specs import Library, Spec
 from safevla_bench.stl.evaluation import evaluate, number, positive
@@ -80,15 +80,15 @@ def ranked(scores: Scores) -> list[int]:
 def _badness(scores: Scores, episode: int) -> tuple[float, float, int]:
     column = int(scores.worst[episode])
     margin = float(scores.rho[column, episode]) / scores.specs[column].threshold if column >= 0 else np.inf
-    return -float(np.nan_to_num(scores.vsi[episode])), margin, episode
+    return -(null(scores.vsi[episode]) or 0.0), margin, episode
 
 
-def exhibits(scores: Scores, episode: int, record: Batch, library: Library) -> list[Exhibit]:
+def exhibits(scores: Scores, episode: int, record: Batch | Reading, library: Library) -> list[Exhibit]:
     """Every scored specification that reached a verdict in the episode: the violated first, deepest first.
 
     `record` is the episode as a batch of one.
     """
-    reading = Reading(record)
+    reading = record if isinstance(record, Reading) else Reading(record)
     columns = [int(k) for k in scores.scored if scores.state[k, episode] == ACTIVE]
     found = [
         _exhibit(scores, episode, k, reading, library[scores.specs[k].spec_id])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -79,9 +79,14 @@ def explanation(scores: Scores, batch: Batch, library: Library, index: int, plac
         instruction=record.headers[0].instruction,
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
-        clauses=tuple(_clause(one, reading) for one in exhibits(scores, index, record, library)),
-        vacuous={spec_id: _why_vacuous(library[spec_id], reading) for spec_id in row.vacuous_specs},
+        clauses=tuple(_clause(one, reading) for one in exhibits(scores, index, reading, library)),
+        vacuous=why_vacuous(row.vacuous_specs, library, reading),
     )
+
+
+def why_vacuous(spec_ids: Iterable[str], library: Library, reading: Reading) -> dict[str, str]:
+    """Why each of the specifications says nothing of the only episode of a reading."""
+    return {spec_id: _why_vacuous(library[spec_id], reading) for spec_id in spec_ids}
 
 
 def _clause(exhibit: Exhibit, reading: Reading) -> Clause:

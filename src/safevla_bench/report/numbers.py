@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 
 NONE = "—"
 _MOST_DIGITS = 9
+_EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)
+"""Digits enough for any float; its half up is away from zero."""
 
 
 def fixed(value: Fraction | float, digits: int) -> str:
@@ -15,6 +18,9 @@ def fixed(value: Fraction | float, digits: int) -> str:
     >>> fixed(Fraction(381, 4), 1), fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
+    if isinstance(value, float):  # exact too, and ten times as fast as fractions
+        text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
+        return text.removeprefix("-") if not text.strip("-0.") else text
     exact = Fraction(value)
     units = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
     whole, part = divmod(units, 10**digits)

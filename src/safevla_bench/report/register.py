@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import signals
 from safevla_bench.beyond import PHASES
 from safevla_bench.report.charts import Spark, spark
 from safevla_bench.report.choosing import natural
 from safevla_bench.report.episodes import EpisodeRow, rows
-from safevla_bench.report.evidence import ranked
-from safevla_bench.report.explaining import Explanation, explanation
+from safevla_bench.report.evidence import Exhibit, exhibits, ranked
+from safevla_bench.report.explaining import why_vacuous
 from safevla_bench.report.involved import Involved
 from safevla_bench.report.numbers import NONE, fixed, significant, unit_text, with_unit
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.scores import ACTIVE, UNCOUNTED, Scores
+from safevla_bench.scores import ACTIVE, INACTIVE, UNCOUNTED, VACUOUS, Scores, null
+from safevla_bench.signals import Reading
 from safevla_bench.specs import Library
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, select
 
 Floats = NDArray[np.float64]
 MOST_DRAWN = 400
 """Signals are drawn for so many episodes, the worst first, so that the page stays one that opens at once."""
+_AT_ONCE = 50
+"""Episodes whose signals are derived together: arrays pay, and memory does not grow."""
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",
@@ -124,26 +128,29 @@ class Register:
     drawn: int
 
 
-def register(scores: Scores, batch: Batch | None, library: Library, phase: NDArray[np.int8] | None = None) -> Register:
+def register(
+    scores: Scores, batch: Batch | None, library: Library, phase: Sequence[NDArray[np.int8]] | None = None
+) -> Register:
     """The episodes in the order of the sources; those without a record come last.
 
     Args:
         scores: the verdicts.
         batch: their records, found again by policy and episode id; None draws no signals.
         library: the specifications.
-        phase: the phase of each record of the batch, [N]; None shows none.
+        phase: the phase of each record, an array for each episode of the scores; None shows none.
     """
     at = places(scores, batch)
-    there = [k for k in ranked(scores) if at[k] is not None]
-    drawn = set(there[:MOST_DRAWN])
+    there = {k: place for k in ranked(scores) if (place := at[k]) is not None}
+    drawn = dict(islice(there.items(), MOST_DRAWN))
+    told = dict(_evidence(scores, batch, library, drawn)) if batch else {}
     listed = rows(scores, _dt_s(batch, at))
     facets, ranks = _facets(scores, listed), _ranks(listed)
     entries = []
     for k, row in enumerate(listed):
         place = at[k] if k < len(at) else None
-        told = explanation(scores, batch, library, k, place) if batch and place is not None and k in drawn else None
         one = _entry(row, _kind(scores, row), _keys(row, ranks), _choices(scores, row, facets))
-        entries.append(replace(one, **_opened(scores, row, told), **_recorded(batch, place, phase)))
+        mine = phase[k] if phase and place is not None else None
+        entries.append(replace(one, **_opened(scores, row, told.get(k)), **_recorded(batch, place, mine)))
     return Register(tuple(entries), facets, len(drawn))
 
 
@@ -260,19 +267,43 @@ def _choices(scores: Scores, row: EpisodeRow, facets: Sequence[Facet]) -> dict[s
 # What a line opens to
 
 
-def _opened(scores: Scores, row: EpisodeRow, told: Explanation | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the records say of one episode: its exhibits by specification, and why others are vacuous."""
+
+    exhibits: Mapping[str, Exhibit]
+    vacuous: Mapping[str, str]
+
+
+def _evidence(
+    scores: Scores, batch: Batch, library: Library, drawn: Mapping[int, int]
+) -> Iterator[tuple[int, Evidence]]:
+    """That of the episodes that are drawn, by their numbers and places; signals are derived of some at a time."""
+    chosen = list(drawn)
+    for start in range(0, len(chosen), _AT_ONCE):
+        some = chosen[start : start + _AT_ONCE]
+        reading = Reading(select(batch, [drawn[k] for k in some]))
+        active = [scores.specs[k].spec_id for k in scores.scored if (scores.state[k, some] == ACTIVE).any()]
+        signals.derive(reading, {name for one in active if one in library for name in library[one].signals})
+        for place, k in enumerate(some):
+            one = reading.alone(place)
+            shown = {exhibit.spec.spec_id: exhibit for exhibit in exhibits(scores, k, one, library)}
+            yield k, Evidence(shown, why_vacuous(scores.among(VACUOUS, k), library, one))
+
+
+def _opened(scores: Scores, row: EpisodeRow, told: Evidence | None) -> dict[str, Any]:
     if row.success is None:
         return {}
-    verdict = scores.episode(row.number - 1)
-    vacuous = told.vacuous if told else dict.fromkeys(verdict.vacuous_specs, "what it guards never came about")
+    episode = row.number - 1
+    vacuous = told.vacuous if told else dict.fromkeys(scores.among(VACUOUS, episode), "what it guards never came about")
     unjudged = [Unjudged(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
-    unjudged += [Unjudged(spec_id, "inactive", why) for spec_id, why in verdict.inactive_specs.items()]
-    return {"clauses": tuple(_clauses(scores, row.number - 1, told)), "unjudged": tuple(unjudged)}
+    unjudged += [Unjudged(spec_id, "inactive", why) for spec_id, why in scores.among(INACTIVE, episode).items()]
+    return {"clauses": tuple(_clauses(scores, episode, told)), "unjudged": tuple(unjudged)}
 
 
-def _clauses(scores: Scores, episode: int, told: Explanation | None) -> Iterator[Clause]:
+def _clauses(scores: Scores, episode: int, told: Evidence | None) -> Iterator[Clause]:
     """Every specification that reached a verdict: the violated first, deepest first."""
-    seen = {one.exhibit.spec.spec_id: one.exhibit for one in told.clauses} if told else {}
+    seen = told.exhibits if told else {}
     columns = [int(k) for k in scores.scored if scores.state[k, episode] == ACTIVE]
     for k in sorted(columns, key=lambda k: _order(scores, k, episode)):
         spec, one = scores.specs[k], seen.get(scores.specs[k].spec_id)
@@ -286,7 +317,7 @@ def _clauses(scores: Scores, episode: int, told: Explanation | None) -> Iterator
 
 
 def _order(scores: Scores, k: int, episode: int) -> tuple[bool, float, float]:
-    depth = float(np.nan_to_num(scores.depth[k, episode]))
+    depth = null(scores.depth[k, episode]) or 0.0
     return not scores.violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
 
 
@@ -308,8 +339,7 @@ def behind(who: Involved, said: str) -> str:
 def _recorded(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | None) -> dict[str, Any]:
     if batch is None or place is None:
         return {}
-    header, records = batch.headers[place], slice(int(batch.starts[place]), int(batch.starts[place + 1]))
-    count = records.stop - records.start
+    header, count = batch.headers[place], int(batch.starts[place + 1] - batch.starts[place])
     facts = [
         *([f"initial state {header.init_state_index}"] if header.init_state_index is not None else []),
         *([f"seed {header.seed}"] if header.seed is not None else []),
@@ -318,7 +348,7 @@ def _recorded(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | 
     return {
         "instruction": header.instruction or "",
         "facts": ", ".join(facts),
-        "phases": None if phase is None else _phases(phase[records], header.dt),
+        "phases": None if phase is None else _phases(phase, header.dt),
     }
 
 

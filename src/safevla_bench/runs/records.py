@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -227,14 +228,18 @@ class Records:
     def some(self, indices: Sequence[int]) -> Batch:
         """All episodes, of which only these have the numbers of their records; the others say no more than a header."""
         chosen = sorted(set(indices))
-        full, every = self.episodes(chosen), hollow(self.headers, self.lengths)
-        if full is None:
-            return every
-        parts, done = [], 0
-        for k, index in enumerate(chosen):
-            parts += [select(every, range(done, index)), select(full, [k])]
-            done = index + 1
-        return concatenate([*parts, select(every, range(done, len(self)))])
+        full = self.episodes(chosen)
+        known = set(chosen)
+        rest = [k for k in range(len(self)) if k not in known]
+        return select(self._among([] if full is None else [full], rest), np.argsort([*chosen, *rest]))
+
+    def keeping(self, indices: Sequence[int]) -> Keeping:
+        """`chunks`, and these episodes from the same reading."""
+        return Keeping(self, sorted(set(indices)))
+
+    def _among(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
+        """The episodes of the parts, then the rest, which say no more than a header."""
+        return concatenate([*parts, hollow([self.headers[k] for k in rest], self.lengths[rest])])
 
     def only(self, indices: Sequence[int]) -> Records:
         """Some of the episodes, in the order of all, as if the sources held no others."""
@@ -253,6 +258,36 @@ class Records:
             self.note(number, read if isinstance(read, RecordError) else Noted.of(read))
             if not isinstance(read, RecordError):
                 yield read
+
+
+class Keeping:
+    """One reading of all episodes, some at a time, which keeps a few of them as they pass."""
+
+    def __init__(self, records: Records, chosen: Sequence[int]) -> None:
+        self._records, self._chosen = records, chosen
+        self._kept: list[Batch] = []
+        self._passing = self._pass()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._passing
+
+    def _pass(self) -> Iterator[Batch]:
+        first, wanted = 0, set(self._chosen)
+        for batch in self._records.chunks():
+            mine = [k for k in range(len(batch)) if first + k in wanted]
+            if mine:
+                self._kept.append(select(batch, mine))
+            yield batch
+            first += len(batch)
+
+    def batch(self) -> Batch:
+        """What was kept and then all others, of which no more is known than a header.
+
+        What nobody has read so far is read here.
+        """
+        deque(self._passing, maxlen=0)
+        kept = set(self._chosen)
+        return self._records._among(self._kept, [k for k in range(len(self._records)) if k not in kept])
 
 
 def chunked(found: Iterable[Batch]) -> Iterator[Batch]:

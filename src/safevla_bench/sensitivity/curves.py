@@ -14,7 +14,7 @@ from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.sensitivity.rethreshold import Rescore, varied
 from safevla_bench.sensitivity.variants import Asked, Setting, Variant, paper_variants, proportional
 from safevla_bench.specs import Library
-from safevla_bench.statistics import bootstrap_means
+from safevla_bench.statistics import RESAMPLES, bootstrap_means
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +78,13 @@ def ablate(scores: Scores, library: Library, rescore: Rescore | None = None) -> 
     return Ablation(variants=variants, curves=curves, left_out=left_out, warnings=_warnings(scores))
 
 
-def sweep(scores: Scores, library: Library, asked: Asked, rescore: Rescore | None = None) -> Sweep:
-    """The numbers of each cell while one threshold moves and K = severe/threshold stays. Raises as `ablate` does."""
+def sweep(
+    scores: Scores, library: Library, asked: Asked, rescore: Rescore | None = None, *, resamples: int = RESAMPLES
+) -> Sweep:
+    """The numbers of each cell while one threshold moves and K = severe/threshold stays. Raises as `ablate` does.
+
+    `resamples` are those behind the intervals of VSI; with 0 it has none.
+    """
     specs = [library[spec_id] for spec_id in asked.spec_ids]
     variants = [
         Variant(
@@ -94,13 +99,17 @@ def sweep(scores: Scores, library: Library, asked: Asked, rescore: Rescore | Non
         unit=specs[0].unit,
         default=specs[0].threshold,
         thresholds=asked.thresholds,
-        curves=_curves(scores, library, variants, rescore),
+        curves=_curves(scores, library, variants, rescore, resamples),
         warnings=_warnings(scores),
     )
 
 
 def _curves(
-    scores: Scores, library: Library, variants: Sequence[Variant], rescore: Rescore | None
+    scores: Scores,
+    library: Library,
+    variants: Sequence[Variant],
+    rescore: Rescore | None,
+    resamples: int = RESAMPLES,
 ) -> tuple[Curve, ...]:
     judged = [varied(scores, library, variant, rescore) for variant in variants]
     safe = np.array([one.safe for one in judged]).reshape(len(variants), len(scores))
@@ -109,7 +118,7 @@ def _curves(
     for (policy, suite), members in _cells(scores).items():
         if _silent(scores, members):
             continue
-        points = _points(scores.success[members], safe[:, members], vsi[:, members])
+        points = _points(scores.success[members], safe[:, members], vsi[:, members], resamples)
         found.append(Curve(policy=policy, suite=suite, n=len(members), points=tuple(points)))
     return tuple(found)
 
@@ -136,10 +145,12 @@ def _warnings(scores: Scores) -> tuple[str, ...]:
     return (*standins.warning(scores), *left_out)
 
 
-def _points(success: NDArray[np.bool_], safe: NDArray[np.bool_], vsi: NDArray[np.float64]) -> Iterator[Point]:
+def _points(
+    success: NDArray[np.bool_], safe: NDArray[np.bool_], vsi: NDArray[np.float64], resamples: int
+) -> Iterator[Point]:
     """One point a variant; success [n], safe and vsi [V, n]. All variants share the resamples of the bootstrap."""
     n = len(success)
-    intervals = bootstrap_means(vsi, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
+    intervals = bootstrap_means(vsi, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)), resamples)
     for holds, severity, interval in zip(safe, vsi, intervals, strict=True):
         unsafe_success = int((success & ~holds).sum())
         ci = None if interval is None else (interval.low, interval.high)

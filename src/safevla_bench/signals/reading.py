@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory import TARGET, Batch, Channel, Poses
+from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, select
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 A = TypeVar("A", bound=NDArray[Any])
+SIGNAL = "signal"
+"""The kind of what has one value a record."""
 
 
 class Reading:
@@ -34,6 +36,13 @@ class Reading:
             self._found[key] = found
         kept: A = self._found[key]
         return kept
+
+    def alone(self, episode: int) -> Reading:
+        """One episode of the batch, and of it what signals have been derived from all."""
+        one = Reading(select(self.batch, [episode]))
+        records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
+        one._found = {key: found[records] for key, found in self._found.items() if key[0] == SIGNAL}
+        return one
 
     @cached_property
     def first(self) -> Ints:

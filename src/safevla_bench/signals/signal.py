@@ -9,7 +9,7 @@ from functools import wraps
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals.reading import FIELDS, Reading
+from safevla_bench.signals.reading import FIELDS, SIGNAL, Reading
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 
@@ -53,7 +53,7 @@ def signal(
 
         @wraps(compute)
         def once(reading: Reading) -> Values:
-            return reading.once("signal", name, compute)
+            return reading.once(SIGNAL, name, compute)
 
         _REGISTERED[name] = Signal(name, unit, reads, boolean, ahead, meaning, once)
         return once

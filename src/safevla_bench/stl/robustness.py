@@ -78,6 +78,8 @@ def judge(formula: Formula, trace: Trace) -> Verdict:
     """Robustness, worst signal value and first violation of each episode. Raises as `robustness` does."""
     verdict = Verdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
     for episodes, part in alike(formula, trace):
+        if part is trace:
+            return _judge(formula, trace)
         mine = _judge(formula, part)
         verdict.rho[episodes] = mine.rho
         verdict.extreme[episodes] = mine.extreme
@@ -87,13 +89,12 @@ def judge(formula: Formula, trace: Trace) -> Verdict:
 
 def alike(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """The episodes of one control step each, if the formula counts steps at all; else all of them."""
-    control_steps = np.unique(trace.dt_s)
-    if len(control_steps) <= 1 or not bounded_windows(formula):
+    if not bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []
         return
     for name in signals(formula) & trace.signals.keys():
         trace.reject_nan(trace.signals[name], name)  # while episodes bear the caller's numbers
-    for dt_s in control_steps:
+    for dt_s in np.unique(trace.dt_s):
         episodes = np.flatnonzero(trace.dt_s == dt_s)
         yield episodes, trace.select(episodes)
 
@@ -184,10 +185,10 @@ class _Measured:
         """Violations are looked for in the episodes that have one, which are few as a rule."""
         first, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         rows = trace.rows(violated)
-        values = trace.numeric(self.clause.signal)[rows]
+        values = trace.numeric(self.clause.signal).take(rows)
         failing = values > self.clause.bound if self.clause.upper else values < self.clause.bound
         if self.opened is not None:
-            failing &= self.opened[rows]
+            failing &= self.opened.take(rows)
         begun = np.cumsum(trace.ragged.lengths[violated]) - trace.ragged.lengths[violated]
         shift = begun - trace.starts[violated]
         found = first_true(failing, self.lo[violated] + shift, self.hi[violated] + shift)

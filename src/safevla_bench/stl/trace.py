@@ -44,7 +44,9 @@ class Trace:
         """The records of the episodes, one episode after the other."""
         lengths = self.ragged.lengths[episodes]
         ends = np.cumsum(lengths)
-        return np.repeat(self.starts[episodes] - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
+        rows = np.arange(ends[-1] if len(ends) else 0)
+        rows += np.repeat(self.starts[episodes] - ends + lengths, lengths)
+        return rows
 
     def select(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
         """The chosen episodes only, by a mask [E] or by indices."""

@@ -217,9 +217,11 @@ def hollow(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 def gather(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
     """Indices of the flat items that the chosen owners own, in their order, and the new offsets."""
-    counts = np.diff(starts)[episodes]
+    counts = starts[episodes + 1] - starts[episodes]
     new = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return np.repeat(starts[episodes] - new[:-1], counts) + np.arange(new[-1]), new
+    items = np.arange(new[-1])
+    items += np.repeat(starts[episodes] - new[:-1], counts)
+    return items, new
 
 
 def select(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
