@@ -1,0 +1,54 @@
+"""Writes the outputs that docs/comparing.md shows, by running the commands it shows: python docs/compare.py
+
+With --check nothing is written: the exit code is 1 where the page is out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from safevla_bench import cli
+
+PAGE = Path(__file__).with_name("comparing.md")
+SHOWN = re.compile(r"(```sh\n(safevla [^\n]*)\n```\n```text\n)(.*?)(\n```)", re.DOTALL)
+WIDTH = "100"
+"""Columns of the terminal that the page shows."""
+
+
+def page() -> str:
+    """The page with what its commands print now, after `safevla demo` in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        os.environ["COLUMNS"] = WIDTH
+        _printed("safevla demo")
+        return SHOWN.sub(lambda found: found[1] + _printed(found[2]) + found[4], PAGE.read_text(encoding="utf-8"))
+
+
+def _printed(command: str) -> str:
+    """What a command prints; `| tail -n N` leaves its last lines."""
+    asked, _, tail = command.partition(" | tail -n ")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        cli.run(shlex.split(asked)[1:])
+    lines = printed.getvalue().rstrip("\n").splitlines()
+    return "\n".join(lines[-int(tail or len(lines)) :])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or check it; returns the exit code."""
+    made = page()
+    if list(arguments) == ["--check"]:
+        return 0 if PAGE.read_text(encoding="utf-8") == made else 1
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
