@@ -14,6 +14,7 @@ from report.figures import drawn
 from report.scenes import SPECS, joined, rollout, verdicts
 from safevla_bench import compare, evaluate, gates, metrics, sensitivity, standins, viewers
 from safevla_bench.archive import write
+from safevla_bench.evaluate import boarding
 from safevla_bench.report import (
     asking,
     authors,
@@ -157,7 +158,7 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
     assert html.count(SAID) == 1  # below the headline table
     assert "privileged" not in html
     assert ", stand-in assets</span>" in html
-    site = evaluate.board(list(judged.paths), evaluate.Judge(), reports=False)
+    site = boarding.board(list(judged.paths), evaluate.Judge(), reports=False)
     assert all(SAID in html for path, html in site.items() if path.startswith(("policies/a-", "policies/b-")))
     assert SAID in site["index.html"]
 

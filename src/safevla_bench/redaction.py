@@ -12,7 +12,9 @@ _SHORTEST = 4
 """Letters of a key that is looked for; a shorter one would be found in every word."""
 _USER = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
 _QUERY = re.compile(r"(://[^\s'\"?#]*[?#])[^\s'\"]+")
-_NAMES = re.compile(r"(^|[_.-])(api_?key|auth|authorization|credentials?|passw(or)?d|secret|token)$", re.IGNORECASE)
+_NAMES = re.compile(
+    r"(^|[_.-])(api[_-]?key|auth|authorization|cookie|credentials?|passw(or)?d|secret|token)$", re.IGNORECASE
+)
 _learnt: set[str] = set()
 
 

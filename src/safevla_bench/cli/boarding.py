@@ -10,6 +10,7 @@ from safevla_bench import evaluate
 from safevla_bench.cli import printable
 from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.cli.progress import working
+from safevla_bench.evaluate import boarding
 from safevla_bench.report import board
 
 
@@ -34,7 +35,7 @@ def board_command(
     """
     board.check(out)
     with working("judging and drawing"):
-        files = evaluate.board(runs, judge, title=title, reports=reports, skip_invalid=skip_invalid)
+        files = boarding.board(runs, judge, title=title, reports=reports, skip_invalid=skip_invalid)
         board.write(files, out)
     click.echo(printable(f"Board: {out / board.INDEX}   (open it in a browser; {len(files)} pages)"))
     click.echo("Next: put the folder on any web server, or add runs and write it again.")

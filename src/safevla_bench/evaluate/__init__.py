@@ -20,7 +20,6 @@ from safevla_bench.evaluate.judging import Judged, contestants, judge, judged_by
 from safevla_bench.evaluate.preparing import Prepared, estimate, prepare, tasks_of
 from safevla_bench.evaluate.presenting import (
     INTERRUPTED,
-    board,
     document,
     exposed,
     material,
@@ -42,7 +41,6 @@ __all__ = [
     "Prepared",
     "Request",
     "Running",
-    "board",
     "contestants",
     "document",
     "entered",

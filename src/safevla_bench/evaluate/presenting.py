@@ -11,16 +11,14 @@ import msgspec
 
 from safevla_bench import beyond, runs
 from safevla_bench.baseline import baseline
-from safevla_bench.errors import RunError
 from safevla_bench.evaluate.asking import Judge
-from safevla_bench.evaluate.judging import Judged, judge, rescorer
+from safevla_bench.evaluate.judging import Judged, rescorer
 from safevla_bench.files import make_folder, write_together
-from safevla_bench.report import board as boards
 from safevla_bench.report import catalogue, cautioning, judgement, page, submission
 from safevla_bench.report.album import album
 from safevla_bench.report.analysis import Analysis, analyse
 from safevla_bench.report.page import drawn
-from safevla_bench.report.tables import UNNAMED, Roster
+from safevla_bench.report.tables import Roster
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.trajectory import Batch
@@ -152,41 +150,3 @@ def _analysis(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
         privileged=judged.privileged,
         protocols=[one for one in told if isinstance(one, dict)],
     )
-
-
-def board(
-    paths: Sequence[Path], by: Judge, *, title: str = "Safety board", reports: bool = True, skip_invalid: bool = False
-) -> dict[str, str]:
-    """The files of a board by their path: published results, and the policies of the sources where there are any.
-
-    Args:
-        paths: run folders and archives.
-        by: with what to judge them.
-        title: what the board is called.
-        reports: whether each policy has a report beside its page.
-        skip_invalid: leave invalid episodes out instead of raising.
-
-    Raises what `judge` raises, and `RunError` for an ablation.
-    """
-    if by.applicability == "off":
-        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
-        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
-    if not paths:
-        return boards.site(title=title)
-    judged = judge(paths, by, skip_invalid=skip_invalid)
-    of = boards.Measured(
-        material=material(judged, by),
-        headers=judged.records.headers,
-        protocols=boards.protocols(judged.description),
-    )
-    own = {policy: boards.report_page(policy) for policy in of.policies} if reports else {}
-    files = boards.site(of, title=title, provenance=judged.description, reports=own)
-    return files | {
-        path: report(_only(judged, policy), f"Safety report: {policy or UNNAMED}") for policy, path in own.items()
-    }
-
-
-def _only(judged: Judged, policy: str | None) -> Judged:
-    """What was judged of one policy."""
-    mine = [k for k, header in enumerate(judged.records.headers) if header.policy == policy]
-    return replace(judged, scores=boards.only(judged.scores, policy), records=judged.records.only(mine))

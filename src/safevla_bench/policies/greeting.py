@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from safevla_bench.policies.addresses import without
+from safevla_bench.redaction import HIDDEN, names_a_secret, redacted
 
 Greeting = Mapping[str, object]
 MOST_BYTES = 4096
 """Of the greeting as JSON; of a longer one those entries are kept that fit, and the digest of all."""
 _ENTRIES, _LETTERS, _DEPTH = 64, 200, 5
-_SECRET = re.compile(r"api[_-]?key|secret|passw|credential|authorization|cookie|(^|[^a-z])token$", re.IGNORECASE)
-_USER = re.compile(r"://[^/@\s]+@")
-_HIDDEN = "***"
 
 
 def fit(said: object, secret: str | None = None) -> dict[str, object]:
@@ -47,7 +44,7 @@ def _shortened(plain: Mapping[str, object], whole: bytes) -> dict[str, object]:
 
 def _map(said: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
     named = ((_text(str(key), secret), value) for key, value in list(said.items())[:_ENTRIES])
-    return {key: _HIDDEN if _SECRET.search(key) else _plain(value, secret, depth + 1) for key, value in named}
+    return {key: HIDDEN if names_a_secret(key) else _plain(value, secret, depth + 1) for key, value in named}
 
 
 def _plain(value: object, secret: str | None, depth: int) -> object:
@@ -73,5 +70,5 @@ def _nested(value: Mapping[object, object] | Sequence[object], secret: str | Non
 
 
 def _text(text: str, secret: str | None) -> str:
-    told = _USER.sub(f"://{_HIDDEN}@", without(text, secret))
+    told = redacted(without(text, secret))
     return told if len(told) <= _LETTERS else f"{told[:_LETTERS]}..."
