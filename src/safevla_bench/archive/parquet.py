@@ -77,7 +77,8 @@ def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
     with path.open("rb") as stream:
         try:
             groups_there, end = row_groups(stream)
-            with pq.ParquetFile(stream, page_checksum_verification=True) as file:
+            # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
+            with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
                 _check_columns(file.schema_arrow)
                 if file.num_row_groups != len(groups_there):
                     raise RecordError("the footer contradicts itself", remedy=REMEDY_BROKEN)
