@@ -680,6 +680,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "worst_spec": min(ratios, key=lambda k: ratios[k], default=None),
         "first_violation_step": min(broken.values(), default=None),  # type: ignore[type-var]
         "first_violation_spec": min(broken, key=lambda k: broken[k] or 0, default=None),
+        "standin_assets": tree.get("standin_assets") is True,
     }
     force = None if isinstance(peak, Missing) or peak is None else max(peak)
     return Judgement(score, verdicts, ratios, force)

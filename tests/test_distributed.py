@@ -79,7 +79,7 @@ def same(paths, by=Judge(), **more) -> bool:  # noqa: B008
     assert score_files(there) == score_files(here)
     assert there.records.headers == here.records.headers
     assert there.records.lengths.tolist() == here.records.lengths.tolist()
-    assert (there.privileged, there.standin) == (here.privileged, here.standin)
+    assert (there.privileged, there.scores.standin) == (here.privileged, here.scores.standin)
     return True
 
 

@@ -371,7 +371,7 @@ class Comparison:
     def values(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
         """What does not hang on a sign: identity, activity, and numbers to their slack."""
         want = expected.score
-        for name in ("episode_id", "benchmark", "task_id", "policy", "success", "outcome"):
+        for name in ("episode_id", "benchmark", "task_id", "policy", "success", "outcome", "standin_assets"):
             yield from unequal(name, want[name], got[name])
         for name in ("active_specs", "vacuous_specs"):
             yield from unequal(name, want[name], list(got[name]))

@@ -27,7 +27,7 @@ ADDRESS: Final = "RAY_ADDRESS"
 """The environment variable that names a cluster where no address is given."""
 NODES: Final = (
     "Every node needs safevla-bench with the same extras as here; the worker's own messages are in Ray's logs on its "
-    "node, /tmp/ray/session_latest/logs."
+    "node, session_latest/logs in Ray's temporary folder."
 )
 """What helps where Ray's workers cannot work."""
 _MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"

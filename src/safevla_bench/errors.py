@@ -39,6 +39,12 @@ def brief(text: str, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def _shortened(line: str) -> str:
+    """A line without its middle where it is long: what was wrong often stands behind a name."""
+    half = _LONGEST // 2
+    return line if len(line) <= _LONGEST else f"{line[:half]}…{line[-half:]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an error is: any of file, line (1-based), episode, step (0-based) and field."""
@@ -76,7 +82,7 @@ class SafevlaError(Exception):
 
     def __str__(self) -> str:
         where = str(self.place)
-        problem = "\n".join(brief(line, _LONGEST) for line in self.problem.split("\n"))
+        problem = "\n".join(_shortened(line) for line in self.problem.split("\n"))
         message = f"{where}: {problem}" if where else problem
         return f"{message}\n  {self.remedy}" if self.remedy else message
 

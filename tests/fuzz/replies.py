@@ -109,6 +109,9 @@ class Zmq:
 
     def setsockopt(self, option: int, value: int) -> None: ...
 
+    def getsockopt(self, option: int) -> int:
+        return 0
+
     def send(self, message: bytes) -> None: ...
 
     def recv(self) -> bytes:
@@ -170,8 +173,11 @@ def asked(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) ->
         case "gr00t":
             answer = [whole, {}]
             first = packed(rng, changed(rng, {"status": "ok"})) if hostile and rng.random() < 0.1 else b"\x80"
-            frames = [first, b"\x80", packed(rng, changed(rng, answer)) if hostile else msgspec.msgpack.encode(answer)]
-            policy = gr00t.Gr00t(Requests(*frames), speech)
+            said = (
+                packed(rng, changed(rng, {"video": {"keys": ["image"]}})) if hostile and rng.random() < 0.1 else b"\x80"
+            )
+            action = packed(rng, changed(rng, answer)) if hostile else msgspec.msgpack.encode(answer)
+            policy = gr00t.Gr00t(Requests(first, b"\x80", said, action), speech)
         case "vla-eval":
 
             def message(of: str, payload: Any, change: bool) -> Callable[[bytes], bytes]:

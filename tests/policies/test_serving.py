@@ -180,11 +180,11 @@ def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes
 def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
     monkeypatch.setattr(serving, "MAX_REQUEST_BYTES", 2**20)
     with served(Looks) as url:
-        large, small = (client(url, replan="1", image_size=size) for size in ("1024", "256"))
+        large, small = (client(url, replan="1", image_size="256") for _ in range(2))
         large.reset(TASK, 0)
         small.reset(TASK, 0)
         with pytest.raises(PolicyError, match="refuses a message as large as ours"):
-            large.act(seen())
+            large.act(replace(seen(), instruction="again and " * 2**17))
         assert small.act(seen()).shape == (7,)
         small.close()
 

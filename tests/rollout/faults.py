@@ -195,7 +195,7 @@ def small_disk() -> None:
 _CRASHED = ("1 episode crashed; it is in no rate", "  safevla rollout --resume --out ", "--retry-crashed")
 _AGAIN = ("episodes are done and kept. Continue:", "safevla rollout --resume --out ")
 _LOST = ("no policy server answers within", "With a server there again:", "--resume --out ", "--retry-crashed")
-_FULL = ("Mend that, and continue with --resume.",)
+_FULL = ("What is finished is kept. Mend that, and go on: ",)
 CRASHED = Ending(4, RETRY, _CRASHED, (1,))
 WHOLE = Ending(0)
 INTERRUPTED = Ending(130, RESUME, _AGAIN)

@@ -362,10 +362,11 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     out, err = process.communicate()
     assert process.returncode == cli.CRASHED
     assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run} --out {run}"]
-    note, crash, count = err.splitlines()
+    note, crash, count, again = err.splitlines()
     assert note == "note: no --address and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
-    assert count.startswith("1 episodes crashed")
+    assert count.startswith("1 episode crashed")
+    assert again.strip().startswith("safevla rollout --resume")
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
