@@ -34,13 +34,13 @@ class Reader:
         return found
 
     def _value(self, kind: int, depth: int) -> Value:
+        if kind in _PLAIN:
+            return _PLAIN[kind](self)
         if kind in (_LIST, _SET):
             return self._list(depth)
         if kind == _STRUCT:
             return self.struct(depth + 1)
-        if kind not in _PLAIN:
-            raise Malformed(f"no type {kind}")
-        return _PLAIN[kind](self)
+        raise Malformed(f"no type {kind}")
 
     def _list(self, depth: int) -> list[Value]:
         head = self._byte()
@@ -53,19 +53,25 @@ class Reader:
         return [self._value(kind, depth + 1) for _ in range(size)]
 
     def _byte(self) -> int:
-        if self.place >= len(self.content):
-            raise Malformed("the bytes end early")
+        try:
+            byte = self.content[self.place]
+        except IndexError:
+            raise Malformed("the bytes end early") from None
         self.place += 1
-        return self.content[self.place - 1]
+        return byte
 
     def _varint(self) -> int:
-        result = shift = 0
-        while shift < 70:
-            byte = self._byte()
-            result |= (byte & 127) << shift
-            if byte < 128:
-                return result
-            shift += 7
+        content, place, result = self.content, self.place, 0
+        try:
+            for shift in range(0, 70, 7):
+                byte = content[place]
+                place += 1
+                result |= (byte & 127) << shift
+                if byte < 128:
+                    self.place = place
+                    return result
+        except IndexError:
+            raise Malformed("the bytes end early") from None
         raise Malformed("a number is too long")
 
     def _zigzag(self) -> int:
