@@ -58,7 +58,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     Observations are end-effector position [3] and quaternion [4], gripper joints, and the images that were asked for,
     under `image.CAMERA`. `reset(seed=…, options={"init_state_index": k})` chooses the start; else the initial states
-    come in turn, one an episode.
+    come in turn, one an episode. It settles as the protocol `safevla-bench` does: `wait_steps`, then at most `rest_steps`.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -72,10 +72,12 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         wants: Wants | None = None,
         monitor: Monitor | None = None,
         wait_steps: int = 10,
+        rest_steps: int = 20,
         cost: Cost = "violation",
     ) -> None:
         self._env = host.make(task, wants or Wants())
-        self._task, self._horizon, self._wait_steps, self._cost = task, horizon, wait_steps, cost
+        self._task, self._horizon, self._cost = task, horizon, cost
+        self._settling = {"wait_steps": wait_steps, "rest_steps": rest_steps}
         self._monitor = monitor or Monitor()
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
@@ -113,7 +115,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
         self._steps = 0
-        return _seen(self._env.reset(EpisodeSeed(index, self._env_seed, self._wait_steps)))
+        return _seen(self._env.reset(EpisodeSeed(index, self._env_seed, **self._settling)))
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
