@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, SupportsFloat, TypeVar
 
 import numpy as np
@@ -58,7 +59,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     Observations are end-effector position [3] and quaternion [4], gripper joints, and the images that were asked for,
     under `image.CAMERA`. `reset(seed=…, options={"init_state_index": k})` chooses the start; else the initial states
-    come in turn, one an episode. It settles as the protocol `safevla-bench` does: `wait_steps`, then at most `rest_steps`.
+    come in turn, one an episode. The scene settles as under the protocol `safevla-bench`: for `wait_steps`, and then at
+    most `rest_steps` more.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -77,7 +79,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     ) -> None:
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
-        self._settling = {"wait_steps": wait_steps, "rest_steps": rest_steps}
+        self._seeded = partial(EpisodeSeed, wait_steps=wait_steps, rest_steps=rest_steps)
         self._monitor = monitor or Monitor()
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
@@ -115,7 +117,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
         self._steps = 0
-        return _seen(self._env.reset(EpisodeSeed(index, self._env_seed, **self._settling)))
+        return _seen(self._env.reset(self._seeded(index, self._env_seed)))
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
