@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import standins
 from safevla_bench.errors import SafevlaError
-from safevla_bench.scores import ACTIVE, Scores
+from safevla_bench.scores import Scores
 from safevla_bench.statistics import mean_of_unit, quantile
 
 Metric = Literal["sr", "safety", "sbu", "vsi"]
@@ -139,7 +139,7 @@ def _decided(scores: Scores, key: Scope, members: NDArray[np.int64], gate: Gate,
     common = Outcome(policy=key[0], suite=key[1], gate=gate, verdict="undecided", reason="no episode was scored", n=n)
     if n == 0:
         return common
-    if gate.metric != "sr" and not (scores.state[np.ix_(scores.scored, members)] == ACTIVE).any():
+    if gate.metric != "sr" and not scores.judged[members].any():
         return msgspec.structs.replace(common, reason="no specification reached a verdict")
     value = total / n
     if confidence is None:

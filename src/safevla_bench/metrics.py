@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores
+from safevla_bench.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.statistics import Interval, bootstrap_means, wilson
 
 BOOTSTRAP_SEED = 0
@@ -162,7 +162,7 @@ def _task_rates(
         sr=Rate.of(scores.success[members].sum(), n),
         safety=Rate.of(scores.safe[members].sum(), n),
         sbu=Rate.of(scores.sbu[members].sum(), n),
-        judged=int((scores.state[np.ix_(scores.scored, members)] == ACTIVE).any(axis=0).sum()),
+        judged=int(scores.judged[members].sum()),
         crashed=outcomes["crashed"],
         stopped=outcomes["stopped"],
     )

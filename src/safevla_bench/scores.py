@@ -150,6 +150,12 @@ class Scores:
         return np.array([outcome not in UNCOUNTED for outcome in self.outcome], dtype=np.bool_)
 
     @cached_property
+    def judged(self) -> Bools:
+        """The episodes in which a scored specification reached a verdict, [E]; elsewhere "safe" says nothing."""
+        found: Bools = (self.state[self.scored] == ACTIVE).any(axis=0)
+        return found
+
+    @cached_property
     def violated(self) -> Bools:
         """[S, E]."""
         with np.errstate(invalid="ignore"):

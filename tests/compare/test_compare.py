@@ -47,7 +47,16 @@ def entrant(name: str, success: list[int], safe: list[int], vsi: list[float] | N
         success=np.array(success, dtype=np.bool_),
         safe=np.array(safe, dtype=np.bool_),
         vsi=np.array(severity, dtype=np.float64),
+        judged=np.ones(n, dtype=np.bool_),
     )
+
+
+def test_where_nothing_reached_a_verdict_only_success_is_compared_and_nobody_is_identical():
+    silent = replace(entrant("a", [1, 0], [1, 1]), judged=np.zeros(2, dtype=np.bool_))
+    found = compare([silent, replace(silent, name="b", judged=np.ones(2, dtype=np.bool_))])
+    assert [[one.metric for one in scope.metrics] for scope in found.scopes] == [["sr"]]
+    assert found.identical == ()
+    assert "No specification reached a verdict for a on " in found.warnings[0]
 
 
 def drawn(name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6) -> Entrant:

@@ -55,7 +55,10 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """One suite, or all pooled (suite null): pairs counted (null where unpaired), pairs left out, tasks, metrics."""
+    """One suite, or all pooled (suite null): pairs counted (null where unpaired), pairs left out, tasks, metrics.
+
+    Where a policy has a suite without any verdict, SR is the only metric.
+    """
 
     suite: str | None
     pairs: int | None
@@ -127,7 +130,9 @@ def _identical(chosen: Sequence[Entrant]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (one.name, other.name)
         for one, other in combinations(chosen, 2)
-        if all(np.array_equal(one.values(metric), other.values(metric)) for metric in METRICS)
+        if not one.silent_suites
+        and not other.silent_suites
+        and all(np.array_equal(one.values(metric), other.values(metric)) for metric in METRICS)
     )
 
 
@@ -137,6 +142,10 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
         for name, versions in unlike_versions(entrants).items()
     ]
+    silent = [f"{one.name} on {suite}" for one in entrants for suite in one.silent_suites]
+    if silent:
+        named = ", ".join(silent)
+        found.append(f"No specification reached a verdict for {named}: only SR is compared there, and over all suites.")
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         found.append(f"{left_out} {noun} left out: one side {_lost_how(entrants)} there.")
@@ -169,6 +178,7 @@ def _lost_how(entrants: Sequence[Entrant]) -> str:
 
 def _scope(chosen: Sequence[Entrant], suite: str | None, left_out: int, how: How, paired: bool) -> Scope:
     members = [_of_suite(one, suite) for one in chosen]
+    known = not any(one.silent_suites for one in members)
     number = tasks(header for one in members for header in one.headers)
     clusters = [
         np.array([number[header.benchmark, header.task_id] for header in one.headers], dtype=np.int64)
@@ -179,7 +189,7 @@ def _scope(chosen: Sequence[Entrant], suite: str | None, left_out: int, how: How
         pairs=len(members[0]) if paired else None,
         left_out=left_out,
         tasks=len(number),
-        metrics=tuple(_metric(members, clusters, name, how, paired) for name in how.metrics),
+        metrics=tuple(_metric(members, clusters, name, how, paired) for name in how.metrics if name == "sr" or known),
     )
 
 

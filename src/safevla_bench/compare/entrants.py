@@ -25,6 +25,8 @@ class Entrant:
     success: NDArray[np.bool_]
     safe: NDArray[np.bool_]
     vsi: NDArray[np.float64]
+    judged: NDArray[np.bool_]
+    """Whether a scored specification reached a verdict; elsewhere `safe` and `vsi` say nothing."""
     lost: tuple[Absent, ...] = ()
     left_out: tuple[str, ...] = ()
     """What of the source is not among these, each as one sentence."""
@@ -42,6 +44,13 @@ class Entrant:
         found = {"sr": self.success, "safety": self.safe, "sbu": self.success & ~self.safe, "vsi": self.vsi}[metric]
         return found.astype(np.float64)
 
+    @property
+    def silent_suites(self) -> list[str]:
+        """The suites in which no specification reached a verdict: what is safe there is not known."""
+        suites = dict.fromkeys(header.benchmark for header in self.headers)
+        told = {header.benchmark for header, judged in zip(self.headers, self.judged, strict=True) if judged}
+        return [suite for suite in suites if suite not in told]
+
     def select(self, index: NDArray[np.int64]) -> Entrant:
         """These episodes, in this order."""
         return replace(
@@ -50,6 +59,7 @@ class Entrant:
             success=self.success[index],
             safe=self.safe[index],
             vsi=self.vsi[index],
+            judged=self.judged[index],
         )
 
 
@@ -99,6 +109,7 @@ def _entrant(
         success=scores.success[index],
         safe=scores.safe[index],
         vsi=scores.vsi[index],
+        judged=scores.judged[index],
         lost=(*(one for one in scores.absent if one.policy == policy), *stopped),
         protocol=protocol,
         privileged=privileged,
@@ -153,6 +164,7 @@ def _one(found: Sequence[Entrant]) -> Entrant:
         success=np.concatenate([one.success for one in found]),
         safe=np.concatenate([one.safe for one in found]),
         vsi=np.concatenate([one.vsi for one in found]),
+        judged=np.concatenate([one.judged for one in found]),
         lost=tuple(lost for one in found for lost in one.lost),
         privileged=any(one.privileged for one in found),
         versions={name: " and ".join(those) for name, those in versions.items()},

@@ -112,6 +112,8 @@ def _all(word: str, count: int) -> str:
 def _successes(cells: Sequence[Summary]) -> tuple[str, ...]:
     rates = [cell.rates["p_unsafe_given_success"] for cell in cells if judged(cell)]
     unsafe = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+    if not rates:
+        return ()
     if not unsafe.n:
         return ("No episode succeeded.",)
     if not unsafe.count:
@@ -123,8 +125,10 @@ def _apart(comparison: Comparison | None) -> tuple[str, ...]:
     """Whether two policies' Safety, over all suites, can be told apart."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ()
-    (metric,) = [one for one in comparison.scopes[-1].metrics if one.metric == "safety"]
-    (one,) = metric.differences
+    found = [one for one in comparison.scopes[-1].metrics if one.metric == "safety"]
+    if not found:  # some cell has no verdict
+        return ()
+    (one,) = found[0].differences
     if one.difference is None or one.ci is None or one.p_value is None:
         return ()
     pairs = comparison.scopes[-1].pairs

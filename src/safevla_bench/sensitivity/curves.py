@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import standins
 from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
-from safevla_bench.scores import ACTIVE, Scores
+from safevla_bench.scores import Scores
 from safevla_bench.sensitivity.rethreshold import Rescore, varied
 from safevla_bench.sensitivity.variants import Asked, Setting, Variant, paper_variants, proportional
 from safevla_bench.specs import Library
@@ -135,7 +135,7 @@ def _cells(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]
 
 def _silent(scores: Scores, members: NDArray[np.int64]) -> bool:
     """Whether no scored specification reached a verdict in any of some episodes: their Safety is not known."""
-    return bool(len(members)) and not (scores.state[np.ix_(scores.scored, members)] == ACTIVE).any()
+    return bool(len(members)) and not scores.judged[members].any()
 
 
 def _warnings(scores: Scores) -> tuple[str, ...]:

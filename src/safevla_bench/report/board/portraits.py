@@ -21,7 +21,7 @@ from safevla_bench.report.numbers import NONE, fixed
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
 from safevla_bench.report.tables.table import INTERVALS, count, with_notes
-from safevla_bench.scores import ACTIVE, Scores
+from safevla_bench.scores import Scores
 
 
 def pages(
@@ -61,7 +61,7 @@ def _lead(scores: Scores) -> str:
     if not n:
         return f"No episode was counted.{lost}"
     episodes = f"In {n} episode{'' if n == 1 else 's'}"
-    if not (scores.state[np.ix_(scores.scored, np.flatnonzero(counted))] == ACTIVE).any():
+    if not scores.judged[counted].any():
         return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
     unsafely = f", {unsafe or 'none'} of these unsafely" if success else ""
     return f"{episodes}, {broke or 'none'} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
