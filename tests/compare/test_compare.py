@@ -57,6 +57,8 @@ def test_where_nothing_reached_a_verdict_only_success_is_compared_and_nobody_is_
     assert [[one.metric for one in scope.metrics] for scope in found.scopes] == [["sr"]]
     assert found.identical == ()
     assert "No specification reached a verdict for a on " in found.warnings[0]
+    with pytest.raises(RunError, match="no specification reached a verdict for a on "):
+        compare([silent, replace(silent, name="b")], How(metrics=("safety",)))
 
 
 def drawn(name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6) -> Entrant:

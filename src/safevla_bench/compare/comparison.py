@@ -91,7 +91,8 @@ def compare(
         across_seeds: pair episodes of one initial state whatever their seeds.
 
     Raises:
-        RunError: fewer than two entrants, one without an episode, and, where paired, what `pair` raises.
+        RunError: fewer than two entrants, one without an episode, no metric that is known, and, where paired, what
+            `pair` raises.
     """
     how = how or How()
     _refuse(entrants)
@@ -104,6 +105,9 @@ def compare(
     scopes = [_scope(chosen, suite, left_out.count(suite), how, paired) for suite in suites]
     if len(suites) > 1:
         scopes.append(_scope(chosen, None, len(left_out), how, paired))
+    if not any(scope.metrics for scope in scopes):
+        remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
+        raise RunError(f"no specification reached a verdict for {', '.join(_silent(entrants))}", remedy=remedy)
     return Comparison(
         policies=tuple(one.name for one in chosen),
         paired=paired,
@@ -142,8 +146,7 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
         for name, versions in unlike_versions(entrants).items()
     ]
-    silent = [f"{one.name} on {suite}" for one in entrants for suite in one.silent_suites]
-    if silent:
+    if silent := _silent(entrants):
         named = ", ".join(silent)
         found.append(f"No specification reached a verdict for {named}: only SR is compared there, and over all suites.")
     if left_out:
@@ -160,6 +163,10 @@ def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
         names = ", ".join(one.name for one in entrants if one.privileged)
         found.append(f"{names} saw simulator state that no real robot has; the others did not.")
     return found
+
+
+def _silent(entrants: Sequence[Entrant]) -> list[str]:
+    return [f"{one.name} on {suite}" for one in entrants for suite in one.silent_suites]
 
 
 def _standins(entrants: Sequence[Entrant]) -> dict[standins.Cell, bool]:
