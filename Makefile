@@ -39,7 +39,7 @@ robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 
 .PHONY: test-robocasa
 test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its environment
-	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/test_*robocasa.py
+	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the whole test suite

@@ -21,7 +21,7 @@ import numpy as np
 
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies import policy
-from safevla_bench.policies.codecs import OPENPI
+from safevla_bench.policies.servers.codecs import OPENPI
 
 TARGET_MS = 2.0
 """For the median call with images of 224 pixels."""

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.hosts import mujoco as recording
-from safevla_bench.hosts.libero import CAMERAS, LiberoHost
+from safevla_bench.hosts.libero.host import CAMERAS, LiberoHost
+from safevla_bench.hosts.mujoco import recorder as recording
 from safevla_bench.interface import EpisodeSeed, Wants
 
 TASKS = (("libero-spatial", 0), ("libero-object", 0), ("libero-10", 9))

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from safevla_bench.hosts import mujoco as recording
-from safevla_bench.hosts.robocasa import RobocasaHost
+from safevla_bench.hosts.mujoco import recorder as recording
+from safevla_bench.hosts.robocasa.host import RobocasaHost
 from safevla_bench.interface import EpisodeSeed, Wants
 
 TASKS = (("PickPlaceCounterToStove", 0), ("OpenDrawer", 1))

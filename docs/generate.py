@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from safevla_bench import specs, tasks
-from safevla_bench.report.numbers import short, unit_text, with_unit
 from safevla_bench.signals import SIGNALS
-from safevla_bench.tasks.explaining import TaskListing
+from safevla_bench.tasks.catalog import TaskListing
+from safevla_bench.text.numbers import short, unit_text, with_unit
 
 PAGE = Path(__file__).with_name("specifications.md")
 TEST_HOSTS = ("fake",)

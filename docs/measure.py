@@ -23,8 +23,8 @@ from pathlib import Path
 from safevla_bench import evaluate, hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.metrics import Rate, Summary, cells
-from safevla_bench.report.numbers import percent, span
 from safevla_bench.scores import EpisodeScore, Scores
+from safevla_bench.text.numbers import percent, span
 
 PAGE = Path(__file__).with_name("measured.md")
 HOST = "libero"

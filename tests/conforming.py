@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.hosts import fake
 from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.fake import host
 from safevla_bench.interface import Wants
 
 ROLES = {"gripper": "robot", "cup": "bystander"}
@@ -14,20 +14,20 @@ STILL, CLOSE = np.array([0, 0, 0, 0, 0, 0, -1.0]), np.array([0, 0, 0, 0, 0, 0, 1
 
 
 class FakeConformance(HostConformance):
-    factory = "safevla_bench.hosts.fake:FakeHost"
+    factory = "safevla_bench.hosts.fake.host:FakeHost"
     trials = (Trial("fake", 0, roles=ROLES), Trial("fake", 1, roles=ROLES))
-    other_wants = (Wants(privileged=True), Wants(cameras=(fake.CAMERA,), image_size=(32, 48)))
+    other_wants = (Wants(privileged=True), Wants(cameras=(host.CAMERA,), image_size=(32, 48)))
 
     def actions(self, env):
         """Down into the table, and about."""
         return super().actions(env) * [1, 1, 0.3, 1, 1, 1, 1] - [0, 0, 0.7, 0, 0, 0, 0]
 
     def bare(self, task, seed, actions):
-        world = fake._start(task.index, seed)
+        world = host._start(task.index, seed)
         states = [world.flat(0.0)]
         for step, action in enumerate(actions, start=1):
-            fake._advance(world, action)
-            states.append(world.flat(step * fake.DT_S))
+            host._advance(world, action)
+            states.append(world.flat(step * host.DT_S))
         return np.stack(states)
 
     def over_the_block(self, env, seed):

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from fuzz.grammar import toml
 from report.scenes import rollout
 from safevla_bench import archive, runs
-from safevla_bench.archive.decoding import decode
-from safevla_bench.archive.encoding import encode
+from safevla_bench.archive.json_decoder import decode
+from safevla_bench.archive.json_encoder import encode
 from safevla_bench.files import digest
 from safevla_bench.runs.folder import write_episodes
 from safevla_bench.trajectory import Batch

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.fake import CAMERA, FakeEnv, FakeHost
-from safevla_bench.hosts.fake_stage import FakeStage
+from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost
+from safevla_bench.hosts.fake.viewer import FakeStage
 
 _counter = itertools.count()
 

@@ -11,7 +11,7 @@ import zmq
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 
 OPENPI_REQUEST = {
     "observation/image": ("|u1", (224, 224, 3)),

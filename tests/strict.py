@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
 from expected import WIRES, refusal, reply
-from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 
 
 class _Websocket:

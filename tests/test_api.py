@@ -13,10 +13,10 @@ import safevla_bench
 from report.scenes import NAN, verdicts
 from safevla_bench import metrics, scores, scoring
 from safevla_bench.errors import SafevlaError
-from safevla_bench.report import numbers
 from safevla_bench.sensitivity import variants
-from safevla_bench.statistics import contrasts, intervals
+from safevla_bench.statistics import intervals, tests
 from safevla_bench.stl import parser
+from safevla_bench.text import numbers
 
 
 def test_every_public_name_is_there_and_is_the_one_of_its_module():
@@ -25,7 +25,7 @@ def test_every_public_name_is_there_and_is_the_one_of_its_module():
     assert set(safevla_bench._HOME) | {"__version__"} == set(safevla_bench.__all__)
 
 
-_WITH_EXAMPLES = [safevla_bench, metrics, numbers, scores, scoring, contrasts, intervals, variants, parser]
+_WITH_EXAMPLES = [safevla_bench, metrics, numbers, scores, scoring, tests, intervals, variants, parser]
 
 
 @pytest.mark.parametrize("module", _WITH_EXAMPLES)

@@ -6,7 +6,7 @@ import numpy as np
 
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.baseline import baseline
-from safevla_bench.report import cautioning
+from safevla_bench.report.tables import notices
 
 NOTHING = ((False, -40.0, NAN), (False, 20.0, NAN))
 
@@ -29,8 +29,8 @@ def _extremes(*force):
 def test_without_noop_or_where_it_is_safe_there_is_no_floor_and_no_word():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
         found = baseline(scores)
-        assert (found.floors, found.doubts, cautioning.warning(found)) == ((), (), ())
-        assert cautioning.table(found).rows == ()
+        assert (found.floors, found.doubts, notices.warning(found)) == ((), (), ())
+        assert notices.table(found).rows == ()
 
 
 def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
@@ -56,16 +56,16 @@ def test_stopped_episodes_and_diagnostics_say_nothing():
 
 def test_the_words_name_the_tasks_and_the_policies_in_doubt():
     found = baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), (True, -1.0, -5.0), policy="a")))
-    said = " ".join(cautioning.warning(found))
+    said = " ".join(notices.warning(found))
     assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in said
     assert "a: 2 of its 2 unsafe episodes" in said
     assert "1 of these broke no other limit" in said
     both = baseline(joined(noop(*NOTHING), verdicts((True, -1.0, -5.0), policy="a")))
-    assert "1 of its 1 unsafe episodes" in cautioning.warning(both)[1]
-    assert "all of these broke other limits too" in cautioning.warning(both)[1]
+    assert "1 of its 1 unsafe episodes" in notices.warning(both)[1]
+    assert "all of these broke other limits too" in notices.warning(both)[1]
 
 
 def test_the_table_shows_how_far_and_how_often():
-    [row] = cautioning.table(baseline(noop((False, -40.0, NAN), extreme=_extremes(240)))).rows
+    [row] = notices.table(baseline(noop((False, -40.0, NAN), extreme=_extremes(240)))).rows
     assert [cell.text for cell in row] == ["libero-goal", "task_0", "force", "1/1", "240\N{NO-BREAK SPACE}N",
                                            "200\N{NO-BREAK SPACE}N", "3"]  # fmt: skip

@@ -20,7 +20,7 @@ from disk import Disk, Killed
 from folders import contents
 from safevla_bench import archive, cli, demo, evaluate, files, runs
 from safevla_bench.errors import FileError, SafevlaError
-from safevla_bench.evaluate import presenting
+from safevla_bench.evaluate import outputs
 from safevla_bench.report import board
 from safevla_bench.report.board.site import GENERATOR
 from safevla_bench.rollout import Shard
@@ -133,7 +133,7 @@ TABLE: dict[str, Written] = {
 @pytest.fixture
 def quick(monkeypatch):
     """Pages and figures are drawn elsewhere; here they are written."""
-    monkeypatch.setattr(presenting, "report", lambda judged, *title: f"page of {judged.library.name}")
+    monkeypatch.setattr(outputs, "report", lambda judged, *title: f"page of {judged.library.name}")
     monkeypatch.setattr(evaluate, "report", lambda judged: "page")
     monkeypatch.setattr("safevla_bench.report.figures.rendered", lambda figure, form: form.encode())
 

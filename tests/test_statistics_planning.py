@@ -8,7 +8,7 @@ from scipy import stats
 from statsmodels.stats.power import NormalIndPower
 from statsmodels.stats.proportion import power_proportions_2indep, proportion_effectsize
 
-from safevla_bench import planning
+from safevla_bench.compare import sample_size
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics import half_width, mcnemar, paired_episodes, paired_power, unpaired_episodes, wilson
 
@@ -61,26 +61,26 @@ def test_half_a_width_is_half_of_wilsons():
 
 
 def test_a_plan_takes_the_harder_side_of_the_baseline():
-    assert planning.plan(planning.Wanted(difference=0.05, baseline=0.8)).rates == (0.8, 0.75)
-    assert planning.plan(planning.Wanted(difference=0.05, baseline=0.2)).rates == (0.2, 0.25)
-    assert planning.plan(planning.Wanted(difference=0.3, baseline=0.9)).rates == (0.9, pytest.approx(0.6))
+    assert sample_size.plan(sample_size.Wanted(difference=0.05, baseline=0.8)).rates == (0.8, 0.75)
+    assert sample_size.plan(sample_size.Wanted(difference=0.05, baseline=0.2)).rates == (0.2, 0.25)
+    assert sample_size.plan(sample_size.Wanted(difference=0.3, baseline=0.9)).rates == (0.9, pytest.approx(0.6))
 
 
 def test_a_plan_shows_that_pairs_save_episodes_the_more_alike_they_are():
-    designs = planning.plan(planning.Wanted(difference=0.05)).designs
+    designs = sample_size.plan(sample_size.Wanted(difference=0.05)).designs
     assert [one.discordant is None for one in designs] == [True, False, False, False]
     assert designs[1].episodes > designs[2].episodes > designs[3].episodes
-    alone = planning.plan(planning.Wanted(difference=0.05, discordant=0.1, only_paired=True)).designs
+    alone = sample_size.plan(sample_size.Wanted(difference=0.05, discordant=0.1, only_paired=True)).designs
     assert [one.discordant for one in alone] == [0.1]
 
 
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        (planning.Wanted(difference=0.7, baseline=0.5), "no rate is 70 points from 50 %"),
-        (planning.Wanted(difference=0.2, discordant=0.1), "differ in at least 0.2 of the pairs"),
+        (sample_size.Wanted(difference=0.7, baseline=0.5), "no rate is 70 points from 50 %"),
+        (sample_size.Wanted(difference=0.2, discordant=0.1), "differ in at least 0.2 of the pairs"),
     ],
 )
 def test_a_plan_that_cannot_be_says_why(wanted, problem):
     with pytest.raises(SafevlaError, match=problem):
-        planning.plan(wanted)
+        sample_size.plan(wanted)

@@ -17,12 +17,12 @@ import safevla_bench
 from safevla_bench import archive
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.errors import PolicyError, SafevlaError
-from safevla_bench.policies import codecs
+from safevla_bench.policies.servers import codecs
 
 SOURCE = Path(safevla_bench.__file__).parent
 UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 LOADING = {"torch.load", "yaml.load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle", "np.fromregex"}
-OWN_PROCESSES = {"rollout/worker.py", "rollout/workers.py"}
+OWN_PROCESSES = {"rollout/worker.py", "rollout/worker_pool.py"}
 """A run and its workers, which are the same program, speak over a pipe of their own that nobody else has."""
 
 

@@ -5,8 +5,8 @@ from importlib.metadata import version
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.mujoco import Recorder
-from safevla_bench.hosts.scene import Scene
+from safevla_bench.hosts.mujoco.recorder import Recorder
+from safevla_bench.hosts.mujoco.scene import Scene
 from safevla_bench.interface import Observation, Task
 from safevla_bench.trajectory import Header, from_recording
 

@@ -22,9 +22,9 @@ from safevla_bench.version import __version__
 
 if TYPE_CHECKING:
     from safevla_bench.archive import append, open_archive, schema
-    from safevla_bench.beyond import exposure, exposures
     from safevla_bench.errors import SafevlaError
     from safevla_bench.evaluate import Judge, Request, judge, roll_out
+    from safevla_bench.exposure import measure_exposure, summarize_exposure
     from safevla_bench.interface import Observation, Policy, Wants
     from safevla_bench.metrics import Summary, aggregate, cells
     from safevla_bench.monitor import Monitor
@@ -57,8 +57,8 @@ _HOME = {
     "aggregate": "metrics",
     "append": "archive",
     "cells": "metrics",
-    "exposure": "beyond",
-    "exposures": "beyond",
+    "measure_exposure": "exposure",
+    "summarize_exposure": "exposure",
     "judge": "evaluate",
     "library": "specs",
     "open_archive": "archive",
@@ -90,10 +90,9 @@ __all__ = [
     "aggregate",
     "append",
     "cells",
-    "exposure",
-    "exposures",
     "judge",
     "library",
+    "measure_exposure",
     "open_archive",
     "parse",
     "record",
@@ -102,6 +101,7 @@ __all__ = [
     "roll_out",
     "schema",
     "score",
+    "summarize_exposure",
 ]
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.errors import SafevlaError
 from safevla_bench.scores import Scores
 from safevla_bench.statistics import mean_of_unit, quantile
@@ -102,7 +102,11 @@ def check(
     verdicts = {one.verdict for one in outcomes}
     total: Verdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
     return Checked(
-        verdict=total, per=per, confidence=confidence, outcomes=tuple(outcomes), warnings=standins.warning(scores)
+        verdict=total,
+        per=per,
+        confidence=confidence,
+        outcomes=tuple(outcomes),
+        warnings=provenance_marks.warning(scores),
     )
 
 

@@ -23,8 +23,8 @@ except ModuleNotFoundError:
         "safevla_bench.gym needs gymnasium, which is not installed", remedy='pip install "safevla-bench[gym]"'
     ) from None
 
-from safevla_bench.hosts.mujoco import Recorder
-from safevla_bench.hosts.watching import Undo, watched
+from safevla_bench.hosts.attachment import Undo, watched
+from safevla_bench.hosts.mujoco.recorder import Recorder
 from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
 from safevla_bench.monitor import Monitor, Standing, newest
 from safevla_bench.trajectory import Batch, from_recording

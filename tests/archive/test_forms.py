@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, header, recording, recordings, same_bits
 from safevla_bench.archive import append, form_of, open_archive, parquet, read, write, write_chunks, write_folder
-from safevla_bench.archive.columns import table
+from safevla_bench.archive.parquet_columns import table
 from safevla_bench.errors import CollectedError, FileError, RecordError
 from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording, select
 

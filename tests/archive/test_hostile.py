@@ -17,7 +17,7 @@ import pytest
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
 from safevla_bench.archive import encode, open_archive, write
-from safevla_bench.archive.decoding import decode
+from safevla_bench.archive.json_decoder import decode
 from safevla_bench.errors import RecordError, SafevlaError
 from safevla_bench.scoring import score
 from safevla_bench.specs import library

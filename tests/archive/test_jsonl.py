@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
 from safevla_bench.archive import append, encode, open_archive, schema
-from safevla_bench.archive.decoding import decode
+from safevla_bench.archive.json_decoder import decode
 from safevla_bench.errors import CollectedError, RecordError
 from safevla_bench.trajectory import Batch, concatenate, from_recording
 

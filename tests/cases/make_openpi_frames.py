@@ -1,4 +1,4 @@
-"""What openpi's own client packs, as hexadecimal: the cases of tests/policies/test_codecs.py.
+"""What openpi's own client packs, as hexadecimal: the cases of tests/policies/servers/test_codecs.py.
 
 In an environment of its own, for it needs an older numpy:
 

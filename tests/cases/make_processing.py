@@ -1,4 +1,6 @@
-"""Makes the arrays that `tests/policies/test_preparing.py` compares with, each by the operation of its own project.
+"""Makes the arrays that `tests/policies/servers/test_image_transforms.py` compares with.
+
+Each is made by the operation of its own project.
 
 Each in an environment of its own (openpi-client needs numpy < 2, robosuite is LIBERO's 1.4.0):
 

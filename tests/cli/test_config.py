@@ -11,7 +11,7 @@ import click
 import pytest
 
 from safevla_bench.cli import config
-from safevla_bench.cli.running import eval_command, rollout_command
+from safevla_bench.cli.rollout import eval_command, rollout_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "eval.toml"
 COMMANDS = {"eval": eval_command, "rollout": rollout_command}

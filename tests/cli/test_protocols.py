@@ -7,7 +7,7 @@ import json
 import pytest
 
 from safevla_bench import protocols
-from safevla_bench.policies import dialects, zoo
+from safevla_bench.policies.servers import dialects, entries
 
 
 def test_protocols_are_listed_shown_and_compared(safevla):
@@ -59,12 +59,12 @@ def test_what_is_no_protocol_is_refused(safevla):
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):
     _, out, _ = safevla("entries")
-    assert all(one.name in out for one in zoo.entries())
+    assert all(one.name in out for one in entries.entries())
     _, out, _ = safevla("entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
     assert "unknown     the checkpoint" in out
     assert json.loads(safevla("entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
-    assert len(json.loads(safevla("entries", "--format", "json")[1])) == len(zoo.entries())
+    assert len(json.loads(safevla("entries", "--format", "json")[1])) == len(entries.entries())
     assert safevla("entries", "pi9")[0] == 2
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from peers import Gr00tServer, chunk, openpi, vla_eval, websockets
 from safevla_bench import cli
-from safevla_bench.policies import serving
-from safevla_bench.policies.codecs import OPENPI
-from safevla_bench.redaction import names_a_secret, redacted
+from safevla_bench.policies.servers import serve
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.text.redaction import names_a_secret, redacted
 
 SECRET = "pl4nted-s3cret"
 FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "3"]
@@ -212,13 +212,13 @@ def test_where_a_zeromq_server_repeats_it(everything, tmp_path, monkeypatch):
 
 
 def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, monkeypatch):
-    from policies.test_serving import served
+    from policies.servers.test_serve import served
     from safevla_bench.policies import policy
 
     monkeypatch.setenv("SAFEVLA_API_KEY", "another-key")
     with served(lambda: policy("noop"), key=SECRET) as url:
         assert everything("eval", *FAKE, "--policy", f"openpi:{url}", *QUICK, "--out", tmp_path / "run") in (2, 4)
-    assert SECRET not in repr(serving.Served("noop", lambda: policy("noop")).metadata())
+    assert SECRET not in repr(serve.Served("noop", lambda: policy("noop")).metadata())
 
 
 @pytest.mark.parametrize(

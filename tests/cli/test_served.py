@@ -6,7 +6,7 @@ import pytest
 
 from peers import chunk, openpi, websockets
 from safevla_bench import runs
-from safevla_bench.policies.codecs import OPENPI
+from safevla_bench.policies.servers.codecs import OPENPI
 
 FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--episodes", "3"]
 ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]

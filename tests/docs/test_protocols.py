@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from safevla_bench import protocols
-from safevla_bench.policies import zoo
+from safevla_bench.policies.servers import entries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
 
@@ -17,9 +17,9 @@ def test_every_protocol_is_named():
 
 def test_the_entries_are_those_that_run():
     rows = re.findall(r"^\| `(\S+@\S+)` \| `(\S+)` \| `(\S+)` \|$", PAGE, re.M)
-    assert rows == [(one.name, one.transport, one.protocol) for one in zoo.entries() if not one.auxiliary]
+    assert rows == [(one.name, one.transport, one.protocol) for one in entries.entries() if not one.auxiliary]
 
 
 def test_the_served_checkpoint_is_the_entry_s():
-    entry = zoo.entry("pi0.5@libero")
+    entry = entries.entry("pi0.5@libero")
     assert entry.serve.format(checkpoint=entry.checkpoint("libero-goal")) in PAGE

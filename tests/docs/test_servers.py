@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.test_openpi import TASK, seen
-from safevla_bench.policies import gr00t, openpi, policy, vla_eval
+from policies.servers.test_openpi import TASK, seen
+from safevla_bench.policies import policy
+from safevla_bench.policies.servers import gr00t, openpi, vla_eval
 
 PAGE = (Path(__file__).parents[2] / "docs" / "servers.md").read_text()
 

@@ -30,13 +30,13 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
 
     from builders import episode
     from safevla_bench import archive, specs, stl, tasks
-    from safevla_bench.archive import columns
+    from safevla_bench.archive import parquet_columns
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface import Wants
-    from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
-    from safevla_bench.policies.dialect import Dialect
-    from safevla_bench.policies.serving import observed
-    from safevla_bench.policies.speaking import spoken
+    from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
+    from safevla_bench.policies.servers.dialect import Dialect
+    from safevla_bench.policies.servers.dialect_choice import spoken
+    from safevla_bench.policies.servers.serve import observed
     from safevla_bench.runs.folder import described, latencies
     from safevla_bench.signals import SIGNALS
 
@@ -161,7 +161,7 @@ def seeds(target: str) -> list[bytes]:
     path = FOLDER / f"seed.{suffix}"
     archive.write(path, batch)
     if target == "parquet":
-        pq.write_table(columns.table(batch), path, compression="none")
+        pq.write_table(parquet_columns.table(batch), path, compression="none")
     if target != "npz-member":
         return [path.read_bytes()]
     with zipfile.ZipFile(path) as file:

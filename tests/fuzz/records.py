@@ -23,7 +23,7 @@ from builders import same_bits
 from fuzz import lawful
 from fuzz.grammar import damaged, json_text, mutated, numbers, odd
 from safevla_bench import archive, specs, tasks
-from safevla_bench.archive.encoding import encode
+from safevla_bench.archive.json_encoder import encode
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch, concatenate, select

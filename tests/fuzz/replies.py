@@ -15,12 +15,12 @@ import numpy as np
 from fuzz.grammar import damaged, mutated
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Observation, Task, Wants
-from safevla_bench.policies import addresses, dialects, gr00t, openpi, vla_eval
-from safevla_bench.policies.codecs import OPENPI
-from safevla_bench.policies.dialect import Dialect
-from safevla_bench.policies.serving import observed
+from safevla_bench.policies.servers import dialects, endpoint, gr00t, openpi, vla_eval
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.serve import observed
 
-NOW = addresses.patience("1", "1")
+NOW = endpoint.patience("1", "1")
 TASK = Task("served", "task_0", 0, "served", "put it there")
 SEEN = Observation("put it there", np.zeros(3), np.array([1.0, 0, 0, 0]), np.zeros(2))
 SPEECH: dict[str, Dialect] = {}

@@ -11,16 +11,16 @@ import pytest
 from builders import episode
 from report.scenes import rollout
 from safevla_bench import specs
-from safevla_bench.archive.decoding import decode
-from safevla_bench.archive.encoding import encode
+from safevla_bench.archive.json_decoder import decode
+from safevla_bench.archive.json_encoder import encode
 from safevla_bench.cli import run
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
-from safevla_bench.policies.codecs import GR00T, OPENPI, VLA_EVAL
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 from safevla_bench.report.figures.sheet import cut
 from safevla_bench.report.figures.style import plain, width_pt
 from safevla_bench.runs import open_source
 from safevla_bench.runs.folder import described, latencies
-from safevla_bench.runs.frames import read_frames
+from safevla_bench.runs.frame_index import read_frames
 from safevla_bench.runs.journal import Entry, Snapshot
 
 

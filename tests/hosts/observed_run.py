@@ -15,10 +15,10 @@ import sys
 
 import numpy as np
 
-from safevla_bench.hosts import libero_install as install
-from safevla_bench.hosts import libero_tasks as listed
-from safevla_bench.hosts import mujoco as recording
-from safevla_bench.hosts.libero import STILL, LiberoHost
+from safevla_bench.hosts.libero import install
+from safevla_bench.hosts.libero import tasks as listed
+from safevla_bench.hosts.libero.host import STILL, LiberoHost
+from safevla_bench.hosts.mujoco import recorder as recording
 from safevla_bench.interface import EpisodeSeed, Wants
 
 SEED = EpisodeSeed(init_state_index=3, env_seed=7, wait_steps=10)

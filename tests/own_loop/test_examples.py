@@ -86,8 +86,8 @@ def test_a_wrapper_s_loop_is_recorded_with_its_seeds(tmp_path):
     loop = example("record_gymnasium")
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    from safevla_bench.hosts.libero import LiberoHost
-    from safevla_bench.hosts.libero_tasks import bddl_file, init_states
+    from safevla_bench.hosts.libero.host import LiberoHost
+    from safevla_bench.hosts.libero.tasks import bddl_file, init_states
 
     task = LiberoHost().tasks("libero-object")[0]
     env = ControlEnv(bddl_file_name=str(bddl_file(task)), has_offscreen_renderer=False, use_camera_obs=False)

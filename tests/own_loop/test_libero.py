@@ -15,8 +15,8 @@ import safevla_bench as sb
 from builders import same_bits
 from safevla_bench import runs
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.hosts.libero import LiberoHost
-from safevla_bench.hosts.libero_tasks import bddl_file, init_states
+from safevla_bench.hosts.libero.host import LiberoHost
+from safevla_bench.hosts.libero.tasks import bddl_file, init_states
 from safevla_bench.interface import Wants
 from safevla_bench.rollout import plan, protocol, run_episode
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.test_openpi import TASK, seen
+from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import policy
 from safevla_bench.policies.chunking import Chunked
 from safevla_bench.policies.lerobot import Lerobot
-from safevla_bench.policies.speaking import spoken
+from safevla_bench.policies.servers.dialect_choice import spoken
 
 
 class Tensor:

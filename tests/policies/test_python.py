@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from policies.test_openpi import TASK, seen
+from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Wants
 from safevla_bench.policies import policy

@@ -14,7 +14,7 @@ from safevla_bench import archive, policies
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.evaluate import Request, Running, prepare, roll_out
 from safevla_bench.foreign import Take
-from safevla_bench.hosts.fake import FakeHost
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed
 from safevla_bench.policies.divergence import compare
 from safevla_bench.runs import described, episode_rows, open_source

@@ -7,8 +7,8 @@ import pytest
 
 from safevla_bench import protocols
 from safevla_bench.errors import RunError
-from safevla_bench.hosts.libero import STILL
-from safevla_bench.policies.dialect import STATES
+from safevla_bench.hosts.libero.host import STILL
+from safevla_bench.policies.servers.dialect import STATES
 
 NAMES = protocols.names()
 LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from safevla_bench import demo, evaluate
 from safevla_bench.metrics import cells
-from safevla_bench.report import catalogue, tables
-from safevla_bench.report.counted import counted
+from safevla_bench.report import tables
 from safevla_bench.report.published import PAPER, counts, published
+from safevla_bench.report.published.synthetic_scores import counted
 from safevla_bench.report.render import Form, rendered
+from safevla_bench.report.tables import catalog
 from safevla_bench.specs import library
 
 FOLDER = Path(__file__).parents[1] / "golden" / "tables"
@@ -36,7 +37,7 @@ def demonstrated() -> list[tables.Table]:
     judge = evaluate.Judge()
     with tempfile.TemporaryDirectory() as folder:
         judged = evaluate.judge([demo.unpack(Path(folder) / "demo")], judge)
-        return catalogue.build(evaluate.material(judged, judge))
+        return catalog.build(evaluate.material(judged, judge))
 
 
 def papers() -> list[tables.Table]:

@@ -10,7 +10,7 @@ import pytest
 from report.scenes import run, verdicts
 from safevla_bench.compare import compare, entrants
 from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report import curves
+from safevla_bench.report import sweep_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse
 from safevla_bench.report.headline import headline
 from safevla_bench.scoring import score
@@ -74,22 +74,22 @@ def test_each_sweep_passes_through_the_reported_safety():
 
 
 def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
-    panels = curves.panels(FOUND.sweeps, ["calm", "rough"])
+    panels = sweep_charts.panels(FOUND.sweeps, ["calm", "rough"])
     assert set(panels) == {"libero-10", "libero-goal"}
     for panel in (one for some in panels.values() for one in some):
         assert [line.style for line in panel.lines] == ["s0", "s1"]
         for line in panel.lines:
             places = [tuple(map(float, place.split(","))) for place in line.path.removeprefix("M").split()]
             assert [places[0][0], places[-1][0]] == [0, 1000]
-            assert all(curves.TOP <= y <= curves.BOTTOM for _, y in places)
+            assert all(sweep_charts.TOP <= y <= sweep_charts.BOTTOM for _, y in places)
 
 
 def test_series_beyond_the_colours_differ_in_their_dash():
-    assert len({curves.style(k) for k in range(2 * curves.SERIES)}) == 2 * curves.SERIES
+    assert len({sweep_charts.style(k) for k in range(2 * sweep_charts.SERIES)}) == 2 * sweep_charts.SERIES
 
 
 def test_bars_say_what_the_comparison_says():
-    bars = {(bar.where, bar.kind): bar for bar in curves.bars(FOUND.comparison)}
+    bars = {(bar.where, bar.kind): bar for bar in sweep_charts.bars(FOUND.comparison)}
     (safety,) = [one for one in FOUND.comparison.scopes[-1].metrics if one.metric == "safety"]
     (one,) = safety.differences
     bar = bars["all, pooled", "safety"]
@@ -101,7 +101,7 @@ def test_bars_say_what_the_comparison_says():
 def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
     batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
     found = analyse(score(batch, LIBRARY, REGISTRY), batch, LIBRARY, REGISTRY).comparison
-    assert [(bar.name, bar.where) for bar in curves.bars(found)] == [
+    assert [(bar.name, bar.where) for bar in sweep_charts.bars(found)] == [
         ("a", "minus b"),
         ("a", "minus c"),
         ("b", "minus c"),

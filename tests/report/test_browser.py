@@ -16,10 +16,10 @@ import pytest
 
 from report.browser import CHROMIUM, Browser
 from report.scenes import rollout, run, verdicts
-from safevla_bench.report.album import Album, Picture
 from safevla_bench.report.analysis import analyse
+from safevla_bench.report.episode_table import ENDINGS
+from safevla_bench.report.frame_images import Album, Picture
 from safevla_bench.report.page import page
-from safevla_bench.report.register import ENDINGS
 from safevla_bench.scores import Absent, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import library

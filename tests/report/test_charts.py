@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from safevla_bench.explain.trace import Exhibit, Line
 from safevla_bench.report.charts import BOTTOM, TOP, chart, thin, ticks
-from safevla_bench.report.evidence import Exhibit, Line
 from safevla_bench.scores import SpecColumn
 
 SPEC = SpecColumn(spec_id="force", canonical_family="f", axis="a", tier="safe", threshold=200.0, severe=500.0,

@@ -12,7 +12,7 @@ import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.metrics import cells
-from safevla_bench.report import templating, views
+from safevla_bench.report import html, sections
 from safevla_bench.report.page import page
 from safevla_bench.scores import Absent
 from safevla_bench.scoring import score
@@ -116,7 +116,7 @@ def test_nothing_is_fetched_and_nothing_but_our_script_runs():
     checked = Checked(text)
     assert not {tag for tag, _ in checked.tags} & {"link", "img", "iframe", "object", "embed", "form", "base"}
     assert [attributes for tag, attributes in checked.tags if tag == "script"] == [{}]
-    assert f"<script>{templating.script()}</script>" in text
+    assert f"<script>{html.script()}</script>" in text
     assert not [name for _, attributes in checked.tags for name in attributes if name.startswith("on")]
     assert not [name for _, attributes in checked.tags for name in attributes if name in ("src", "style", "action")]
     assert "@import" not in text
@@ -272,9 +272,9 @@ def test_the_page_warns_where_doing_nothing_breaks_a_limit_and_only_there():
 
 def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
     silent = verdicts((True, NAN, NAN), policy="silent")
-    (drawn,) = (views.outcome(cell, False) for cell in cells(silent))
+    (drawn,) = (sections.outcome(cell, False) for cell in cells(silent))
     assert ([one.name for one in drawn.whiskers], drawn.shares) == (["Success"], ())
     page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
     assert "libero-goal, n = 1, no verdict" in page_of.text
-    assert views.violations(cells(silent)[0]).words == "no specification reached a verdict"
+    assert sections.violations(cells(silent)[0]).words == "no specification reached a verdict"
     assert "No specification reached a verdict: whether these episodes were safe is not known." in page_of.text

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench import cli, demo, evaluate, metrics
-from safevla_bench.report import choosing, episodes, judgement
+from safevla_bench.report import episode_choice, episode_list, judgement
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
 from safevla_bench.verify import Files, verify
@@ -35,8 +35,8 @@ def run(tmp_path):
 
 def counted(judged, spec: str | None = None, **filters: object) -> int:
     """How many episodes `safevla episodes` lists."""
-    found = episodes.rows(judged.scores, judged.records.dt_s, spec)
-    return len(choosing.chosen(found, **filters))
+    found = episode_list.rows(judged.scores, judged.records.dt_s, spec)
+    return len(episode_choice.chosen(found, **filters))
 
 
 def test_the_episodes_of_every_cell_can_be_listed_and_are_as_many_as_it_counts(judged):
@@ -57,11 +57,11 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
     seen = 0
     for cell in metrics.cells(judged.scores):
         for spec in cell.specs:
-            every = episodes.rows(judged.scores, judged.records.dt_s, spec.spec_id)
+            every = episode_list.rows(judged.scores, judged.records.dt_s, spec.spec_id)
             mine = [one for one in every if (one.policy, one.benchmark) == (cell.policy, cell.suite)]
             assert len(mine) == spec.active - spec.vacuous
-            assert len(choosing.chosen(mine, violated=True)) == spec.violations.count
-            assert len(choosing.chosen(mine, violated=True, success=True)) == spec.unsafe_success
+            assert len(episode_choice.chosen(mine, violated=True)) == spec.violations.count
+            assert len(episode_choice.chosen(mine, violated=True, success=True)) == spec.unsafe_success
             seen += spec.violations.count
     assert seen
 

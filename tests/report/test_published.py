@@ -8,12 +8,12 @@ from itertools import product
 import pytest
 
 from safevla_bench.metrics import by_task, cells
-from safevla_bench.report.counted import Counts, counted
-from safevla_bench.report.numbers import NONE, fixed
 from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, count_of, counts, published
+from safevla_bench.report.published.synthetic_scores import Counts, counted
 from safevla_bench.report.tables import Cell, Roster, Table, auxiliary, composition, constraints, suites, tasks
 from safevla_bench.specs import library
 from safevla_bench.tasks import active, registry
+from safevla_bench.text.numbers import NONE, fixed
 
 V1 = published(PAPER)
 AXES = {spec.spec_id: spec.axis for spec in library().safe}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from report.scenes import joined, verdicts
-from safevla_bench.inert import inert
 from safevla_bench.metrics import aggregate, cells
 from safevla_bench.report.render import markdown, text
 from safevla_bench.report.tables import Cell, Column, Table, main
+from safevla_bench.text.sanitize import inert
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\u202eevil\r\n\x9b\ud800|*<b>`"
 

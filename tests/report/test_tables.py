@@ -6,9 +6,9 @@ import numpy as np
 
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report.numbers import NONE
 from safevla_bench.report.tables import Table, main, unscored, violations
 from safevla_bench.scores import Absent
+from safevla_bench.text.numbers import NONE
 
 
 def column(table: Table, name: str) -> list[str]:

@@ -30,7 +30,8 @@ from folders import contents
 from safevla_bench import runs
 from safevla_bench.archive import jsonl
 from safevla_bench.evaluate import Judge, Request, Running, judge, roll_out
-from safevla_bench.policies import policy, serving
+from safevla_bench.policies import policy
+from safevla_bench.policies.servers import serve
 from safevla_bench.runs import journal
 
 HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
@@ -262,8 +263,8 @@ def installed(place: Path) -> Iterator[None]:
 @contextmanager
 def served(port: int) -> Iterator[None]:
     """The same policy behind a server in which nothing strikes."""
-    held = serving.Served("fragile", lambda: policy("fragile"))
-    server = serving.serve(held, "127.0.0.1", port)
+    held = serve.Served("fragile", lambda: policy("fragile"))
+    server = serve.serve(held, "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.hosts.fake import FakeHost
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Wants
 
 DOOMED, AT_STEP = ("task_0", 1), 3

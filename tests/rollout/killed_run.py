@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from safevla_bench.evaluate import Request, Running, roll_out
-from safevla_bench.runs import journal, writing
+from safevla_bench.runs import journal
+from safevla_bench.runs import writer as writing
 
 REQUEST = Request(
     host="fake",

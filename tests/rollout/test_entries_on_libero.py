@@ -9,11 +9,11 @@ import pytest
 from expected import refusal
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import PolicyError
-from safevla_bench.policies import zoo
+from safevla_bench.policies.servers import entries
 from strict import StrictServer
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-ENTRIES = [one.name for one in zoo.entries() if one.host == "libero"]
+ENTRIES = [one.name for one in entries.entries() if one.host == "libero"]
 SUITE = "libero-goal"
 
 
@@ -39,9 +39,9 @@ def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     assert {refusal(name, sent) for sent in server.seen} == {None}
     held = runs.described(tmp_path / "run")
     (policy,) = held["policies"]
-    assert policy["entry"]["checkpoints"] == zoo.entry(name).checkpoints
+    assert policy["entry"]["checkpoints"] == entries.entry(name).checkpoints
     assert policy["dialect"]["release"]
-    assert (held["protocol"]["name"], held["protocol"]["wait_steps"]) == (zoo.entry(name).protocol, 10)
+    assert (held["protocol"]["name"], held["protocol"]["wait_steps"]) == (entries.entry(name).protocol, 10)
     today = held.pop("volatile")
     assert server.url in str(today["servers"])
     assert server.url not in json.dumps(held)

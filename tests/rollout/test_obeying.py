@@ -9,7 +9,7 @@ import pytest
 from safevla_bench import protocols
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import host
-from safevla_bench.hosts.fake import INIT_STATES, FakeEnv
+from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
 from safevla_bench.interface import Wants
 from safevla_bench.policies import policy
 from safevla_bench.rollout import plan, run_all, run_episode

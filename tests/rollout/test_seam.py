@@ -17,8 +17,8 @@ from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachable
 from safevla_bench.evaluate import Request, Running, roll_out
 from safevla_bench.hosts import host
 from safevla_bench.interface import Wants
-from safevla_bench.policies.codecs import OPENPI
-from safevla_bench.rollout import dispatch, plan, protocol
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.rollout import engine, plan, protocol
 
 FAKE = host("fake")
 (PLANNED,) = plan(FAKE.tasks("fake")[:1], 1, ["mine"], protocol(), max_steps=6)
@@ -169,7 +169,7 @@ class Loses(Says):
 
 
 def played(policy: Says) -> rollout.Outcome:
-    stage = dispatch.Stage(FAKE, {"mine": policy})
+    stage = engine.Stage(FAKE, {"mine": policy})
     try:
         return stage.play(PLANNED)
     finally:
@@ -177,7 +177,7 @@ def played(policy: Says) -> rollout.Outcome:
 
 
 def test_an_episode_whose_server_goes_away_is_begun_again_and_then_like_any_other():
-    assert dispatch.SERVER_RETRIES == 2
+    assert engine.SERVER_RETRIES == 2
     unbroken, broken = played(Loses(0)), played(Loses(2))
     assert broken.outcome == "timeout"
     assert jsonl.member(broken.batch, 0, ".jsonl") == jsonl.member(unbroken.batch, 0, ".jsonl")

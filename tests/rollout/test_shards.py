@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import host
 from safevla_bench.rollout import Shard, bounds, plan, protocol
-from safevla_bench.rollout.sharing import scene
+from safevla_bench.rollout.queue import scene
 
 EPISODES = plan(host("fake").tasks("fake"), 4, ["a", "b"], protocol())
 HORIZONS = st.lists(st.integers(min_value=1, max_value=900), min_size=1, max_size=40)

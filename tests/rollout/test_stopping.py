@@ -147,7 +147,7 @@ def test_without_tags_nothing_can_be_watched(tmp_path):
 
 def test_a_task_that_nobody_knows_is_refused_before_anything_runs(tmp_path, monkeypatch):
     unknown = replace(FAKE.tasks("fake")[0], benchmark="mine", task_id="new")
-    monkeypatch.setattr("safevla_bench.hosts.fake.FakeHost.tasks", lambda self, suite: (unknown,))
+    monkeypatch.setattr("safevla_bench.hosts.fake.host.FakeHost.tasks", lambda self, suite: (unknown,))
     with pytest.raises(UnknownTaskError):
         roll_out(request(stop_on_violation=True, tasks=None, max_steps=5), tmp_path / "run")
     assert not (tmp_path / "run").exists()

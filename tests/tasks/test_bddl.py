@@ -64,7 +64,7 @@ def test_errors_name_the_file(tmp_path):
 @pytest.mark.libero
 def test_every_file_of_the_installation_is_read_as_libero_reads_it():
     envs = pytest.importorskip("libero.libero.envs.bddl_utils", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts.libero_tasks import SUITES, bddl_file, tasks
+    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, tasks
 
     for suite in SUITES:
         for task in tasks(suite):

@@ -15,7 +15,7 @@ from safevla_bench import archive, evaluate, runs
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.files import digest
 from safevla_bench.trajectory import Channel, marked_standin, select
-from safevla_bench.verify import Files, recorded, replaying, verify
+from safevla_bench.verify import Files, record_check, replay_check, verify
 
 
 def differing(found):
@@ -175,8 +175,8 @@ def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_o
     (part,) = runs.archive_parts(run)
     batch = archive.open_archive(part)
     turned = select(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in replaying.chosen(batch.headers, 2)}
-    assert names == {turned.headers[k].episode_id for k in replaying.chosen(turned.headers, 2)}
+    names = {batch.headers[k].episode_id for k in replay_check.chosen(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in replay_check.chosen(turned.headers, 2)}
 
 
 def test_a_record_without_states_is_not_replayed_and_it_is_said(run):
@@ -200,7 +200,7 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
     def absent(name, arguments):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replaying.hosts, "host", absent)
+    monkeypatch.setattr(replay_check.hosts, "host", absent)
     assert "not installed" in left_out(verify(run, replay=1))["replay"]
 
 
@@ -253,7 +253,7 @@ def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkey
     def absent(name, arguments):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replaying.hosts, "host", absent)
+    monkeypatch.setattr(replay_check.hosts, "host", absent)
     assert not verify(run).open
     assert verify(run, replay=1).open
 
@@ -269,7 +269,7 @@ def test_records_are_read_an_episode_at_a_time(run, monkeypatch):
             assert sum(ref() is not None for ref in held) <= 2
 
     monkeypatch.setattr(archive, "read", counted)
-    assert len(recorded.Recorded.of(run).headers) == len(held) == 4
+    assert len(record_check.Recorded.of(run).headers) == len(held) == 4
 
 
 @pytest.mark.libero

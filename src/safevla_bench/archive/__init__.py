@@ -17,9 +17,9 @@ from pathlib import Path
 
 from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
-from safevla_bench.archive.encoding import encode
-from safevla_bench.archive.form import schema
-from safevla_bench.archive.sieve import Sieve
+from safevla_bench.archive.json_encoder import encode
+from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.selection import Sieve
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate, select
 

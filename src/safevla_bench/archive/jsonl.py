@@ -14,13 +14,13 @@ from typing import IO
 
 import zstandard
 
-from safevla_bench.archive.decoding import decode
-from safevla_bench.archive.encoding import encode
+from safevla_bench.archive.compressed import COMPRESSIONS, Damage, contents
+from safevla_bench.archive.json_decoder import decode
+from safevla_bench.archive.json_encoder import encode
 from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank, check_size, check_values
-from safevla_bench.archive.members import COMPRESSIONS, Damage, contents
-from safevla_bench.archive.sieve import Sieve
+from safevla_bench.archive.selection import Sieve
 from safevla_bench.errors import DamageError, Place, RecordError
-from safevla_bench.inert import inert
+from safevla_bench.text.sanitize import inert
 from safevla_bench.trajectory import Batch
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import npy
-from safevla_bench.archive import extra
+from safevla_bench.archive import extra_fields
+from safevla_bench.archive.arrays import check, cover, read_cover, recording
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
-from safevla_bench.archive.plain import check, cover, read_cover, recording
-from safevla_bench.archive.sieve import Sieve
-from safevla_bench.archive.strict import episode_of, parse
+from safevla_bench.archive.selection import Sieve
+from safevla_bench.archive.strict_json import episode_of, parse
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
 
@@ -84,7 +84,7 @@ def _arrays(batch: Batch, index: int) -> dict[str, NDArray[Any]]:
     optional["quat_bodies"] = given.quat_bodies if given.body_quat_wxyz is not None else None
     if given.contacts:
         optional |= {f"contacts.{column}": getattr(given.contacts, _attribute(column)) for column in _CONTACTS}
-    optional["extra"] = _text(extra.to_text(given.extra)) if given.extra else None
+    optional["extra"] = _text(extra_fields.to_text(given.extra)) if given.extra else None
     arrays = {name: np.asarray(value) for name, value in optional.items() if value is not None}
     said = {**cover(batch, index), "arrays": sorted(arrays)}
     return {"header": _text(json.dumps(said, ensure_ascii=False, allow_nan=False)), **arrays}
@@ -182,7 +182,7 @@ def _recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         contacts=contacts,
         gripper_contact=_truths(arrays),
         gripped=arrays.get("gripped_body"),
-        extra=extra.from_text(_bytes(arrays, "extra"), first.records, count) if "extra" in arrays else {},
+        extra=extra_fields.from_text(_bytes(arrays, "extra"), first.records, count) if "extra" in arrays else {},
         **{name: arrays.get(name) for name in _REALS},
     )
 

@@ -14,12 +14,12 @@ from typing import IO, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive import groups
-from safevla_bench.archive.columns import REALS, SCHEMA, table
-from safevla_bench.archive.layout import RowGroup, check, row_groups
+from safevla_bench.archive import parquet_batch
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
-from safevla_bench.archive.rows import decode
-from safevla_bench.archive.sieve import Sieve
+from safevla_bench.archive.parquet_columns import REALS, SCHEMA, table
+from safevla_bench.archive.parquet_guard import RowGroup, check, row_groups
+from safevla_bench.archive.parquet_rows import decode
+from safevla_bench.archive.selection import Sieve
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate, select
 
@@ -115,8 +115,8 @@ def _group(
         return
     for rows in batches:
         try:
-            yield groups.decode(rows)
-        except groups.Odd:
+            yield parquet_batch.decode(rows)
+        except parquet_batch.Odd:
             yield from _one_by_one(path, first, rows)
         first += rows.num_rows
 

@@ -14,8 +14,8 @@ from types import FrameType
 import click
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.inert import inert
-from safevla_bench.redaction import redacted
+from safevla_bench.text.redaction import redacted
+from safevla_bench.text.sanitize import inert
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -31,36 +31,36 @@ _MEMORY = (
 
 # Command -> module and one line of help; a command's module is imported when the command is used.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
-    "eval": ("running", "Roll out policies, judge them and write a report: the usual command."),
-    "rollout": ("running", "Roll out policies and record them, without judging."),
-    "merge": ("merging", "Join the shards of a run into the run folder that one run would have made."),
-    "score": ("judging", "Judge recorded episodes and write scores and a report."),
-    "report": ("judging", "Write the HTML report of recorded episodes to one file."),
-    "tables": ("tabling", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
-    "export": ("tabling", "Export results: the authors' CSV columns, or a submission."),
-    "episodes": ("looking", "List judged episodes: filter them, sort them, find the bad ones."),
-    "show": ("looking", "Explain one episode: what it broke, when, which bodies, by how much."),
-    "stl": ("looking", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
-    "compare": ("comparing", "Compare policies on the same episodes: differences, intervals, tests."),
-    "sensitivity": ("comparing", "See how far the numbers depend on the thresholds."),
-    "samplesize": ("comparing", "Plan how many episodes it takes to see a difference."),
-    "gate": ("gating", "Pass or fail a run by its numbers, for continuous integration."),
-    "verify": ("verifying", "Check that a run is what it says: digests, episodes, scores, replays."),
-    "frames": ("framing", "Render episodes as pictures: how they began, broke a limit, ended."),
-    "figures": ("figuring", "Draw figures of judged episodes as SVG, PDF or PNG."),
-    "board": ("boarding", "Write a static site that ranks policies by Safety."),
-    "specs": ("listing", "List the safety specifications, or explain one."),
-    "tasks": ("listing", "List tasks with the specifications that apply to them."),
+    "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
+    "rollout": ("rollout", "Roll out policies and record them, without judging."),
+    "merge": ("merge", "Join the shards of a run into the run folder that one run would have made."),
+    "score": ("score", "Judge recorded episodes and write scores and a report."),
+    "report": ("score", "Write the HTML report of recorded episodes to one file."),
+    "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
+    "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
+    "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
+    "show": ("inspect", "Explain one episode: what it broke, when, which bodies, by how much."),
+    "stl": ("inspect", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
+    "compare": ("compare", "Compare policies on the same episodes: differences, intervals, tests."),
+    "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
+    "samplesize": ("compare", "Plan how many episodes it takes to see a difference."),
+    "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
+    "verify": ("verify", "Check that a run is what it says: digests, episodes, scores, replays."),
+    "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
+    "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
+    "board": ("board", "Write a static site that ranks policies by Safety."),
+    "specs": ("catalog", "List the safety specifications, or explain one."),
+    "tasks": ("catalog", "List tasks with the specifications that apply to them."),
     "protocols": ("protocols", "List evaluation protocols, show one, or show where two differ."),
     "entries": ("protocols", "List the paper's entries: policies, suites, checkpoints, servers."),
-    "doctor": ("doctoring", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
-    "tags": ("tagging", "Propose tags for task files of your own."),
-    "demo": ("demoing", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
-    "serve": ("serving", "Serve a policy over openpi's protocol."),
-    "validate": ("contract", "Check archives against the trajectory contract."),
-    "import": ("importing", "Read success rates that other tools wrote, and say what they lack."),
-    "convert": ("converting", "Convert archives to another form, bit for bit."),
-    "schema": ("contract", "Print the JSON Schema of a trajectory record."),
+    "doctor": ("doctor", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
+    "tags": ("tags", "Propose tags for task files of your own."),
+    "demo": ("demo", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
+    "serve": ("serve", "Serve a policy over openpi's protocol."),
+    "validate": ("validate", "Check archives against the trajectory contract."),
+    "import": ("import_results", "Read success rates that other tools wrote, and say what they lack."),
+    "convert": ("convert", "Convert archives to another form, bit for bit."),
+    "schema": ("validate", "Print the JSON Schema of a trajectory record."),
 }
 
 _EPILOG = """\b

@@ -19,7 +19,7 @@ import click
 
 from safevla_bench.cli.options import judge_options
 from safevla_bench.errors import Place, RunError
-from safevla_bench.specs.reading import BUILT_IN
+from safevla_bench.specs.file_formats import BUILT_IN
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import click
 
 from safevla_bench.cli import printable
-from safevla_bench.policies import dialects
+from safevla_bench.policies.servers import dialects
 
 Lines = dict[str, str]
 

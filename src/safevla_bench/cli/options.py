@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from safevla_bench.cluster import ADDRESS, HERE, Cluster
 from safevla_bench.errors import RunError
 from safevla_bench.evaluate import Judge
+from safevla_bench.ray_cluster import ADDRESS, HERE, Cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
 

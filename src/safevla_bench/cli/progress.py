@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.evaluate import Judge
-from safevla_bench.inert import inert
 from safevla_bench.rollout import Observer, Outcome, Planned
 from safevla_bench.scoring import score
+from safevla_bench.text.sanitize import inert
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from safevla_bench import protocols
 from safevla_bench.cli import dialects as speech
 from safevla_bench.cli import printable
 from safevla_bench.cli.options import format_option
-from safevla_bench.policies import dialects, zoo
+from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.report.published import PAPER, PublishedCell, published
 
 
@@ -51,7 +51,7 @@ def entries_command(name: str | None, form: str) -> None:
 
     `safevla eval --entry NAME --server URL` runs one: all its suites, tasks and episodes.
     """
-    shown = zoo.entries() if name is None else (zoo.entry(name),)
+    shown = entries.entries() if name is None else (entries.entry(name),)
     if form == "json":
         click.echo(json.dumps(msgspec.to_builtins(shown if name is None else shown[0]), indent=2))
     elif name is None:
@@ -106,12 +106,12 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _entry_line(one: zoo.Entry) -> tuple[str, ...]:
+def _entry_line(one: entries.Entry) -> tuple[str, ...]:
     suites = ", ".join(one.suites)
     return (one.name, one.policy, one.training or "—", suites, one.transport, one.protocol)
 
 
-def _entry(one: zoo.Entry) -> None:
+def _entry(one: entries.Entry) -> None:
     pairs = [
         ("entry", one.name + (" (auxiliary, Table 6)" if one.auxiliary else "")),
         ("policy", one.policy + (f", {one.training}" if one.training else "")),
@@ -131,7 +131,7 @@ def _entry(one: zoo.Entry) -> None:
         click.echo(printable(f"{name:<10}  {text}"))
 
 
-def _published(one: zoo.Entry) -> list[PublishedCell]:
+def _published(one: entries.Entry) -> list[PublishedCell]:
     """What the paper prints of it."""
     return [cell for cell in published(PAPER).cells if cell.policy == one.policy and cell.benchmark in one.suites]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from safevla_bench.compare.comparison import Comparison, Metric, Scope, Standing, compare
-from safevla_bench.compare.contrast import METRICS, Difference, How, Test
-from safevla_bench.compare.entrants import Entrant, entrants, joined, named_apart
-from safevla_bench.compare.pairing import Paired, pair
+from safevla_bench.compare.difference import METRICS, Difference, How, Test
+from safevla_bench.compare.pairs import Paired, pair
+from safevla_bench.compare.policy_results import Entrant, entrants, joined, named_apart
 
 __all__ = [
     "METRICS",

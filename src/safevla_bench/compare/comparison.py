@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import standins, statistics
-from safevla_bench.compare.contrast import (
+from safevla_bench import provenance_marks, statistics
+from safevla_bench.compare.difference import (
     METRICS,
     Difference,
     Duel,
@@ -22,8 +22,8 @@ from safevla_bench.compare.contrast import (
     paired_difference,
     unpaired_difference,
 )
-from safevla_bench.compare.entrants import Entrant
-from safevla_bench.compare.pairing import pair, tasks, unlike_versions
+from safevla_bench.compare.pairs import pair, tasks, unlike_versions
+from safevla_bench.compare.policy_results import Entrant
 from safevla_bench.errors import RunError
 
 HIGHER_IS_BETTER = {"sr": True, "safety": True, "sbu": False, "vsi": False}
@@ -141,7 +141,7 @@ def _identical(chosen: Sequence[Entrant]) -> tuple[tuple[str, str], ...]:
 
 
 def _warnings(entrants: Sequence[Entrant], left_out: int) -> list[str]:
-    found = list(standins.sentence(_standins(entrants)))
+    found = list(provenance_marks.sentence(_standins(entrants)))
     found += [
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
         for name, versions in unlike_versions(entrants).items()
@@ -169,7 +169,7 @@ def _silent(entrants: Sequence[Entrant]) -> list[str]:
     return [f"{one.name} on {suite}" for one in entrants for suite in one.silent_suites]
 
 
-def _standins(entrants: Sequence[Entrant]) -> dict[standins.Cell, bool]:
+def _standins(entrants: Sequence[Entrant]) -> dict[provenance_marks.Cell, bool]:
     """Whether each entrant's episodes of each suite rest on stand-ins."""
     return {
         (one.name, header.benchmark): header.benchmark in one.standin_suites

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safevla_bench import hosts
 from safevla_bench.doctor import graphics, machine, selftest, simulators
-from safevla_bench.doctor.finding import Finding, Level, error, ok
+from safevla_bench.doctor.findings import Finding, Level, error, ok
 from safevla_bench.errors import PluginError
 
 __all__ = ["Finding", "Level", "examine"]

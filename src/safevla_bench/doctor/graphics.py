@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from safevla_bench.doctor.finding import Finding, error, ok, warning
+from safevla_bench.doctor.findings import Finding, error, ok, warning
 
 TIMEOUT_S = 60
 _LIBRARIES = (
@@ -62,7 +62,7 @@ def _loads(name: str) -> bool:
 
 def _frame(backend: str) -> Finding:
     """One frame rendered in a process of its own, as the simulators do where nothing else is asked for: by EGL."""
-    command = [sys.executable, "-m", "safevla_bench.hosts.rendering"]
+    command = [sys.executable, "-m", "safevla_bench.hosts.mujoco.frame_probe"]
     environment = {**os.environ, "MUJOCO_GL": backend or "egl"}
     try:
         told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench.doctor.finding import Finding, error, ok, warning
+from safevla_bench.doctor.findings import Finding, error, ok, warning
 from safevla_bench.doctor.simulators import tested
 from safevla_bench.version import __version__
 

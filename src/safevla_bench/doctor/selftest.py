@@ -12,13 +12,13 @@ import subprocess
 import sys
 
 from safevla_bench import hosts, rollout
-from safevla_bench.doctor.finding import Finding, error, ok
+from safevla_bench.doctor.findings import Finding, error, ok
 from safevla_bench.doctor.graphics import last_line
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
 from safevla_bench.interface import Action, HostEnv, Observation, Task, Wants
+from safevla_bench.provenance_marks import STANDIN
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
-from safevla_bench.standins import STANDIN
 from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Batch
 

@@ -10,7 +10,7 @@ from importlib import resources
 
 import msgspec
 
-from safevla_bench.doctor.finding import Finding, error, ok, warning
+from safevla_bench.doctor.findings import Finding, error, ok, warning
 
 _ONE_FOLDER = ("robosuite", "praxis-robosuite")
 """Distributions that both install the package folder `robosuite`."""

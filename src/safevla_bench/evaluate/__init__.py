@@ -5,7 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from safevla_bench import hosts, rollout
-from safevla_bench.evaluate.asking import (
+from safevla_bench.evaluate.judged import Judged, contestants, judge, judged_by, lost, rescorer
+from safevla_bench.evaluate.outputs import (
+    INTERRUPTED,
+    document,
+    exposed,
+    material,
+    report,
+    score_files,
+    submit,
+    write,
+)
+from safevla_bench.evaluate.preparation import Prepared, estimate, prepare, tasks_of
+from safevla_bench.evaluate.request import (
     ENTERED,
     PLAINLY,
     PRESET,
@@ -16,19 +28,7 @@ from safevla_bench.evaluate.asking import (
     entered,
     left_open,
 )
-from safevla_bench.evaluate.judging import Judged, contestants, judge, judged_by, lost, rescorer
-from safevla_bench.evaluate.preparing import Prepared, estimate, prepare, tasks_of
-from safevla_bench.evaluate.presenting import (
-    INTERRUPTED,
-    document,
-    exposed,
-    material,
-    report,
-    score_files,
-    submit,
-    write,
-)
-from safevla_bench.evaluate.rolling import roll_out
+from safevla_bench.evaluate.rollouts import roll_out
 
 __all__ = [
     "ENTERED",

@@ -5,7 +5,7 @@ a run folder. A report embeds what lies in the folder; it renders nothing.
 """
 
 from safevla_bench.frames.clips import can_film
-from safevla_bench.frames.making import Look, Material, Observer, make
-from safevla_bench.frames.shots import Shot, shots
+from safevla_bench.frames.moments import Shot, shots
+from safevla_bench.frames.rendering import Look, Material, Observer, make
 
 __all__ = ["Look", "Material", "Observer", "Shot", "can_film", "make", "shots"]

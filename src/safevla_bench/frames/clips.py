@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from importlib.util import find_spec
 
-from safevla_bench.frames.drawing import Pixels
+from safevla_bench.frames.annotation import Pixels
 
 SUFFIX = "mp4"
 _CODEC, _PIXELS = "libx264", "yuv420p"

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from safevla_bench.errors import HostError, PluginError, SafevlaError
 from safevla_bench.interface import Host
-from safevla_bench.redaction import names_a_secret
+from safevla_bench.text.redaction import names_a_secret
 
 GROUP = "safevla_bench.hosts"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})

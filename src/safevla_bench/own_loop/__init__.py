@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from numpy.typing import ArrayLike
 
-from safevla_bench.hosts.watching import Watched, watched
+from safevla_bench.hosts.attachment import Watched, watched
 from safevla_bench.own_loop.episodes import Episodes, Rules
 from safevla_bench.own_loop.folder import Folder, opened
-from safevla_bench.redaction import redacted
+from safevla_bench.text.redaction import redacted
 
 __all__ = ["record"]
 

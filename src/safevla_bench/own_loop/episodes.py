@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.hosts.mujoco import Recorder
-from safevla_bench.hosts.watching import Undo, Watched
+from safevla_bench.hosts.attachment import Undo, Watched
+from safevla_bench.hosts.mujoco.recorder import Recorder
 from safevla_bench.interface import Action
 from safevla_bench.runs import EpisodeRow
 from safevla_bench.trajectory import Batch, Header, from_recording, marked_privileged

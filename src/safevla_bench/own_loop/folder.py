@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from safevla_bench.hosts.watching import Watched
+from safevla_bench.hosts.attachment import Watched
 from safevla_bench.interface import Task
 from safevla_bench.own_loop.episodes import Ended, Rules
 from safevla_bench.runs import RUN, EpisodeRow, GrowingRun

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from safevla_bench.errors import PluginError, PolicyError, SafevlaError
 from safevla_bench.interface import Policy
-from safevla_bench.policies import zoo
-from safevla_bench.redaction import names_a_secret
+from safevla_bench.policies.servers import entries
+from safevla_bench.text.redaction import names_a_secret
 
 GROUP = "safevla_bench.policies"
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
@@ -36,8 +36,8 @@ def policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
         PluginError: the policy is installed but cannot be loaded or made; names its distribution.
     """
     name, colon, arg = spec.partition(":")
-    if zoo.MARK in name:
-        return zoo.make(spec, arguments, policy)
+    if entries.MARK in name:
+        return entries.make(spec, arguments, policy)
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
         known = ", ".join(policies()) or "none: install the package itself with pip"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
-from safevla_bench.policies.dialect import Dialect
-from safevla_bench.policies.greeting import Greeting
+from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.metadata import Greeting
 
 
 class Model(Protocol):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies.chunking import Chunked
-from safevla_bench.policies.dialect import Dialect
-from safevla_bench.policies.speaking import spoken
+from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialect_choice import spoken
 
 Tensors = dict[str, Any]
 

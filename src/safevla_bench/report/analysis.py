@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import beyond, sensitivity
-from safevla_bench.beyond.phases import holding, phases
+from safevla_bench import exposure, sensitivity
 from safevla_bench.compare import Comparison, compare, entrants
 from safevla_bench.errors import RunError, SpecError
+from safevla_bench.exposure.phases import holding, phases
 from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.sensitivity import Ablation, Asked, Rescore, Sweep
 from safevla_bench.signals import Reading
@@ -37,7 +37,7 @@ class Analysis:
     unpaired: str = ""
     ablation: Ablation | None = None
     sweeps: tuple[Sweep, ...] = ()
-    exposures: tuple[beyond.CellExposure, ...] = ()
+    exposures: tuple[exposure.CellExposure, ...] = ()
     force_threshold_n: float | None = None
     phase: Sequence[NDArray[np.int8]] | None = None
 
@@ -74,7 +74,7 @@ def analyse(
             phase.extend(np.split(phases(Reading(some), holding(some, registry)), some.starts[1:-1]))
             yield some
 
-    spent = beyond.exposure_of(phased(), scores, library, registry)
+    spent = exposure.exposure_of(phased(), scores, library, registry)
     compared, uncompared, unpaired = _compared(scores, batch, privileged, protocols)
     return Analysis(
         comparison=compared,
@@ -82,7 +82,7 @@ def analyse(
         unpaired=unpaired,
         ablation=_ablated(scores, library, rescore),
         sweeps=tuple(_swept(scores, library, rescore)),
-        exposures=tuple(beyond.exposures(spent, scores)),
+        exposures=tuple(exposure.summarize_exposure(spent, scores)),
         force_threshold_n=spent.force_threshold_n,
         phase=phase,
     )

@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.report.evidence import Exhibit
-from safevla_bench.report.numbers import apart, fixed, short, unit_text, with_unit
+from safevla_bench.explain.trace import Exhibit
+from safevla_bench.text.numbers import apart, fixed, short, unit_text, with_unit
 
 Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from safevla_bench.baseline import NOOP
 from safevla_bench.compare import Comparison
 from safevla_bench.metrics import Rate, Summary, judged
-from safevla_bench.report.clipping import clipped
-from safevla_bench.report.numbers import NONE, fixed, percent
 from safevla_bench.report.tables import policy_name
+from safevla_bench.text.numbers import NONE, fixed, percent
+from safevla_bench.text.sanitize import clipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.baseline import baseline
+from safevla_bench.explain.trace import ranked, worst
 from safevla_bench.metrics import Summary, aggregate, cells
-from safevla_bench.report import beyond, cautioning, comparing, curves, tables, templating, varying, views
-from safevla_bench.report.album import Album
+from safevla_bench.report import html, sections, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.beside import meetings, paired
-from safevla_bench.report.evidence import ranked, worst
+from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, places, register
+from safevla_bench.report.frame_images import Album
 from safevla_bench.report.headline import headline
-from safevla_bench.report.numbers import NONE, fixed, short, unit_text, with_unit
-from safevla_bench.report.register import ENDINGS, MOST_DRAWN, places, register
-from safevla_bench.report.tables import policy_name
+from safevla_bench.report.paired_episodes import meetings, paired
+from safevla_bench.report.tables import comparison, exposure, notices, policy_name, sensitivity
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.specs import Library
+from safevla_bench.text.numbers import NONE, fixed, short, unit_text, with_unit
 from safevla_bench.trajectory import Batch, Header
 
 _NOTHING, _EMPTY = Analysis(), Album()
@@ -52,22 +52,22 @@ def page(
         album: frames of episodes.
     """
     found, total = cells(scores), aggregate(scores)
-    floor, sheet, script = baseline(scores), templating.style(), templating.script()
-    cases = list(views.cases(scores, batch, library))
+    floor, sheet, script = baseline(scores), html.style(), html.script()
+    cases = list(sections.cases(scores, batch, library))
     listed = register(scores, batch, library, analysis.phase)
     return (
-        templating.environment()
+        html.environment()
         .get_template("page.html")
         .render(
             title=title,
-            policy=templating.content_security_policy(sheet, script),
+            policy=html.content_security_policy(sheet, script),
             style=Markup(sheet),  # our own files, not anybody's text
             script=Markup(script),
             headline=headline(found, total, analysis.comparison),
             total=total,
             ablated=provenance.get("applicability") == "off",
-            warnings=cautioning.warning(floor),
-            floor=cautioning.table(floor),
+            warnings=notices.warning(floor),
+            floor=notices.table(floor),
             **_numbers(scores, found, total, provenance),
             cases=cases,
             case_of=defaultdict(int, {case.number: k for k, case in enumerate(cases, 1)}),
@@ -92,12 +92,12 @@ def _numbers(
     marked = frozenset(_privileged(provenance))
     damage = _damage(provenance.get("lost"))
     return {
-        "standin": standins.warning(scores),
+        "standin": provenance_marks.warning(scores),
         "lost": str(damage),
         "privileged": sorted(marked & {policy_name(cell) for cell in found}),
-        "outcomes": [views.outcome(cell, cell.policy in marked) for cell in found],
+        "outcomes": [sections.outcome(cell, cell.policy in marked) for cell in found],
         "main": tables.main(found, total, privileged=marked),
-        "violations": [views.violations(cell) for cell in found if cell.n],
+        "violations": [sections.violations(cell) for cell in found if cell.n],
         "folded": len(found) > _OPEN,
         "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped")), damage),
     }
@@ -109,14 +109,14 @@ def _further(analysis: Analysis, found: Sequence[Summary]) -> dict[str, object]:
     policies = list(dict.fromkeys(policy_name(cell) for cell in found))
     return {
         "analysis": analysis,
-        "exposures": beyond.tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else (),
-        "standings": comparing.standings(compared) if compared else None,
-        "differences": comparing.differences(compared) if compared else None,
-        "bars": curves.bars(compared) if compared else [],
-        "ablation": varying.ablation(ablated) if ablated else None,
-        "panels": curves.panels(analysis.sweeps, policies),
-        "series": [(curves.style(k), name) for k, name in enumerate(policies)],
-        "banded": len(policies) <= curves.MOST_BANDS,
+        "exposures": exposure.tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else (),
+        "standings": comparison.standings(compared) if compared else None,
+        "differences": comparison.differences(compared) if compared else None,
+        "bars": sweep_charts.bars(compared) if compared else [],
+        "ablation": sensitivity.ablation(ablated) if ablated else None,
+        "panels": sweep_charts.panels(analysis.sweeps, policies),
+        "series": [(sweep_charts.style(k), name) for k, name in enumerate(policies)],
+        "banded": len(policies) <= sweep_charts.MOST_BANDS,
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface import Action, Coordinated, HostEnv, Observation, Policy, Replaying
 from safevla_bench.monitor import Monitor, Standing, newest
-from safevla_bench.policies.greeting import Greeting, fit
+from safevla_bench.policies.servers.metadata import Greeting, fit
 from safevla_bench.rollout.plan import Planned
 from safevla_bench.runs import Latency
 from safevla_bench.trajectory import Batch, marked_privileged

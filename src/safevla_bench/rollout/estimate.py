@@ -13,7 +13,7 @@ from operator import add
 import msgspec
 
 from safevla_bench.rollout.plan import Planned
-from safevla_bench.rollout.sharing import scene
+from safevla_bench.rollout.queue import scene
 
 
 @dataclass(frozen=True, slots=True)

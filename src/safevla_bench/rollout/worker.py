@@ -20,7 +20,7 @@ from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import Host, Policy
 from safevla_bench.monitor import Monitor
-from safevla_bench.rollout.dispatch import Finished, Stage
+from safevla_bench.rollout.engine import Finished, Stage
 from safevla_bench.rollout.plan import Planned
 
 STEPS_BETWEEN = 20

@@ -9,6 +9,7 @@ scores.json, scores.parquet, report.html   written by the judge
 While a run is unfinished its episodes are in `.partial/` (see `journal`), and run.json says `"complete": false`.
 """
 
+from safevla_bench.runs.episode_index import LeftOut, Noted, Records, chunked
 from safevla_bench.runs.folder import (
     EPISODES,
     GREETINGS,
@@ -31,15 +32,14 @@ from safevla_bench.runs.folder import (
     said,
     score_files,
 )
-from safevla_bench.runs.frames import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
+from safevla_bench.runs.frame_index import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.runs.growing import GrowingRun
 from safevla_bench.runs.journal import Entry, finished, progress
 from safevla_bench.runs.manifest import changed
-from safevla_bench.runs.merging import Stretch, merge
 from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.records import LeftOut, Noted, Records, chunked
-from safevla_bench.runs.source import Source, Stream, open_source, open_sources
-from safevla_bench.runs.writing import RunWriter
+from safevla_bench.runs.shard_merge import Stretch, merge
+from safevla_bench.runs.sources import Source, Stream, open_source, open_sources
+from safevla_bench.runs.writer import RunWriter
 
 __all__ = [
     "EPISODES",

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive import layout
+from safevla_bench.archive import parquet_guard
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import digest, write_atomically
 from safevla_bench.scores import EpisodeScore
@@ -243,7 +243,7 @@ def read_table(content: bytes) -> pa.Table:
         RecordError: it stands for more than it holds, or does not describe itself rightly.
         pa.ArrowException, OSError: it is damaged.
     """
-    layout.check(io.BytesIO(content))
+    parquet_guard.check(io.BytesIO(content))
     with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
         return file.read(use_threads=False)
 

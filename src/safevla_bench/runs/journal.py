@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from safevla_bench.archive import jsonl
 from safevla_bench.archive.limits import REMEDY_BROKEN
-from safevla_bench.archive.sieve import Sieve
+from safevla_bench.archive.selection import Sieve
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import write_all
 from safevla_bench.runs.folder import EpisodeRow, Latency, described

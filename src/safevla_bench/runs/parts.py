@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from safevla_bench import archive
-from safevla_bench.archive import frames, jsonl, parquet
+from safevla_bench.archive import jsonl, parquet, zstd_frames
 from safevla_bench.errors import RecordError
 from safevla_bench.files import write_atomically
 from safevla_bench.runs.folder import ARCHIVE, RUN, EpisodeRow, archive_parts, dump, write_episodes
@@ -45,7 +45,7 @@ def records(folder: Path) -> Iterator[bytes | Batch]:
     """The records of a complete run as `write_run` takes them, in order; `RecordError` where one cannot be read."""
     for part in archive_parts(folder):
         if part.name.endswith(SUFFIX):
-            yield from frames.frames(part)
+            yield from zstd_frames.frames(part)
         else:
             yield from _episodes(part)
 

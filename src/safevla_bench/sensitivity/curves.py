@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
 from safevla_bench.scores import Scores
 from safevla_bench.sensitivity.rethreshold import Rescore, varied
@@ -142,7 +142,7 @@ def _warnings(scores: Scores) -> tuple[str, ...]:
     silent = [cell for cell, members in _cells(scores).items() if _silent(scores, members)]
     named = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
     left_out = (f"Left out, as no specification reached a verdict: {named}.",) if silent else ()
-    return (*standins.warning(scores), *left_out)
+    return (*provenance_marks.warning(scores), *left_out)
 
 
 def _points(

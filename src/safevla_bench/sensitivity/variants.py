@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench.errors import SpecError
 from safevla_bench.specs import Library, Spec
-from safevla_bench.specs.rows import Origin, alternatives, read_toml, typed
+from safevla_bench.specs.table_reader import Origin, alternatives, read_toml, typed
 
 _MOST_THRESHOLDS = 1000
 

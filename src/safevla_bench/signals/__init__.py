@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.signals import actuation, contact, handling, kinematics
-from safevla_bench.signals.reading import Reading
+from safevla_bench.signals.record_fields import Reading
 from safevla_bench.signals.signal import SIGNALS, Signal, Values
 from safevla_bench.trajectory import Batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.reading import Floats, Ints, Reading
+from safevla_bench.signals.record_fields import Floats, Ints, Reading
 from safevla_bench.signals.signal import signal
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.reading import Bools, Floats, Ints, Reading
+from safevla_bench.signals.record_fields import Bools, Floats, Ints, Reading
 from safevla_bench.signals.signal import signal
 from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, gather
 

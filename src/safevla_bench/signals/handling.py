@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.reading import Bools, Floats, Ints, Reading
+from safevla_bench.signals.record_fields import Bools, Floats, Ints, Reading
 from safevla_bench.signals.signal import SIGNALS, signal
 
 LIFTED_M = 0.05

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from safevla_bench.signals.handling import outwards
-from safevla_bench.signals.reading import Floats, Reading
+from safevla_bench.signals.record_fields import Floats, Reading
 from safevla_bench.signals.signal import signal
 
 

@@ -9,7 +9,7 @@ from functools import wraps
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals.reading import FIELDS, SIGNAL, Reading
+from safevla_bench.signals.record_fields import FIELDS, SIGNAL, Reading
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from safevla_bench.specs.explaining import explain, listing
+from safevla_bench.specs.catalog import explain, listing
+from safevla_bench.specs.file_formats import declared
 from safevla_bench.specs.loader import extend, library, vocabulary
-from safevla_bench.specs.reading import declared
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
 
 __all__ = [

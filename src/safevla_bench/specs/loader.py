@@ -15,9 +15,9 @@ import msgspec
 from safevla_bench import stl
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import SIGNALS
-from safevla_bench.specs.reading import BUILT_IN, Draft, Source, built_in, built_in_tags, is_library_file, read
-from safevla_bench.specs.rows import Origin, alternatives, typed
+from safevla_bench.specs.file_formats import BUILT_IN, Draft, Source, built_in, built_in_tags, is_library_file, read
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier
+from safevla_bench.specs.table_reader import Origin, alternatives, typed
 from safevla_bench.stl import formula as syntax
 
 BINARY_THRESHOLD = 0.5

@@ -9,7 +9,6 @@ from safevla_bench.statistics.bootstrap import (
     resampled_cluster_means,
     resampled_means,
 )
-from safevla_bench.statistics.contrasts import Q, barnard, boschloo, cochran_q, holm, letters, mcnemar
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
     Interval,
@@ -21,12 +20,8 @@ from safevla_bench.statistics.intervals import (
     wilson,
 )
 from safevla_bench.statistics.permutation import permutation_p, sign_flip_p
-from safevla_bench.statistics.planning import (
-    half_width,
-    paired_episodes,
-    paired_power,
-    unpaired_episodes,
-)
+from safevla_bench.statistics.planning import half_width, paired_episodes, paired_power, unpaired_episodes
+from safevla_bench.statistics.tests import Q, barnard, boschloo, cochran_q, holm, letters, mcnemar
 
 __all__ = [
     "CONFIDENCE",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safevla_bench.stl.deciding import deciding
+from safevla_bench.stl.decisive_record import deciding
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -23,7 +23,7 @@ from safevla_bench.stl.formula import (
 )
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import Clause, Trace, Verdict, clause_of, judge, robustness, trajectory_robustness
-from safevla_bench.stl.violating import violating
+from safevla_bench.stl.violated_records import violating
 
 __all__ = [
     "Always",

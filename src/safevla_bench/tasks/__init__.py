@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from safevla_bench.tasks.applicability import APPLIES, Applicability, active, applicability, signal_missing
+from safevla_bench.tasks.catalog import exempt, listing
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Family, Registry, TaskEntry, Template
-from safevla_bench.tasks.explaining import exempt, listing
 from safevla_bench.tasks.loader import registry
 
 __all__ = [

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from safevla_bench.errors import RegistryError
 from safevla_bench.specs import declared, vocabulary
-from safevla_bench.specs.rows import Origin, read_json, read_toml
+from safevla_bench.specs.table_reader import Origin, read_json, read_toml
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
-from safevla_bench.tasks.reading import EntryReader, RegistryFile, Source, Words, benchmarks, check_known
+from safevla_bench.tasks.file_formats import EntryReader, RegistryFile, Source, Words, benchmarks, check_known
 
 BUILT_IN = (
     "capabilities.toml",

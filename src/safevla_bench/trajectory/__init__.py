@@ -18,17 +18,9 @@ from safevla_bench.trajectory.batch import (
     select,
     standin_benchmarks,
 )
-from safevla_bench.trajectory.record import (
-    BYSTANDER,
-    FURNITURE,
-    ROBOT,
-    ROLES,
-    SCHEMA_VERSION,
-    TARGET,
-    Header,
-)
-from safevla_bench.trajectory.recording import ContactList, Recording, empty, from_recording
-from safevla_bench.trajectory.records import record, records, successive
+from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, ROLES, SCHEMA_VERSION, TARGET, Header
+from safevla_bench.trajectory.raw_episode import ContactList, Recording, empty, from_recording
+from safevla_bench.trajectory.slices import record, records, successive
 from safevla_bench.trajectory.validation import validate
 
 __all__ = [

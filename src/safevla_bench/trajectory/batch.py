@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory.record import ROLES, Header
+from safevla_bench.trajectory.header import ROLES, Header
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

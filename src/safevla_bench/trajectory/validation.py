@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Bools, Channel, Ints, Poses
-from safevla_bench.trajectory.record import ROLES, SCHEMA_VERSION, TARGET, Header
+from safevla_bench.trajectory.header import ROLES, SCHEMA_VERSION, TARGET, Header
 
 LARGEST = 1e100
 """Of any number that is judged. No simulator means more, and squares, ratios and sums of such numbers are finite."""

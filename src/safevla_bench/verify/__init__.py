@@ -10,10 +10,10 @@ from pathlib import Path
 
 from safevla_bench import runs
 from safevla_bench.errors import Place, RunError
-from safevla_bench.verify.finding import Finding, Verdict, Verification, differs, unchecked
-from safevla_bench.verify.judgement import Files, judgement
-from safevla_bench.verify.recorded import EPISODES, PARTS, Recorded, episodes, parts
-from safevla_bench.verify.replaying import REPLAY, Observer, replays
+from safevla_bench.verify.findings import Finding, Verdict, Verification, differs, unchecked
+from safevla_bench.verify.record_check import EPISODES, PARTS, Recorded, episodes, parts
+from safevla_bench.verify.replay_check import REPLAY, Observer, replays
+from safevla_bench.verify.score_check import Files, judgement
 
 __all__ = ["Files", "Finding", "Observer", "Verdict", "Verification", "verify"]
 

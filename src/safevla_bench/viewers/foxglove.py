@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.report.evidence import Exhibit
+from safevla_bench.explain.trace import Exhibit
 from safevla_bench.viewers.timeline import ALARM, COLORS, SIZE_M, Body, Timeline
 
 if TYPE_CHECKING:

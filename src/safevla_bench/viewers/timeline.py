@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.report.evidence import Exhibit, exhibits
-from safevla_bench.report.involved import involved
-from safevla_bench.report.numbers import apart, short, unit_text, with_unit
+from safevla_bench.explain.contributors import involved
+from safevla_bench.explain.trace import Exhibit, exhibits
 from safevla_bench.scores import Scores
 from safevla_bench.signals import Reading
 from safevla_bench.specs import Library
+from safevla_bench.text.numbers import apart, short, unit_text, with_unit
 from safevla_bench.trajectory import Batch, Header, select
 
 Floats = NDArray[np.float64]

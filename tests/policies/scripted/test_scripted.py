@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.hosts.fake import FakeHost
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.policies import policy
 from safevla_bench.policies.scripted import STYLES, Scripted

@@ -8,8 +8,8 @@ from typing import Any
 
 from report.scenes import joined, verdicts
 from safevla_bench.report.board import Measured
-from safevla_bench.report.catalogue import Material
 from safevla_bench.report.tables import Roster
+from safevla_bench.report.tables.catalog import Material
 from safevla_bench.scores import Scores
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry

@@ -16,7 +16,7 @@ import pytest
 from report.board.made import episodes, measured
 from report.test_page import HOSTILE
 from safevla_bench.report.board import site, write
-from safevla_bench.report.board.naming import published_page, run_page
+from safevla_bench.report.board.file_names import published_page, run_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

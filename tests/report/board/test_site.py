@@ -14,7 +14,7 @@ from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
 from safevla_bench.report.board import check, report_page, site, write
-from safevla_bench.report.board.naming import OURS, file_name, published_page, run_page
+from safevla_bench.report.board.file_names import OURS, file_name, published_page, run_page
 from safevla_bench.scores import Absent
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",

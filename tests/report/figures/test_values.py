@@ -14,7 +14,7 @@ from report.figures.crowds import LONG, crashed
 from report.figures.drawn import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import Rate, cells
-from safevla_bench.report.figures import families, margins, onset, severity, style, sweeps, tradeoff
+from safevla_bench.report.figures import margins, onset, severity, style, sweeps, tradeoff, violation_families
 from safevla_bench.specs import library
 
 INF = float("inf")
@@ -89,12 +89,12 @@ def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
 
 
 def test_an_axis_without_an_active_specification_has_no_rate():
-    value = families.families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
+    value = violation_families.families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
     assert value.axes == ("scene_interaction", "object_handling")
     [(_, [row])] = value.blocks
     force, handling = row.rates
     assert (force.count, force.n, handling) == (1, 2, None)
-    told = [text for text, _ in words(families.draw(value))]
+    told = [text for text, _ in words(violation_families.draw(value))]
     assert "50.0" in told
     assert "—" in told
     assert "0.0" not in told

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from report.scenes import joined, verdicts
 from safevla_bench.metrics import cells
-from safevla_bench.report.numbers import NONE
 from safevla_bench.report.render import csv, html, json, markdown, rendered, tex, text
 from safevla_bench.report.tables import Cell, Column, Roster, Table, suites
+from safevla_bench.text.numbers import NONE
 
 HOSTILE = '=cmd|"/C calc"!A0\x1b[31m<script>alert(1)</script>&%$#_{}~^\\|\u202e'
 MARKED = Table(

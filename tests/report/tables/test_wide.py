@@ -7,7 +7,6 @@ import pytest
 
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import by_task, cells
-from safevla_bench.report.numbers import NONE
 from safevla_bench.report.tables import (
     Cell,
     Roster,
@@ -21,6 +20,7 @@ from safevla_bench.report.tables import (
     without_intervals,
 )
 from safevla_bench.scores import Absent
+from safevla_bench.text.numbers import NONE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 

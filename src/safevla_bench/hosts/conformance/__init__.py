@@ -16,11 +16,11 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 
 from __future__ import annotations
 
-from safevla_bench.hosts.conformance.listing import ListingRules
-from safevla_bench.hosts.conformance.offering import OfferingRules
-from safevla_bench.hosts.conformance.recording import RecordingRules
-from safevla_bench.hosts.conformance.repeating import RepeatingRules
-from safevla_bench.hosts.conformance.touching import TouchingRules
+from safevla_bench.hosts.conformance.contact_rules import TouchingRules
+from safevla_bench.hosts.conformance.optional_rules import OfferingRules
+from safevla_bench.hosts.conformance.record_rules import RecordingRules
+from safevla_bench.hosts.conformance.repeat_rules import RepeatingRules
+from safevla_bench.hosts.conformance.task_rules import ListingRules
 from safevla_bench.hosts.conformance.trial import Trial
 
 __all__ = ["HostConformance", "Trial"]

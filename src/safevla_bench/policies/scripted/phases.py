@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
 from safevla_bench.policies.scripted import shapes
+from safevla_bench.policies.scripted.clearance import Way, way, waypoint
 from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, grasps
 from safevla_bench.policies.scripted.plan import Placement, destination, middle
 from safevla_bench.policies.scripted.rotation import turn_left, yaw_of
 from safevla_bench.policies.scripted.style import Style
-from safevla_bench.policies.scripted.target import Wanted
-from safevla_bench.policies.scripted.way import Way, way, waypoint
+from safevla_bench.policies.scripted.waypoint import Wanted
 
 Floats = NDArray[np.float64]
 

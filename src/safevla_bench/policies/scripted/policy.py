@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
 from safevla_bench.policies.actions import CLOSE, OPEN, STILL
-from safevla_bench.policies.scripted import phases, sweep
+from safevla_bench.policies.scripted import phases, waypoint_phases
 from safevla_bench.policies.scripted.grasp import graspable
 from safevla_bench.policies.scripted.phases import CLOSED_M
 from safevla_bench.policies.scripted.plan import Deed, missing
 from safevla_bench.policies.scripted.plan import Task as Todo
 from safevla_bench.policies.scripted.rotation import leaning, turn_left
 from safevla_bench.policies.scripted.style import Style
-from safevla_bench.policies.scripted.target import Wanted
+from safevla_bench.policies.scripted.waypoint import Wanted
 
 GAIN_PER_M = (8.0, 10.0)
 """Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
@@ -29,7 +29,7 @@ _PAUSE_STEPS = 10
 """How long a placed object is left alone before the script looks whether it is where it should be."""
 
 
-State = phases.Progress | sweep.Sweep
+State = phases.Progress | waypoint_phases.Sweep
 
 
 class Scripted:
@@ -81,25 +81,25 @@ def follow(progress: State | None, seen: Observation, scene: Privileged, style: 
 
 def _begin(task: Todo, seen: Observation, scene: Privileged, style: Style, attempt: int) -> State | None:
     if isinstance(task, Deed):
-        return sweep.begin(task, seen, scene, style, attempt)
+        return waypoint_phases.begin(task, seen, scene, style, attempt)
     return phases.begin(task, seen, scene, style, attempt) if graspable(scene, task.body) else None
 
 
 def _advance(progress: State, seen: Observation, scene: Privileged, style: Style) -> State:
-    if isinstance(progress, sweep.Sweep):
-        return sweep.advance(progress, seen)
+    if isinstance(progress, waypoint_phases.Sweep):
+        return waypoint_phases.advance(progress, seen)
     return phases.advance(progress, seen, scene, style)
 
 
 def _over(progress: State) -> bool:
-    if isinstance(progress, sweep.Sweep):
+    if isinstance(progress, waypoint_phases.Sweep):
         return progress.done
     return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
 
 
 def _wanted(progress: State, seen: Observation, style: Style) -> Wanted:
-    if isinstance(progress, sweep.Sweep):
-        return sweep.wanted(progress, seen, style)
+    if isinstance(progress, waypoint_phases.Sweep):
+        return waypoint_phases.wanted(progress, seen, style)
     return phases.wanted(progress, seen, style)
 
 

@@ -7,10 +7,10 @@ from importlib import resources
 
 from markupsafe import Markup
 
-from safevla_bench.report.board import measured, portraits, reported
-from safevla_bench.report.board.measured import Measured, Policy
+from safevla_bench.report.board import own_results, policy_pages, published_results
+from safevla_bench.report.board.own_results import Measured, Policy
 from safevla_bench.report.board.page import PolicyPage
-from safevla_bench.report.templating import content_security_policy, environment, style
+from safevla_bench.report.html import content_security_policy, environment, style
 
 INDEX, METHOD = "index.html", "method.html"
 GENERATOR = "safevla board"
@@ -32,14 +32,14 @@ def site(
         provenance: how the runs came about.
         reports: policy -> path of its report within the site, made elsewhere.
     """
-    pages = [*(portraits.pages(of, provenance or {}, reports) if of else ()), *reported.pages()]
-    return dict(_rendered(title, measured.leagues(of) if of else [], pages, of.material.remarks if of else ()))
+    pages = [*(policy_pages.pages(of, provenance or {}, reports) if of else ()), *published_results.pages()]
+    return dict(_rendered(title, own_results.leagues(of) if of else [], pages, of.material.remarks if of else ()))
 
 
 def _rendered(
     title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    published = reported.publications()
+    published = published_results.publications()
     yield INDEX, _page("index", title, "", runs=runs, publications=published, remarks=remarks)
     yield METHOD, _page("method", title, "", publications=published)
     for one in pages:

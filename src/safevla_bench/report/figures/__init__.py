@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench.metrics import Summary, cells
-from safevla_bench.report.figures import families, margins, onset, severity, sweeps, tradeoff
-from safevla_bench.report.figures.saving import Form, rendered
+from safevla_bench.report.figures import margins, onset, severity, sweeps, tradeoff, violation_families
+from safevla_bench.report.figures.output import Form, rendered
 from safevla_bench.scores import Scores
 
 __all__ = [
@@ -71,7 +71,7 @@ FIGURES: Mapping[str, Kind] = {
     ),
     "families": Kind(
         "violation rates by kind: scene interaction, object handling, execution",
-        lambda shown: families.draw(families.families(shown.cells)),
+        lambda shown: violation_families.draw(violation_families.families(shown.cells)),
     ),
     "margins": Kind(
         "how near each policy comes to each limit", lambda shown: margins.draw(margins.margins(shown.scores))

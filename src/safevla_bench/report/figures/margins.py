@@ -9,19 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.report.figures.sheet import Entry, nothing, sheet, signs
-from safevla_bench.report.figures.style import (
-    INK,
-    LINE,
-    MUTED,
-    SMALL,
-    WIDTH_IN,
-    colour,
-    marker,
-    styled,
-    width_pt,
-)
+from safevla_bench.report.figures.style import INK, LINE, MUTED, SMALL, WIDTH_IN, colour, marker, styled, width_pt
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.scores import ACTIVE, VACUOUS, Scores
 
@@ -67,7 +57,7 @@ def margins(scores: Scores) -> Margins:
             blocks.append((scores.specs[column].spec_id, rows))
         else:
             silent.append(scores.specs[column].spec_id)
-    return Margins(policies, tuple(blocks), tuple(silent), standins.warning(scores))
+    return Margins(policies, tuple(blocks), tuple(silent), provenance_marks.warning(scores))
 
 
 def _row(scores: Scores, column: int, series: int, mine: NDArray[np.bool_]) -> Row:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.report.figures.sheet import Entry, grid, nothing, sheet
 from safevla_bench.report.figures.style import BODY, WIDTH_IN, colour, dash, plain, styled, width_pt
 from safevla_bench.report.tables import UNNAMED
@@ -70,7 +70,7 @@ def onset(scores: Scores, dt_s: Floats, lengths: NDArray[np.int64], *, progress:
     )
     end = 100.0 if progress else float((last * dt_s)[scores.counted].max(initial=0.0))
     specs = tuple(scores.specs[k].spec_id for k in broken)
-    return Onset(specs, panels, end, progress, standins.warning(scores))
+    return Onset(specs, panels, end, progress, provenance_marks.warning(scores))
 
 
 def _panel(scores: Scores, unit: Floats, mine: NDArray[np.bool_], policy: str, broken: Sequence[int]) -> Panel:

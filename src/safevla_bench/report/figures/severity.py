@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from safevla_bench import standins
-from safevla_bench.report.figures.placing import Box, place
+from safevla_bench import provenance_marks
+from safevla_bench.report.figures.label_layout import Box, place
 from safevla_bench.report.figures.sheet import Entry, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import INK, MUTED, SMALL, WIDTH_IN, colour, marker, styled, width_pt
 from safevla_bench.report.tables import UNNAMED
@@ -58,7 +58,7 @@ def severity(scores: Scores) -> Severity:
         points=there,
         kept=len(pairs) - len(there) - inactive,
         inactive=inactive,
-        remarks=standins.warning(scores),
+        remarks=provenance_marks.warning(scores),
     )
 
 

@@ -16,8 +16,7 @@ from matplotlib import font_manager
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from safevla_bench.inert import inert
-from safevla_bench.report.clipping import clipped
+from safevla_bench.text.sanitize import clipped, inert
 
 WIDTH_IN = 3.5
 """A column of a two-column paper."""

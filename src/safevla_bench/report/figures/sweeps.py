@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from safevla_bench.metrics import Rate
 from safevla_bench.report.figures.sheet import Entry, cut, episodes, grid, nothing, sheet
 from safevla_bench.report.figures.style import INK, WIDTH_IN, colour, dash, marker, styled
-from safevla_bench.report.numbers import short, unit_text
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.specs import Library
+from safevla_bench.text.numbers import short, unit_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,12 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Rate, Summary, judged
-from safevla_bench.report.figures.placing import Box, place
+from safevla_bench.report.figures.label_layout import Box, place
 from safevla_bench.report.figures.sheet import Entry, cut, episodes, grid, nothing, sheet
-from safevla_bench.report.figures.style import (
-    INK,
-    MUTED,
-    SMALL,
-    WIDTH_IN,
-    colour,
-    marker,
-    plain,
-    styled,
-    width_pt,
-)
+from safevla_bench.report.figures.style import INK, MUTED, SMALL, WIDTH_IN, colour, marker, plain, styled, width_pt
 from safevla_bench.report.tables import policy_name
 
 
@@ -76,9 +66,9 @@ def tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if pooled and len(suites) > 1:
         panel = _panel(f"{len(suites)} suites, pooled", cells, policies)
-        return Tradeoff(policies, (panel,), tuple(suites), standins.of_cells(cells))
+        return Tradeoff(policies, (panel,), tuple(suites), provenance_marks.of_cells(cells))
     panels = (_panel(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites)
-    return Tradeoff(policies, tuple(panels), remarks=standins.of_cells(cells))
+    return Tradeoff(policies, tuple(panels), remarks=provenance_marks.of_cells(cells))
 
 
 def _panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> Panel:

@@ -12,8 +12,8 @@ from importlib import resources
 
 import msgspec
 
-from safevla_bench.report.counted import Counts
-from safevla_bench.report.numbers import percent
+from safevla_bench.report.published.synthetic_scores import Counts
+from safevla_bench.text.numbers import percent
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
 

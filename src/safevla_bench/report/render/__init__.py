@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from safevla_bench.report.render.csv import csv
+from safevla_bench.report.render.html import html
+from safevla_bench.report.render.json import json
 from safevla_bench.report.render.latex import tex
-from safevla_bench.report.render.machine import json
-from safevla_bench.report.render.marked import markdown
-from safevla_bench.report.render.plain import text, wrap
-from safevla_bench.report.render.separated import csv
-from safevla_bench.report.render.web import html
+from safevla_bench.report.render.markdown import markdown
+from safevla_bench.report.render.text import text, wrap
 from safevla_bench.report.tables import Table
 
 Form = Literal["text", "md", "csv", "tex", "json", "html"]

@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from safevla_bench.inert import inert
-from safevla_bench.report.render.plain import wrap
+from safevla_bench.report.render.text import wrap
 from safevla_bench.report.tables import Cell, Column, Table
+from safevla_bench.text.sanitize import inert
 
 _WIDEST = 14
 """Characters of a heading over numbers before it is broken into lines."""

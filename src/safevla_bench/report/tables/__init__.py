@@ -5,8 +5,8 @@ from __future__ import annotations
 from safevla_bench.report.tables.ablation import ablation
 from safevla_bench.report.tables.cells import main, violations
 from safevla_bench.report.tables.constraints import composition, constraints
-from safevla_bench.report.tables.leftout import Damage, unscored
-from safevla_bench.report.tables.roster import Roster
+from safevla_bench.report.tables.exclusions import Damage, unscored
+from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.suites import auxiliary, severity, suites
 from safevla_bench.report.tables.table import (
     UNNAMED,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from safevla_bench import standins
+from safevla_bench import provenance_marks
 from safevla_bench.metrics import SpecSummary, Summary, judged
-from safevla_bench.report.numbers import NONE
 from safevla_bench.report.tables.table import (
     INTERVALS,
     Cell,
@@ -23,6 +22,7 @@ from safevla_bench.report.tables.table import (
     proportion,
     with_notes,
 )
+from safevla_bench.text.numbers import NONE
 
 LOST = "Crashed and stopped episodes are outside n, in no rate."
 
@@ -58,7 +58,7 @@ def main(
         names = Cell("All, pooled", emphasis="total"), Cell("", detail=_assets(one))
         rows.append((*names, *_headline(one), *lost_cells([one], gone)))
     table = Table("Headline numbers", (*columns, *lost_columns(gone)), tuple(rows), name="headline")
-    return replace(with_notes(table, INTERVALS, LOST if gone else ""), remarks=standins.of_cells(cells))
+    return replace(with_notes(table, INTERVALS, LOST if gone else ""), remarks=provenance_marks.of_cells(cells))
 
 
 def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
@@ -67,7 +67,7 @@ def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cel
 
 
 def _assets(cell: Summary) -> str:
-    return standins.STANDIN if cell.standin_assets else ""
+    return provenance_marks.STANDIN if cell.standin_assets else ""
 
 
 def _headline(cell: Summary) -> tuple[Cell, ...]:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from safevla_bench.metrics import Rate, SpecSummary, Summary, judged
-from safevla_bench.report.numbers import NONE, fixed
 from safevla_bench.report.tables.cells import LOST
-from safevla_bench.report.tables.roster import Roster
+from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.table import (
     WILSON,
     Cell,
@@ -23,6 +22,7 @@ from safevla_bench.report.tables.table import (
     proportion,
     with_notes,
 )
+from safevla_bench.text.numbers import NONE, fixed
 
 _NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
 

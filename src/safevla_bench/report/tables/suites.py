@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from safevla_bench.metrics import Mean, Rate, Summary, judged
-from safevla_bench.report.numbers import NONE, fixed
 from safevla_bench.report.tables.cells import LOST
-from safevla_bench.report.tables.ranking import Better, Entry, marked
-from safevla_bench.report.tables.roster import Roster
+from safevla_bench.report.tables.emphasis import Better, Entry, marked
+from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.table import (
     INTERVALS,
     LARGEST,
@@ -28,6 +27,7 @@ from safevla_bench.report.tables.table import (
     proportion,
     with_notes,
 )
+from safevla_bench.text.numbers import NONE, fixed
 
 Cells = Mapping[str, Summary]
 """The cells of one policy by suite."""

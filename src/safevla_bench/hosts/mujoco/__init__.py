@@ -1,0 +1,1 @@
+"""Shared by hosts that run MuJoCo: the recorder, and the viewer of recorded episodes."""

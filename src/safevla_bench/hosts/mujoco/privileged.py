@@ -1,0 +1,128 @@
+"""Sizes of bodies from MuJoCo's collision geometry, for policies that ask for privileged state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+from safevla_bench.hosts.mujoco.contacts import Floats
+from safevla_bench.hosts.mujoco.scene import Scene
+from safevla_bench.interface import Boxes
+
+if TYPE_CHECKING:
+    import mujoco
+
+# mjtGeom; a plane has no size, and height fields occur in no host.
+_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Sizes of every recorded body with collision geometry but the robot's, as in `Privileged`; `root` are body ids."""
+
+    root: Mapping[str, int]
+    half_extents_m: Mapping[str, Floats]
+    center_m: Mapping[str, Floats]
+    pieces: Mapping[str, Boxes]
+
+
+def shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
+    """Measured once, in the present pose; of several MuJoCo bodies under one name the first is the root."""
+    made_of: dict[str, tuple[int, ...]] = {}
+    for body, name in enumerate(scene.body_name):
+        if scene.roles.get(name) != "robot":
+            made_of[name] = (*made_of.get(name, ()), body)
+    boxes = {name: box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+    walls = {name: pieces(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+    return Shapes(
+        root={name: made_of[name][0] for name, found in boxes.items() if found},
+        half_extents_m={name: found[0] for name, found in boxes.items() if found},
+        center_m={name: found[1] for name, found in boxes.items() if found},
+        pieces={name: found for name, found in walls.items() if found},
+    )
+
+
+def box(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> tuple[Floats, Floats] | None:
+    """Half extents [3] and centre [3], m, of the collision geometry of `bodies` along the axes of body `root`.
+
+    The bodies are taken in their present pose. None where they have no bounded collision geometry.
+    """
+    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    sized = inside & np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
+    if not sized.any():
+        return None
+    turn = data.xmat[root].reshape(3, 3)
+    spans = [_span(model, data, int(geom), data.xpos[root], turn) for geom in np.flatnonzero(sized)]
+    low = np.min([span[0] for span in spans], axis=0)
+    high = np.max([span[1] for span in spans], axis=0)
+    return read_only((high - low) / 2), read_only((high + low) / 2)
+
+
+def pieces(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
+    """A box around each geom of the collision geometry of `bodies`, in the frame of body `root`.
+
+    The bodies are taken in their present pose. None where they have no bounded collision geometry.
+    """
+    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    geoms = np.flatnonzero(inside & np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH)))
+    if not len(geoms):
+        return None
+    frame = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
+    turns = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    boxes = [_own_box(model, int(geom)) for geom in geoms]
+    centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", turns, np.array([center for center, _ in boxes]))
+    return Boxes(
+        center_m=read_only(frame.apply(centers - data.xpos[root])),
+        half_extents_m=read_only(np.array([half for _, half in boxes])),
+        quat_wxyz=read_only(np.roll((frame * Rotation.from_matrix(turns)).as_quat(), 1, axis=1)),
+    )
+
+
+def read_only(array: NDArray[np.float64]) -> Floats:
+    """A copy that cannot be written to."""
+    copy = np.array(array, dtype=np.float64)
+    copy.flags.writeable = False
+    return copy
+
+
+def _span(model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, turn: Floats) -> tuple[Floats, Floats]:
+    """Least and greatest coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
+    axes = turn.T @ data.geom_xmat[geom].reshape(3, 3)
+    centre = turn.T @ (data.geom_xpos[geom] - origin)
+    if model.geom_type[geom] == _MESH:
+        mesh = model.geom_dataid[geom]
+        first = model.mesh_vertadr[mesh]
+        points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]] @ axes.T
+        return centre + points.min(axis=0), centre + points.max(axis=0)
+    reach = _reach(int(model.geom_type[geom]), model.geom_size[geom], axes)
+    return centre - reach, centre + reach
+
+
+def _reach(kind: int, size: Floats, axes: Floats) -> Floats:
+    """Half the extent of a primitive along each frame axis, [3]; `axes` [3, 3] has the geom's axes as columns."""
+    if kind == _SPHERE:
+        return np.full(3, size[0])
+    if kind == _BOX:
+        return np.asarray(np.abs(axes) @ size)
+    if kind == _ELLIPSOID:
+        return np.asarray(np.sqrt((axes**2) @ size**2))
+    along = np.abs(axes[:, 2])
+    if kind == _CAPSULE:
+        return np.asarray(along * size[1] + size[0])
+    return np.asarray(along * size[1] + size[0] * np.sqrt(np.clip(1 - along**2, 0, None)))
+
+
+def _own_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
+    """Centre [3] and half extents [3] of a geom along its own axes."""
+    kind, size = int(model.geom_type[geom]), model.geom_size[geom]
+    if kind == _MESH:
+        mesh = model.geom_dataid[geom]
+        first = model.mesh_vertadr[mesh]
+        points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+        return (points.min(axis=0) + points.max(axis=0)) / 2, (points.max(axis=0) - points.min(axis=0)) / 2
+    return np.zeros(3), _reach(kind, size, np.eye(3))

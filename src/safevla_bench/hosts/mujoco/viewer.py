@@ -1,0 +1,208 @@
+"""A recorded MuJoCo episode to be looked at: the recorder's counterpart.
+
+Each picture is set from the record's `sim_state`. Nothing is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.camera import WELL_SHOWN, azimuth_deg, chosen, close_ups, focus, shares
+from safevla_bench.hosts.mujoco.contacts import Floats
+from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Eye
+from safevla_bench.hosts.mujoco.scene import Scene
+from safevla_bench.interface import Camera, EpisodeSeed, Picture, Recorded
+from safevla_bench.trajectory import Batch
+
+if TYPE_CHECKING:
+    import mujoco
+
+_SKETCH = (120, 160)
+"""Size at which cameras are compared."""
+
+
+class MujocoStage:
+    """One episode of a MuJoCo host.
+
+    Args:
+        model: the episode's model, as the host's reset made it.
+        scene: its naming.
+        episode: the record, a batch of one with `sim_state`.
+        camera: the name of the default camera.
+        on_close: what frees the host's environment.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, scene: Scene, episode: Batch, camera: str, on_close: Callable[[], None]
+    ) -> None:
+        """Raise `HostError` where the states are of another model."""
+        import mujoco
+
+        self._model, self._data, self._scene = model, mujoco.MjData(model), scene
+        self._states, self._camera, self._on_close = states(episode, 1 + model.nq + model.nv), camera, on_close
+        self._recorded = _recorded(episode)
+        self._eye: Eye | None = None
+        self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
+
+    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
+        """The default camera where it shows every body well, else the close-up that shows them best."""
+        usual = Camera(self._camera)
+        if not bodies:
+            return usual
+        self._set(record)
+        self._opened(size)  # at once as large as the picture will be
+        if (shares(self._sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
+            return usual
+        groups = [self._geoms(name) for name in bodies]
+        where, radius = focus(self._model, self._data, groups)
+        cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
+        return chosen(cameras, [shares(self._sketch(one, bodies), len(bodies)) for one in cameras])
+
+    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
+        """One record from one camera."""
+        self._set(record)
+        eye = self._opened(size)
+        eye.look(self._data, camera)
+        seen = self._seen(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
+        return Picture(eye.image(size), seen, self._positions())
+
+    def close(self) -> None:
+        """Free the renderers and the simulator."""
+        if self._eye is not None:
+            self._eye.close()
+        self._eye = None
+        self._on_close()
+
+    def _set(self, record: int) -> None:
+        """Bring the model into the record's instant.
+
+        A record's poses are those at the start of the last substep, where MuJoCo computed them, and its state is the
+        one at the end (see `mujoco.Recorder`): positions are taken back by one substep, which is exact but for rounding
+        because MuJoCo moved them by the new velocity. Without a substep before record 0 the state is already right.
+        """
+        self._pose(record, -self._model.opt.timestep)
+        if record == 0:
+            gap = self._off(0)
+            self._pose(0, 0.0)
+            if gap <= self._off(0):
+                self._pose(0, -self._model.opt.timestep)
+
+    def _pose(self, record: int, later_s: float) -> None:
+        import mujoco
+
+        model, data = self._model, self._data
+        time, data.qpos[:], data.qvel[:] = np.split(self._states[record], [1, 1 + model.nq])
+        data.time = time[0]
+        mujoco.mj_integratePos(model, data.qpos, data.qvel, later_s)
+        mujoco.mj_forward(model, data)
+
+    def _off(self, record: int) -> float:
+        """How far the tracked bodies are from their recorded positions, metres, all added up."""
+        found = self._positions()
+        gaps = [np.linalg.norm(found[name] - at[record]) for name, at in self._recorded.items() if name in found]
+        return float(sum(gaps))
+
+    def _positions(self) -> Mapping[str, Floats]:
+        objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
+        return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
+
+    def _opened(self, size: tuple[int, int]) -> Eye:
+        """A renderer for pictures of that size; there is one at a time, since each holds every texture again."""
+        if self._eye is None or (np.array(self._eye.size) < size).any():
+            least = self._eye.size if self._eye else _SKETCH
+            if self._eye is not None:
+                self._eye.close()
+            self._eye = Eye(self._model, (max(least[0], size[0]), max(least[1], size[1])))
+        return self._eye
+
+    def _sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
+        eye = self._opened(_SKETCH)
+        eye.look(self._data, camera)
+        return self._seen(eye, bodies, _SKETCH)
+
+    def _seen(self, eye: Eye, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
+        place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last is for -1, nothing
+        for number, name in enumerate(bodies, start=1):
+            place[self._visible(name)] = number
+        return place[eye.bodies(size)]
+
+    def _bodies(self, name: str) -> list[int]:
+        found = [body for body, other in enumerate(self._scene.body_name) if other == name]
+        if not found:
+            problem = f"the model has no body {name!r}"
+            raise HostError(problem, remedy="Render with the versions that run.json names.")
+        return found
+
+    def _geoms(self, name: str) -> NDArray[np.intp]:
+        return np.flatnonzero(np.isin(self._model.geom_bodyid, self._bodies(name)))
+
+    def _visible(self, name: str) -> list[int]:
+        """The ids of a body, or of the nearest parent with something to see where it has none, as a finger's pad."""
+        found = self._bodies(name)
+        while not self._has_visual(found) and found != [0]:
+            found = [int(self._model.body_parentid[found[0]])]
+        return found
+
+    def _has_visual(self, bodies: Sequence[int]) -> bool:
+        geoms = np.isin(self._model.geom_bodyid, bodies)
+        return bool((geoms & np.isin(self._model.geom_group, list(VISUAL_GROUPS))).any())
+
+
+def states(episode: Batch, width: int) -> Floats:
+    """The states of a batch of one, [n, width].
+
+    Raises:
+        HostError: the record holds none, or those of another model.
+    """
+    found = episode.sim_state.episode(0)
+    if not len(found):
+        remedy = "Only records with `sim_state` can be shown; those that `safevla rollout` writes have it."
+        raise HostError("the record holds no simulator states", remedy=remedy)
+    if found.shape[1] != width:
+        problem = f"the record's states hold {found.shape[1]} numbers, the model here {width}"
+        raise HostError(problem, remedy="Render with the versions that run.json names.")
+    return found
+
+
+def start(episode: Batch) -> EpisodeSeed:
+    """What makes the episode's scene again; nothing needs to settle, since states are set.
+
+    A replay that began at a recorded state is begun there again.
+
+    Raises:
+        HostError: the record does not say it.
+    """
+    header = episode.headers[0]
+    if header.env_seed is not None and header.init_state_index is None:
+        replayed = _replayed(episode)
+        if replayed is not None:
+            return EpisodeSeed(0, header.env_seed, wait_steps=0, recorded=replayed)
+    if header.env_seed is None or header.init_state_index is None:
+        remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla rollout`."
+        raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
+    return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0)
+
+
+def _replayed(episode: Batch) -> Recorded | None:
+    """The recorded state with which a replay began, and its fixtures; None where the record is of no such replay."""
+    (extra,) = episode.extra
+    held = extra.get("header")
+    told = held.get("replay") if isinstance(held, Mapping) else None
+    found = episode.sim_state.episode(0)
+    if not isinstance(told, Mapping) or not len(found):
+        return None
+    placed = told.get("fixtures", {})
+    assert isinstance(placed, Mapping)
+    fixtures = tuple((str(name), tuple(pose)) for name, pose in placed.items())
+    state = tuple(found[0].tolist())
+    return Recorded(str(told.get("episode")), str(told.get("source")), len(found) - 1, state, fixtures=fixtures)
+
+
+def _recorded(episode: Batch) -> dict[str, Floats]:
+    bodies, positions = episode.body_pos_m.episode(0)
+    return {episode.name(int(body)): positions[:, place] for place, body in enumerate(bodies)}

@@ -1,0 +1,205 @@
+"""The RoboCasa installation: is it fit, where its assets are and whose they are, how one of its kitchens is made."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.renderer import no_graphics
+from safevla_bench.hosts.robocasa.episodes import Start
+from safevla_bench.interface import Task, Wants
+
+if TYPE_CHECKING:
+    from robocasa.environments.kitchen.kitchen import Kitchen
+
+DISTRIBUTION = "praxis-robocasa"
+_ROBOSUITE = "praxis-robosuite"
+_OTHER_ROBOSUITE = "robosuite"
+_SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
+ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
+"""Environment variable: a folder of assets to use instead of the package's own."""
+INSTALL = "pip install 'safevla-bench[robocasa]'   (in an environment of its own; make robocasa)"
+DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
+_NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
+ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
+_README = "README.txt"
+_CHATTER = (
+    "No private macro file found",
+    "It is recommended to use a private macro",
+    "To setup, run: python",
+    "Could not import robosuite_models",
+    "Could not load the mink-based whole-body IK",
+    "Loading controller configuration from",
+)
+"""Log records about what no part of this package needs."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of all that a trajectory depends on, by distribution; imports no simulator.
+
+    `robocasa-assets` says whose assets they are: `official`, or `stand-in` for placeholders that a tree declares in its
+    README.txt.
+
+    Raises:
+        HostError: RoboCasa is not installed, shares its environment with another robosuite, or has no assets.
+    """
+    require()
+    found = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
+    return {**found, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
+
+
+def require() -> None:
+    """Raise `HostError` with the remedy unless RoboCasa is installed here alone; imports nothing."""
+    for name in _SIMULATOR:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise HostError(f"RoboCasa is not installed: there is no distribution {name!r}", remedy=INSTALL) from error
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        other = importlib.metadata.version(_OTHER_ROBOSUITE)
+        problem = f"robosuite {other} is installed beside {_ROBOSUITE}: both are the package 'robosuite'"
+        raise HostError(problem, remedy=f"Use an environment of its own for RoboCasa: {INSTALL}")
+
+
+def assets() -> Path:
+    """The folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
+
+    Raises:
+        HostError: it lacks assets, or RoboCasa could not work in it.
+    """
+    named = os.environ.get(ASSETS)
+    root = Path(named).resolve() if named else _own_assets()
+    lacking = [part for part in _NEEDED if not (root / part).is_dir()]
+    if lacking:
+        where = f"{ASSETS}={named}" if named else str(root)
+        problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
+        raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
+    if _mistakable(root):
+        problem = f"RoboCasa would mistake the paths under {ASSETS}={named} for its own"
+        raise HostError(problem, remedy="Move it to a path without models/assets and without a folder robosuite.")
+    if not os.access(root / "objects", os.W_OK):
+        problem = f"{root / 'objects'} cannot be written to; RoboCasa keeps a temporary file beside each object"
+        raise HostError(problem, remedy="Make it writable, or use a copy that is.")
+    return root
+
+
+def _mistakable(root: Path) -> bool:
+    """Whether RoboCasa, which rewrites paths that look like its own, would lose files under this one."""
+    own = root.parts[-3:] == ("robocasa", "models", "assets")
+    return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
+
+
+def is_standin(root: Path) -> bool:
+    """Whether a tree of assets says in its README.txt that it is a stand-in for RoboCasa's own."""
+    readme = root / _README
+    return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
+
+
+def _own_assets() -> Path:
+    """The package's folder, found without importing it."""
+    spec = importlib.util.find_spec("robocasa")
+    if spec is None or not spec.submodule_search_locations:
+        raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
+    return Path(spec.submodule_search_locations[0], "models", "assets").resolve()
+
+
+def kitchen(task: Task, start: Start, wants: Wants) -> Kitchen:
+    """RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
+
+    Raises:
+        HostError: RoboCasa cannot be imported here.
+    """
+    from robosuite.controllers import load_composite_controller_config
+
+    height, width = wants.image_size
+    rendered = bool(wants.cameras)
+    return task_class(task)(
+        robots="PandaOmron",
+        controller_configs=load_composite_controller_config(controller=None, robot="PandaOmron"),
+        has_renderer=False,
+        has_offscreen_renderer=rendered,
+        use_camera_obs=rendered,
+        camera_names=list(wants.cameras),
+        camera_heights=height,
+        camera_widths=width,
+        # The rollout decides when an episode ends.
+        ignore_done=True,
+        layout_and_style_ids=[(start.layout, start.style)],
+        obj_instance_split=start.split,
+        seed=start.seed,
+    )
+
+
+def task_class(task: Task) -> type[Kitchen]:
+    """RoboCasa's class of a task.
+
+    Raises:
+        HostError: RoboCasa cannot be imported here.
+    """
+    require()
+    _imported(assets())
+    from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
+
+    return REGISTERED_KITCHEN_ENVS[task.task_id]  # type: ignore[no-any-return]
+
+
+@cache
+def _imported(root: Path) -> None:
+    """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process."""
+    logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
+    known = sys.modules.get("robocasa.models")
+    if known is not None and Path(known.assets_root).resolve() != root:
+        problem = f"RoboCasa was imported with the assets in {known.assets_root}"
+        raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
+    finder = _AssetsFinder(root)
+    sys.meta_path.insert(0, finder)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints that mimicgen is not there
+            import robocasa  # noqa: F401
+    except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
+        raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
+    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
+        raise no_graphics("RoboCasa", error) from error
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(finder)
+
+
+class _AssetsFinder(importlib.abc.MetaPathFinder):
+    """Sets `robocasa.models.assets_root` as soon as that module is loaded: the next import reads it for good."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "robocasa.models":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_with_root(module: ModuleType) -> None:
+                load(module)
+                module.assets_root = str(self._root)  # type: ignore[attr-defined]
+
+            spec.loader.exec_module = load_with_root  # type: ignore[method-assign]
+        return spec
+
+
+def _is_no_chatter(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_CHATTER)

@@ -1,0 +1,1 @@
+"""Policies behind servers: connections, codecs, dialects, and the clients that use them."""

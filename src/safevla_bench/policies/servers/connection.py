@@ -1,0 +1,195 @@
+"""One websocket to one of several policy servers, with limits on time and size."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.policies.servers.endpoint import KEY, Patience
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+MAX_REPLY_BYTES = 64 * 2**20
+"""The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
+_PAUSE_S = 0.2
+_TOO_BIG = 1009
+"""The websocket protocol's code for a message that is too large."""
+_LOG = logging.getLogger(__name__)
+_LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
+
+
+class Socket:
+    """A connection, made by `open` and again by every `open`; no compression, no proxy.
+
+    Raises `ServerLostError` where a server closes or stays silent.
+    """
+
+    def __init__(self, addresses: Sequence[str], patience: Patience, key: str | None = None) -> None:
+        self.address = addresses[0]
+        self._addresses, self._patience = tuple(addresses), patience
+        self._headers = {"Authorization": f"Api-Key {key}"} if key else {}
+        self._connection: ClientConnection | None = None
+        self._held = ExitStack()
+
+    def open(self) -> None:
+        """Connect to the first server of the list that answers; a former connection is closed.
+
+        Raises `ServerUnreachableError`, and `PolicyError` where a server answers, but takes no websocket or not
+        this key.
+        """
+        self.close()
+        until = time.monotonic() + self._patience.connect_s
+        while True:
+            problems = [self._tried(address, until) for address in self._addresses if self._connection is None]
+            if self._connection is not None:
+                return
+            if time.monotonic() + _PAUSE_S >= until:
+                raise unreachable([one for one in problems if one], self._patience.connect_s)
+            time.sleep(_PAUSE_S)
+
+    def send(self, message: bytes) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._open().send(message)
+        except (ConnectionClosed, OSError) as error:
+            raise self._closed(error) from None
+
+    def receive(self) -> bytes | str:
+        """The next message: bytes, or text."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            return self._open().recv(timeout=self._patience.answer_s)
+        except TimeoutError:
+            remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
+            raise self._lost(f"gave no answer for {self._patience.answer_s:g} s", remedy) from None
+        except (ConnectionClosed, OSError) as error:
+            raise self._closed(error) from None
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        self._connection = None
+        self._held.close()
+
+    def _open(self) -> ClientConnection:
+        if self._connection is None:
+            raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
+        return self._connection
+
+    def _tried(self, address: str, until: float) -> str | None:
+        """Connect to one server; why it could not be reached, or None."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        left_s = max(until - time.monotonic(), _PAUSE_S)
+        try:
+            self._connection = self._held.enter_context(
+                connect(
+                    address,
+                    sock=_reached(address, left_s),  # with a socket given, no redirect is followed
+                    additional_headers=self._headers,
+                    compression=None,
+                    proxy=None,
+                    open_timeout=left_s,
+                    close_timeout=1.0,
+                    ping_interval=None,  # a server that compiles its model answers no pings
+                    max_size=MAX_REPLY_BYTES,
+                    logger=_LOG,
+                )
+            )
+        except (InvalidStatus, ValueError) as error:  # ValueError: a redirect, by the library's newer versions
+            answer = error if isinstance(error, InvalidStatus) else error.__cause__
+            if not isinstance(answer, InvalidStatus):
+                return f"{address}: {_cause(error)}"
+            status = answer.response.status_code
+            if status >= 500:  # something in front of a server that is not up
+                return f"{address}: HTTP {status}"
+            raise _refused(address, status, keyed=bool(self._headers)) from None
+        except (OSError, EOFError, TimeoutError, WebSocketException, AssertionError) as error:
+            # A stranger's noise before the handshake breaks an assertion in websockets 17, or is no handshake.
+            return f"{address}: {_cause(error)}"
+        self.address = address
+        return None
+
+    def _closed(self, error: Exception) -> PolicyError:
+        """Why a connection has ended: for its size one side refuses what the other sent, or the server has gone."""
+        sent, received = (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd"))
+        if _TOO_BIG not in (sent, received):
+            return self._lost(f"closed the connection ({_cause(error)})")
+        self.close()
+        if getattr(error, "rcvd_then_sent", False):
+            problem = f"the server {self.address} refuses a message as large as ours"
+            return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
+        problem = f"the server {self.address} sent a message of more than {MAX_REPLY_BYTES // 2**20} MiB"
+        remedy = "A reply holds one chunk of actions; have it send nothing else."
+        return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
+
+    def _lost(self, what: str, remedy: str | None = None) -> ServerLostError:
+        self.close()
+        return ServerLostError(
+            f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
+        )
+
+
+@contextmanager
+def greeted(close: Callable[[], object]) -> Iterator[None]:
+    """While a server is met: what is wrong with it is wrong in every episode, and the connection is closed.
+
+    Raises `ServerRefusedError` for every `PolicyError` but `ServerLostError`.
+    """
+    try:
+        yield
+    except ServerLostError:
+        raise
+    except PolicyError as error:
+        close()
+        raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
+
+
+def _reached(address: str, timeout_s: float) -> socket.socket:
+    split = urlsplit(address)
+    return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
+
+
+def client_of(library: str, extra: str) -> None:
+    """Raise `PolicyError` where the library that a client needs is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(library) is None:
+        remedy = f"Install it: pip install 'safevla-bench[{extra}]'."
+        raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, AssertionError):
+        return "what answers is no websocket server"
+    return str(error) or type(error).__name__
+
+
+def unreachable(problems: Sequence[str], seconds: float) -> ServerUnreachableError:
+    """The error where no server of a list answers."""
+    remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
+    return ServerUnreachableError(
+        f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
+    )
+
+
+def _refused(address: str, status: int, *, keyed: bool) -> PolicyError:
+    if status in (401, 403):
+        problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
+        return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
+    if 300 <= status < 400:
+        problem = f"{address} sends elsewhere (HTTP {status}), which is not followed"
+        return PolicyError(problem, remedy="Give the address of the policy server itself.")
+    problem = f"{address} answers, but takes no websocket (HTTP {status})"
+    return PolicyError(problem, remedy="Is it the address and port of the policy server?")

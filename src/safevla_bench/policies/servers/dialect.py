@@ -1,0 +1,205 @@
+"""How a policy server is spoken to: an observation as its request, its reply as the host's actions.
+
+A `Dialect` is a frozen value made from data (`dialects/*.toml` and a protocol); it holds no state and no connection, so
+that every transport can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.interface import Observation, Wants
+from safevla_bench.policies.servers import image_transforms
+
+Request = dict[str, object]
+"""Keys to uint8 images, float arrays, texts, lists of texts, or a nested request."""
+Reply = Mapping[str, object]
+_REMEDY = "Serve the checkpoint that the dialect is for."
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a camera's image is prepared, in this order: flip, JPEG, resize, crop."""
+
+    flip: str
+    jpeg: bool
+    size: tuple[int, int]
+    resize: str
+    crop: float | None
+
+    def __call__(self, image: image_transforms.Image) -> image_transforms.Image:
+        """[H, W, 3] upright -> [size, 3]"""
+        shown = image_transforms.flipped(image, self.flip)
+        if self.jpeg:
+            shown = image_transforms.compressed(shown)
+        shown = image_transforms.resized(shown, self.size, self.resize)
+        return shown if self.crop is None else image_transforms.cropped(shown, self.crop)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One entry of the request: where it goes, and the camera, the state parts or the instruction that fill it.
+
+    `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is in as many
+    lists.
+    """
+
+    path: tuple[str, ...]
+    camera: str | None = None
+    state: tuple[str, ...] = ()
+    dtype: str = "float64"
+    axes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] where the width is 1."""
+
+    path: tuple[str, ...]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One server's request and reply.
+
+    `replan` is how many actions of a reply are carried out before the next request; None = all of them.
+    """
+
+    name: str
+    wants: Wants
+    view: View
+    fields: tuple[Field, ...]
+    parts: tuple[Part, ...]
+    """What is joined, column by column, to the host's action."""
+    switches: tuple[tuple[int, str], ...]
+    """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
+    replan: int | None
+    clip: bool
+    release: str = "unknown"
+    """The protocol that says how this dialect shows images and states and what its gripper means."""
+
+    def request(self, observation: Observation) -> Request:
+        """What to send. Raises `PolicyError` where the host does not show what the policy needs."""
+        made: Request = {}
+        for field in self.fields:
+            inner = made
+            for key in field.path[:-1]:
+                inner = inner.setdefault(key, {})  # type: ignore[assignment]
+            inner[field.path[-1]] = self._value(field, observation)
+        return made
+
+    def _value(self, field: Field, observation: Observation) -> object:
+        if field.camera is not None:
+            image = self.view(observation.images[field.camera])
+            return image[(np.newaxis,) * field.axes]
+        if field.state:
+            row = np.concatenate([_part(name, observation) for name in field.state])
+            return row.astype(field.dtype)[(np.newaxis,) * field.axes]
+        return _listed(observation.instruction, field.axes)
+
+    def actions(self, reply: Reply) -> NDArray[np.float64]:
+        """[H, A] the host's actions. Raises `InvalidActionError` for anything but H ≥ 1 rows of finite numbers."""
+        rows = [_rows(reply, part, self.name) for part in self.parts]
+        if len({len(one) for one in rows}) > 1:
+            counts = ", ".join(f"{'/'.join(part.path)} {len(one)}" for part, one in zip(self.parts, rows, strict=True))
+            raise InvalidActionError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
+        return image_transforms.switched(np.concatenate(rows, axis=1), dict(self.switches))
+
+
+def _listed(text: str, axes: int) -> object:
+    """A text in as many lists as it has axes."""
+    return [_listed(text, axes - 1)] if axes else text
+
+
+def _rows(reply: Reply, part: Part, name: str) -> NDArray[np.float64]:
+    """[H, width] one part of the reply."""
+    where = "/".join(part.path)
+    value: object = reply
+    for key in part.path:
+        if not isinstance(value, Mapping) or key not in value:
+            raise InvalidActionError(f"the reply has no {where!r}, as replies in {name} have", remedy=_REMEDY)
+        value = value[key]
+    array = _numbers(value, where)
+    given = array.shape
+    while array.ndim > 2 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim == 1:
+        array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
+    if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
+        problem = f"{where!r} of the reply has the shape {given}, not [steps, {part.width}]"
+        raise InvalidActionError(problem, remedy=_REMEDY)
+    return array
+
+
+def _numbers(value: object, where: str) -> NDArray[np.float64]:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidActionError(f"{where!r} of the reply is no array of numbers", remedy=_REMEDY) from None
+    if not np.isfinite(array).all():
+        raise InvalidActionError(f"{where!r} of the reply is not finite", remedy="Mend the policy's output.")
+    return array
+
+
+def _part(name: str, observation: Observation) -> NDArray[np.float64]:
+    try:
+        return STATES[name](observation)
+    except TypeError:  # a pose of a base where the robot has none
+        problem = f"the policy needs {name}, which this host does not show"
+        raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
+
+
+def _relative(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The end effector's position and wxyz orientation in the frame of the mobile base.
+
+    Of q and −q the one with w ≥ 0, as robosuite's `mat2quat` gives RoboCasa's `base_to_eef_quat`.
+    """
+    if observation.base_pos_m is None or observation.base_quat_wxyz is None:
+        raise TypeError
+    back = observation.base_quat_wxyz * [1, -1, -1, -1]
+    moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
+    place = _product(_product(back, moved), observation.base_quat_wxyz)[1:]
+    turned = _product(back, observation.eef_quat_wxyz)
+    return place, _shortest(turned)
+
+
+def _shortest(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of q and −q the one that turns by π at most."""
+    return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
+
+
+def _product(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+    w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
+    return np.concatenate([[w], v])
+
+
+def _known(array: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    if array is None:
+        raise TypeError
+    return array
+
+
+STATES: Mapping[str, Callable[[Observation], NDArray[np.float64]]] = {
+    "eef_pos": lambda seen: seen.eef_pos_m,
+    "eef_x": lambda seen: seen.eef_pos_m[0:1],
+    "eef_y": lambda seen: seen.eef_pos_m[1:2],
+    "eef_z": lambda seen: seen.eef_pos_m[2:3],
+    "eef_axis_angle": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz),
+    "eef_axis_angle_shortest": lambda seen: image_transforms.axis_angle(_shortest(seen.eef_quat_wxyz)),
+    "eef_axis_angle_x": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz)[0:1],
+    "eef_axis_angle_y": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz)[1:2],
+    "eef_axis_angle_z": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz)[2:3],
+    "eef_quat_xyzw": lambda seen: seen.eef_quat_wxyz[[1, 2, 3, 0]],
+    "gripper_qpos": lambda seen: seen.gripper_qpos,
+    "eef_pos_in_base": lambda seen: _relative(seen)[0],
+    "eef_quat_xyzw_in_base": lambda seen: _relative(seen)[1][[1, 2, 3, 0]],
+    "base_pos": lambda seen: _known(seen.base_pos_m),
+    "base_quat_xyzw": lambda seen: _known(seen.base_quat_wxyz)[[1, 2, 3, 0]],
+}
+"""What a state is put together from, each [n]; units are the observation's."""

@@ -1,0 +1,1 @@
+"""Foreign text made safe and short: no control characters, no secrets, bounded length."""

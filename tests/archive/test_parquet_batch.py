@@ -1,0 +1,116 @@
+"""Reading a row group at once: what `rows` says of each of its rows, or nothing at all."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from builders import BOWL, HAND, contacts, episode, recordings, same_bits
+from safevla_bench.archive import parquet, parquet_batch, parquet_rows
+from safevla_bench.archive.parquet_columns import SCHEMA, table
+from safevla_bench.archive.selection import Sieve
+from safevla_bench.errors import RecordError
+from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording
+
+
+def group(batches: list[Batch]) -> pa.RecordBatch:
+    return table(concatenate(batches)).combine_chunks().to_batches()[0]
+
+
+def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
+    found: list[Batch | RecordError] = []
+    for k in range(group.num_rows):
+        try:
+            found.append(parquet_rows.decode({name: group.column(name)[k] for name in group.schema.names}))
+        except RecordError as error:
+            found.append(error)
+    return found
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(several=st.lists(recordings(), min_size=1, max_size=4))
+def test_a_valid_group_is_its_rows_bit_for_bit(several: list[Recording]):
+    batches = [from_recording(one) for one in several]
+    rows_given = group(batches)
+    assert same_bits(parquet_batch.decode(rows_given), concatenate(batches))
+    one_by_one = row_by_row(rows_given)
+    assert same_bits(
+        parquet_batch.decode(rows_given), concatenate([one for one in one_by_one if isinstance(one, Batch)])
+    )
+
+
+def test_columns_that_are_absent_are_families_not_recorded():
+    rows_given = group([episode(3), episode(4)]).select(
+        ["episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records", "eef_pos_m"]
+    )
+    assert same_bits(parquet_batch.decode(rows_given), concatenate(row_by_row(rows_given)))
+
+
+def altered(rng: random.Random, value: object) -> object:
+    """A value of a column with something in it lost, doubled, swapped or out of its range."""
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        match rng.randrange(4):
+            case 0:
+                return value[:at] + value[at + 1 :]
+            case 1:
+                return value[:at] + [value[at]] + value[at:]
+            case _:
+                return [*value[:at], altered(rng, value[at]), *value[at + 1 :]]
+    if isinstance(value, dict) and value:
+        name = rng.choice(sorted(value))
+        return {**value, name: altered(rng, value[name])}
+    if isinstance(value, bool | str):
+        return rng.choice([None, value])
+    if isinstance(value, int):
+        return rng.choice([None, -1, 0, value + 1, 2**31 - 1])
+    if isinstance(value, float):
+        return rng.choice([None, float("nan"), float("inf"), -1.0, 1e200])
+    return None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_altered_row_is_read_as_it_is_alone_or_the_group_is_refused(seed):
+    rng = random.Random(seed)
+    touching = contacts((0, HAND, BOWL, 1.0), (2, HAND, BOWL, 3.0))
+    plain = group([episode(3, episode_id=f"e{k}", contacts=touching) for k in range(3)])
+    names = [name for name in SCHEMA.names if name not in ("versions", "dropped_pairs")]
+    refused = 0
+    for _ in range(150):
+        row, name = rng.randrange(3), rng.choice(names)
+        values = plain.column(name).to_pylist()
+        values[row] = altered(rng, values[row])
+        column = pa.array(values, SCHEMA.field(name).type)
+        rows_given = plain.set_column(SCHEMA.names.index(name), SCHEMA.field(name), column)
+        alone = row_by_row(rows_given)
+        try:
+            whole = parquet_batch.decode(rows_given)
+        except parquet_batch.Odd:
+            refused += 1
+            assert any(isinstance(one, RecordError) for one in alone)  # no valid group takes the slow way
+        else:
+            assert not any(isinstance(one, RecordError) for one in alone)
+            assert same_bits(whole, concatenate(alone))
+    assert 20 < refused < 150
+
+
+def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
+    path = tmp_path / "a.parquet"
+    plain = group([episode(3, episode_id=f"e{k}") for k in range(3)])
+    names = pa.array(["e0", None, "e2"], pa.string())
+    parquet.pq.write_table(pa.Table.from_batches([plain.set_column(1, SCHEMA.field("episode_id"), names)]), path)
+    first, error, last = parquet.read(path, Sieve())
+    assert isinstance(first, Batch)
+    assert isinstance(error, RecordError)
+    assert isinstance(last, Batch)
+    assert (first.headers[0].episode_id, error.place.line, last.headers[0].episode_id) == ("e0", 2, "e2")
+
+
+def test_a_group_is_read_as_one_batch(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(parquet.encode(concatenate([episode(3, episode_id=f"e{k}") for k in range(40)])))
+    assert [len(one) for one in parquet.read(path, Sieve()) if isinstance(one, Batch)] == [32, 8]

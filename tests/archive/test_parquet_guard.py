@@ -1,0 +1,123 @@
+"""What a Parquet file says of itself is checked before pyarrow makes room for it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from builders import contacts, episode
+from safevla_bench.archive import open_archive, parquet_guard, read, write
+from safevla_bench.archive.parquet_columns import SCHEMA, table
+from safevla_bench.archive.thrift import Malformed, Reader
+from safevla_bench.errors import RecordError
+
+HAND, BOWL = 0, 1
+
+
+def one():
+    return table(episode(3, contacts=contacts((1, HAND, BOWL, 3.0))))
+
+
+def with_empty_lists(path: Path, column: str, count: int) -> None:
+    """An episode that says a column has so many empty lists; run lengths make a file of some kilobytes of them."""
+    kind = SCHEMA.field(column).type
+    inner = pa.ListArray.from_arrays(
+        pa.array(np.zeros(count + 1, np.int32)), pa.array([], kind.value_type.value_type), type=kind.value_type
+    )
+    lists = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), inner, type=kind)
+    held = one()
+    held = held.set_column(held.schema.get_field_index(column), SCHEMA.field(column), lists)
+    pq.write_table(held, path, compression="zstd", use_dictionary=False, store_schema=False, data_page_size=1 << 30)
+
+
+@pytest.mark.parametrize("column", ["contacts", "sim_state", "body_pos_m"])
+def test_a_file_of_empty_lists_is_refused_before_room_is_made_for_them(tmp_path, column):
+    path = tmp_path / "x.parquet"
+    with_empty_lists(path, column, 40_000_000)
+    assert path.stat().st_size < 1 << 17
+    asked = (
+        "import sys; from pathlib import Path; from safevla_bench import archive;"
+        "print(*archive.read([Path(sys.argv[1])]));"
+        "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", asked, str(path)], capture_output=True, text=True, check=True)
+    said, _, most_kib = done.stdout.strip().rpartition("\n")
+    assert "values are said to stand in" in said
+    assert int(most_kib) < 200 * 1024
+
+
+def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
+    held = one()
+    long = pa.table(
+        [pa.array(["x" * 1_000_000] * 50) if name == "instruction" else pa.concat_arrays([held[name].chunk(0)] * 50)
+         for name in SCHEMA.names],
+        schema=SCHEMA,
+    )  # fmt: skip
+    pq.write_table(long, tmp_path / "x.parquet", store_schema=False)  # with a dictionary: the text stands there once
+    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 10_000_000)
+    found = list(read([tmp_path / "x.parquet"]))
+    assert all(isinstance(problem, RecordError) for problem in found)
+    assert "holds more than" in str(found[0])
+
+
+def test_texts_as_differences_are_refused(tmp_path):
+    options = {"use_dictionary": False, "column_encoding": {"instruction": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(one(), tmp_path / "x.parquet", store_schema=False, **options)
+    with pytest.raises(RecordError, match="written as differences"):
+        open_archive(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"compression": "none"}, {"data_page_size": 64}])
+def test_files_of_other_writers_are_read(tmp_path, options):
+    pq.write_table(one(), tmp_path / "x.parquet", **options)
+    assert len(open_archive(tmp_path / "x.parquet")) == 1
+
+
+def test_what_is_written_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_guard, "FREE_VALUES", -1_000_000_000)
+    with pytest.raises(RecordError, match="values are said to stand in"):
+        write(tmp_path / "x.parquet", episode(3000, contacts=contacts()))
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_a_footer_of_any_bytes_is_read_or_refused(tmp_path):
+    write(tmp_path / "x.parquet", episode(3))
+    good = (tmp_path / "x.parquet").read_bytes()
+    size = int.from_bytes(good[-8:-4], "little")
+    rng, refused = random.Random(7), 0
+    for _ in range(300):
+        footer = bytearray(good[-8 - size : -8])
+        for _ in range(rng.choice([1, 1, 4])):
+            footer[rng.randrange(size)] = rng.randrange(256)
+        (tmp_path / "y.parquet").write_bytes(good[: -8 - size] + footer + good[-8:])
+        refused += any(isinstance(found, RecordError) for found in read([tmp_path / "y.parquet"]))
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x19",
+        b"\x19\xfc\xff\xff\xff\xff\x0f",
+        b"\x1c" * 100,
+        b"\x15" + b"\xff" * 12,
+        b"\x18\xff\xff\x7f",
+        b"\x1d",
+    ],
+)
+def test_what_is_no_description_is_malformed(content):
+    with pytest.raises(Malformed):
+        Reader(content).struct()
+
+
+def test_numbers_lists_and_structs_are_read_as_they_were_written():
+    content = b"\x15\x54\x18\x02hi\x19\x35\x02\x04\x06\x11\x12\x1c\x15\x01\x00\x00"
+    assert Reader(content).struct() == {1: 42, 2: b"hi", 3: [1, 2, 3], 4: 1, 5: 0, 6: {1: -1}}

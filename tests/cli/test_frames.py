@@ -1,0 +1,188 @@
+"""`safevla frames` on the fake host: pictures, their index, and what a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from safevla_bench import archive, frames, hosts, runs
+from safevla_bench.frames.annotation import GREEN, GREY, RED
+
+TIGHT = """
+[[specs]]
+spec_id = "gentle_hand"
+canonical_family = "max_contact_force"
+axis = "scene_interaction"
+tier = "safe"
+stl = "G[0,T](max_contact_force < threshold)"
+threshold = 10
+severe = 20
+unit = "N"
+requires_all = []
+source = "a test"
+rationale = "Nothing is touched."
+"""
+STEM = runs.frame_stem("scripted:hasty", "scripted:hasty/fake/task_1/ep_000")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run of three episodes on the fake host, the last of which crashes."""
+    from safevla_bench import cli
+
+    folder = tmp_path_factory.mktemp("frames")
+    run = ["rollout", "--host", "fake", "--suite", "fake", "--tasks", "0,1,2", "--policy", "scripted:hasty"]
+    cli.run([*run, "--max-steps", "60", "--out", str(folder / "run")])
+    (folder / "tight.toml").write_text(TIGHT)
+    return folder
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    shutil.copytree(made / "run", tmp_path / "run")
+    shutil.copy(made / "tight.toml", tmp_path)
+    return tmp_path / "run"
+
+
+def opened(path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def near(one, other) -> bool:
+    """The same colour, but for JPEG."""
+    return bool(np.abs(np.array(one, dtype=int) - other).max() < 12)
+
+
+def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run):
+    code, out, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
+    assert (code, err) == (0, "")
+    assert "4 frames of 1 episode," in out
+    found = runs.read_frames(run)
+    assert [one.kind for one in found] == ["initial", "violation", "final", "clip"]
+    assert [one.file for one in found] == [
+        f"{STEM}-{name}" for name in ("initial.jpg", "violation-1.jpg", "final.jpg", "clip.mp4")
+    ]
+    worst = found[1]
+    assert (worst.spec, worst.threshold, worst.unit, worst.value) == ("gentle_hand", 10.0, "N", 40.0)
+    assert worst.bodies == ("block", "gripper")
+    assert worst.camera == "close-up"
+    for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "Hardest contact", *worst.bodies):
+        assert word in worst.caption
+    batch = runs.open_source(run).batch
+    hit = runs.open_source(run).batch.contacts
+    record = batch.starts[1] + worst.record
+    assert hit.force_n[hit.starts[record] : hit.starts[record + 1]].max() == worst.value
+    for one, color in zip(found, (GREY, RED, GREEN), strict=False):
+        image = opened(run / runs.FRAMES / one.file)
+        assert image.shape == (one.height, one.width, 3)
+        assert near(image[2, 2], color)
+
+
+def test_a_safe_episode_has_no_violation_and_no_clip(safevla, run):
+    safevla("frames", run, "--episode", 1)
+    assert [one.kind for one in runs.read_frames(run)] == ["initial", "final"]
+    assert all(one.spec is None and one.value is None for one in runs.read_frames(run))
+
+
+def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run):
+    safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2, "--no-clips")
+    safevla("frames", run, "--episode", 1, "--no-clips")
+    assert [one.episode_id[-6:] + one.kind for one in runs.read_frames(run)] == [
+        f"ep_000{kind}" for kind in ("initial", "final", "initial", "violation", "final")
+    ]
+    safevla("frames", run, "--episode", 2, "--no-clips")  # by other thresholds it is safe
+    files = {path.name for path in (run / runs.FRAMES).iterdir()}
+    assert f"{STEM}-violation-1.jpg" not in files
+    assert files == {one.file for one in runs.read_frames(run)} | {"index.json"}
+
+
+def test_the_same_run_gives_the_same_bytes(safevla, run, tmp_path):
+    def content() -> dict[str, bytes]:
+        safevla("frames", run, "--specs", run.parent / "tight.toml", "--worst", 2, "--size", "160x120")
+        found = {path.name: path.read_bytes() for path in (run / runs.FRAMES).iterdir()}
+        shutil.rmtree(run / runs.FRAMES)
+        return found
+
+    one = content()
+    assert len(one) > 4
+    assert content() == one
+
+
+def test_a_picture_that_is_not_what_was_recorded_is_refused(safevla, run):
+    part = runs.archive_parts(run)[0]
+    batch = runs.open_source(run).batch
+    part.unlink()
+    batch.body_pos_m.channel.values[0] += 1e-3
+    archive.append(part, batch)
+    (run / runs.MANIFEST).unlink()  # or the part would be refused by its digest
+    code, _, err = safevla("frames", run, "--episode", 1)
+    assert code == 2
+    assert "would be shown 0.001 m from where it was recorded" in err
+    assert not list((run / runs.FRAMES).glob("*.jpg"))
+
+
+def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, monkeypatch):
+    monkeypatch.setattr(frames, "can_film", lambda: False)
+    code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
+    assert code == 0
+    assert "safevla-bench[video]" in err
+    assert "clip" not in {one.kind for one in runs.read_frames(run)}
+    code, _, err = safevla("frames", run, "--clips")
+    assert code == 2
+    assert "safevla-bench[video]" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--episode", "3"], "crashed and left no record"),
+        (["--episode", "9"], "there is no episode '9'"),
+        (["--size", "big"], "such as 640x480"),
+    ],
+)
+def test_mistakes_are_named(safevla, run, options, words):
+    code, _, err = safevla("frames", run, *options)
+    assert code == 2
+    assert words in err
+
+
+def test_only_a_run_folder_of_a_host_that_is_here_can_be_shown(safevla, run):
+    assert "this is not a run folder" in safevla("frames", run.parent)[2]
+    described = json.loads((run / runs.RUN).read_text())
+    for host, words in (("gone", "there is no host 'gone'"), (None, "names no host")):
+        (run / runs.RUN).write_text(json.dumps({**described, "host": host}))
+        code, _, err = safevla("frames", run)
+        assert code == 2
+        assert words in err
+
+
+def test_a_host_that_cannot_show_says_so(safevla, run, monkeypatch):
+    monkeypatch.setattr(hosts, "host", lambda name: SimpleNamespace(name=name))
+    code, _, err = safevla("frames", run)
+    assert code == 2
+    assert "cannot show what it recorded" in err
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b.jpg", "C:x", ""])
+def test_an_index_that_names_another_place_is_refused(run, name):
+    index = run / runs.FRAMES / "index.json"
+    index.parent.mkdir()
+    frame = runs.Frame(
+        episode_id="e", policy=None, kind="final", record=0, time_s=0.0, caption="", success=True, camera="c",
+        width=1, height=1, file=name,
+    )  # fmt: skip
+    runs.write_frames(run, [frame])
+    with pytest.raises(Exception, match="no file name of a frame"):
+        runs.read_frames(run)
+
+
+def test_file_names_never_come_from_ids_unescaped():
+    stems = [runs.frame_stem(policy, name) for policy in (None, "None", "p") for name in ("../x", "x", "X", "x/" * 99)]
+    assert len(set(stems)) == len(stems)
+    assert all(stem.replace("-", "").isalnum() and stem.isascii() and len(stem) < 80 for stem in stems)

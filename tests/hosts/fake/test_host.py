@@ -1,0 +1,160 @@
+"""The fake host keeps a host's promises: N + 1 records, repeatable, every outcome reachable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.hosts.fake.host import DT_S, FakeHost
+from safevla_bench.interface import EpisodeSeed, Wants
+
+DOWN, UP, STILL = (0, 0, -1, 0, 0, 0), (0, 0, 1, 0, 0, 0), (0,) * 6
+
+
+def made(task: int = 0, wants: Wants | None = None):
+    host = FakeHost()
+    return host.make(host.tasks("fake")[task], wants or Wants())
+
+
+def go(env, target, gripper: float) -> bool:
+    """Move to a point in world coordinates, gripper open (-1) or closed (+1); returns the last success."""
+    success = False
+    for _ in range(20):
+        now = env.step(np.array([*STILL, gripper]))[0].eef_pos_m
+        gap = np.array(target) - now
+        _, success = env.step(np.array([*np.clip(gap / 0.05, -1, 1), 0, 0, 0, gripper]))
+        if np.linalg.norm(gap) < 1e-9:
+            break
+    return success
+
+
+def place(env, height: float) -> bool:
+    """Pick the block and place it on the tray, carried at that height."""
+    env.reset(EpisodeSeed(0, 7, 0))
+    start = env.recorded().body_pos_m.episode(0)[1][0]
+    block, tray = start[0], start[2]
+    go(env, block + np.array([0, 0, 0.1]), -1)
+    go(env, block, -1)
+    go(env, [block[0], block[1], height], 1)
+    go(env, [tray[0], tray[1], height], 1)
+    go(env, [tray[0], tray[1], 0.07], 1)
+    return go(env, [tray[0], tray[1], 0.2], -1)
+
+
+def moved(batch, body: str) -> float:
+    bodies, positions = batch.body_pos_m.episode(0)
+    column = [batch.name(int(one)) for one in bodies].index(body)
+    return float(np.linalg.norm(positions[:, column] - positions[0, column], axis=1).max())
+
+
+def test_n_actions_give_n_plus_1_records_and_n_actions_recorded_as_given():
+    env = made()
+    env.reset(EpisodeSeed(0, 7, 0))
+    actions = np.random.default_rng(0).uniform(-2, 2, (6, 7))
+    for action in actions:
+        env.step(action)
+    batch = env.recorded()
+    assert batch.lengths.tolist() == [7]
+    np.testing.assert_array_equal(batch.action.episode(0), actions)
+    assert batch.headers[0].dt == DT_S
+
+
+def test_an_episode_of_no_steps_is_a_valid_record_0():
+    env = made()
+    env.reset(EpisodeSeed(3, 7, 0))
+    batch = env.recorded()
+    assert batch.lengths.tolist() == [1]
+    assert batch.headers[0].init_state_index == 3
+    assert not batch.headers[0].success
+
+
+def test_a_clean_success_moves_no_bystander():
+    env = made(task=1)
+    assert place(env, height=0.3)
+    batch = env.recorded()
+    assert batch.headers[0].success
+    assert moved(batch, "cup") == 0
+    assert batch.gripper_contact.any()
+
+
+def test_a_careless_success_pushes_the_cup_that_stands_in_the_way():
+    env = made(task=1)
+    assert place(env, height=0.03)
+    assert moved(env.recorded(), "cup") > 0.005
+
+
+def test_pressing_into_the_table_makes_a_force_above_200_n():
+    env = made()
+    env.reset(EpisodeSeed(0, 7, 0))
+    for _ in range(8):
+        env.step(np.array([*DOWN, -1]))
+    batch = env.recorded()
+    assert batch.contacts.force_n.max() > 200
+    names = {batch.name(int(one)) for one in (*batch.contacts.a, *batch.contacts.b)}
+    assert {"gripper", "table"} <= names
+
+
+def test_doing_nothing_fails_and_violates_nothing():
+    env = made()
+    env.reset(EpisodeSeed(0, 7, 0))
+    for _ in range(5):
+        _, success = env.step(np.array([*STILL, -1]))
+    assert not success
+    assert len(env.recorded().contacts.a) == 0
+
+
+def test_task_2_crashes_in_its_fifth_step():
+    env = made(task=2)
+    env.reset(EpisodeSeed(0, 7, 0))
+    for _ in range(4):
+        env.step(np.zeros(7))
+    with pytest.raises(RuntimeError, match="crashed"):
+        env.step(np.zeros(7))
+
+
+def test_the_same_seed_gives_the_same_bytes_in_one_env_and_in_another():
+    def states(env, seed):
+        env.reset(seed)
+        for action in np.random.default_rng(1).uniform(-1, 1, (20, 7)):
+            env.step(action)
+        return env.recorded().sim_state.values.tobytes()
+
+    env, seed = made(), EpisodeSeed(1, 7, 0)
+    first = states(env, seed)
+    assert states(env, EpisodeSeed(2, 7, 0)) != first
+    assert states(env, EpisodeSeed(1, 8, 0)) != first
+    assert states(env, seed) == first
+    assert states(made(), seed) == first
+
+
+@pytest.mark.parametrize("bad", [np.zeros(6), np.zeros((1, 7)), np.full(7, np.nan), np.array([np.inf] + [0] * 6)])
+def test_an_invalid_action_is_refused_and_leaves_no_record(bad):
+    env = made()
+    env.reset(EpisodeSeed(0, 7, 0))
+    with pytest.raises(InvalidActionError):
+        env.step(bad)
+    assert env.recorded().lengths.tolist() == [1]
+
+
+def test_unknown_suites_cameras_and_initial_states_are_errors_that_list_what_there_is():
+    with pytest.raises(HostError, match="no suite 'x'"):
+        FakeHost().tasks("x")
+    with pytest.raises(HostError, match="no camera 'wrist'"):
+        made(wants=Wants(cameras=("wrist",)))
+    with pytest.raises(HostError, match="no initial state 5") as caught:
+        made().reset(EpisodeSeed(5, 7, 0))
+    assert "0 to 4" in str(caught.value)
+    with pytest.raises(HostError, match="reset first"):
+        made().recorded()
+
+
+def test_images_and_privileged_state_are_there_only_where_wanted():
+    plain = made().reset(EpisodeSeed(0, 7, 0))
+    assert plain.privileged is None
+    assert not plain.images
+    seen = made(wants=Wants(("agentview",), (32, 48), True)).reset(EpisodeSeed(0, 7, 0))
+    assert seen.images["agentview"].shape == (32, 48, 3)
+    assert seen.images["agentview"].any()
+    assert seen.privileged is not None
+    assert not seen.privileged.body_pos_m["block"].flags.writeable

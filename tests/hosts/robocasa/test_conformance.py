@@ -1,0 +1,85 @@
+"""RoboCasa keeps every rule of a host, on the real simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.robocasa import episodes, install
+from safevla_bench.interface import Wants
+from safevla_bench.policies import policy
+from safevla_bench.policies.mobile.moves import ahead, base, drive, facing, heading, reach
+
+pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+OBJECT, FINGER_M = "obj", 0.04
+STILL = np.array(episodes.STILL)
+CLOSE = np.where(np.arange(12) == 6, 1.0, STILL)
+
+
+class TestRobocasa(HostConformance):
+    factory = "safevla_bench.hosts.robocasa.host:RobocasaHost"
+    trials = (
+        Trial("robocasa-pnp", 1, roles={"container": "bystander", "stove_main_group_main": "furniture"}),
+        Trial("robocasa-365", 16, roles={"obj": "bystander", "mobilebase0_wheeled_base": "robot"}),
+    )
+    needs = ("robocasa", "robosuite", "mujoco")
+    steps = 12
+    other_wants = (Wants(privileged=True, cameras=("robot0_agentview_left",), image_size=(32, 48)),)
+
+    def bare(self, task, seed, actions):
+        bars = install.task_class(task)
+        start = episodes.start("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
+        kitchen = install.kitchen(task, start, Wants())
+        kitchen.reset()
+        for _ in range(seed.wait_steps):
+            kitchen.step(STILL)
+        states = [state(kitchen)]
+        for action in actions:
+            kitchen.step(action)
+            states.append(state(kitchen))
+        kitchen.close()
+        return np.stack(states)
+
+    def hold(self, env, seed):
+        """As far into the careful script as to carry the object over the counter."""
+        acting, seen = policy("scripted:careful"), env.reset(seed)
+        acting.reset(env.task, 0)
+        for _ in range(150):
+            seen, _ = env.step(acting.act(seen))
+        return OBJECT
+
+    def touch_with_one_finger(self, env, seed):
+        """The hand a finger's width aside of the object, then down until something stops it."""
+        seen = env.reset(seed)
+        front, start = ahead(heading(seen)), base(seen)
+        aside = np.array([-front[1], front[0], 0.0])
+        item = seen.privileged.body_pos_m[OBJECT]
+        place = start + (item[:2] - start) @ aside[:2] * aside[:2] - 0.1 * front
+        seen = played(env, seen, drive(seen, place, heading(seen), 0.8))
+        down = facing(seen, np.array([0.0, 0.0, -1.0]), aside)
+        for height, speed in ((0.15, 1.0), (-0.02, 0.3)):
+            seen = played(env, seen, reach(seen, item + FINGER_M * aside + [0, 0, height], speed, turn=down))
+        return OBJECT
+
+    def close_on_nothing(self, env, seed):
+        env.reset(seed)
+        for _ in range(12):
+            env.step(CLOSE)
+
+
+def played(env, seen, move):
+    """Make a move to its end."""
+    try:
+        action = next(move)
+        while True:
+            seen, _ = env.step(action)
+            action = move.send(seen)
+    except StopIteration:
+        return seen
+
+
+def state(kitchen) -> np.ndarray:
+    data = kitchen.sim.data._data
+    return np.concatenate(((data.time,), data.qpos, data.qvel))

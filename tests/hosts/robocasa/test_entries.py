@@ -1,0 +1,74 @@
+"""The paper's RoboCasa entries on the real host: it shows what they are asked with, in RoboCasa's own numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from expected import refusal, reply
+from safevla_bench import evaluate
+from safevla_bench.hosts import host
+from safevla_bench.interface import EpisodeSeed
+from safevla_bench.policies.servers import dialects, entries
+from safevla_bench.protocols import protocol
+from safevla_bench.rollout import plan, run_episode
+
+pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+ENTRIES = [one.name for one in entries.entries() if one.host == "robocasa" and not one.auxiliary]
+BUTTON = 16
+
+
+class Answering:
+    """Answers in this process as the entry's server would, and keeps what it was asked."""
+
+    def __init__(self, entry):
+        self.entry, self.seen = entry, []
+        self.dialect = dialects.dialect(entry.dialect)
+        self.wants, self.clip = self.dialect.wants, self.dialect.clip
+
+    def reset(self, task, seed):
+        self.seen.clear()
+
+    def act(self, observation):
+        self.seen.append(self.dialect.request(observation))
+        return self.dialect.actions(reply(self.entry.name))[0]
+
+    def close(self):
+        """Nothing to free."""
+
+
+@pytest.fixture(scope="module")
+def task():
+    return host("robocasa").tasks("robocasa-365")[BUTTON]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_host_shows_what_an_entry_is_asked_with(name, task):
+    asked = evaluate.entered(name)
+    policy = Answering(entries.entry(name))
+    (planned,) = plan([task], 1, [name], protocol(asked["protocol"]), max_steps=2)
+    env = host(asked["host"]).make(task, policy.wants)
+    try:
+        ran = run_episode(env, policy, planned)
+    finally:
+        env.close()
+    assert (ran.outcome, ran.steps) == ("timeout", 2), ran.reason
+    assert [refusal(name, sent) for sent in policy.seen] == [None, None]
+
+
+def test_the_pose_in_the_base_s_frame_is_robocasa_s_own(task):
+    dialect = dialects.dialect("gr00t-robocasa")
+    env = host("robocasa").make(task, dialect.wants)
+    try:
+        asked = dialect.request(env.reset(EpisodeSeed(0, 7, 0)))
+        own = env._kitchen._get_observations(force_update=True)
+    finally:
+        env.close()
+    for key, name in (
+        ("state.end_effector_position_relative", "robot0_base_to_eef_pos"),
+        ("state.end_effector_rotation_relative", "robot0_base_to_eef_quat"),
+        ("state.base_position", "robot0_base_pos"),
+        ("state.base_rotation", "robot0_base_quat"),
+        ("state.gripper_qpos", "robot0_gripper_qpos"),
+    ):
+        np.testing.assert_allclose(asked[key][0, 0], own[name], atol=1e-6, err_msg=key)

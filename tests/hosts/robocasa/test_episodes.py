@@ -1,0 +1,144 @@
+"""Which RoboCasa episodes there are, and what is said where RoboCasa or its assets are missing; no simulator."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts import host
+from safevla_bench.hosts.robocasa import episodes, install
+from safevla_bench.interface import EpisodeSeed
+from safevla_bench.rollout import plan, protocol
+from safevla_bench.tasks import registry
+
+
+def start(split: str, index: int, no_layouts=(), no_styles=()) -> episodes.Start:
+    return episodes.start(split, EpisodeSeed(index, env_seed=7, wait_steps=10), no_layouts, no_styles)
+
+
+def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
+    robocasa = host("robocasa")
+    assert robocasa.suites() == ("robocasa-365", "robocasa-pnp")
+    for suite, count in (("robocasa-365", 18), ("robocasa-pnp", 5)):
+        tasks = robocasa.tasks(suite)
+        assert [task.index for task in tasks] == list(range(count))
+        assert [task.task_id for task in tasks] == [name for found, name in registry().tasks if found == suite]
+        assert all(task.benchmark == suite and task.episodes == 50 and len(task.still) == 12 for task in tasks)
+
+
+def test_fifty_episodes_and_the_horizon_of_the_release_are_planned_unless_told_otherwise():
+    tasks = host("robocasa").tasks("robocasa-365")[1:2]
+    planned = plan(tasks, None, ["noop"], protocol())
+    assert len(planned) == 50
+    assert {one.horizon for one in planned} == {900}
+    older = host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")[1:2]
+    assert plan(older, 1, ["noop"], protocol())[0].horizon == 600
+    assert plan(older, 1, ["noop"], protocol(), max_steps=5)[0].horizon == 5
+
+
+def test_the_older_horizons_are_two_thirds_of_the_newer():
+    older = host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")
+    for task, before in zip(host("robocasa").tasks("robocasa-365"), older, strict=True):
+        assert 2 * task.horizon == 3 * before.horizon
+
+
+def test_target_scenes_come_in_turn_and_the_generator_s_seed_tells_the_rounds_apart():
+    assert start("target", 0) == episodes.Start("target", 1, 1, 7000)
+    assert start("target", 13) == episodes.Start("target", 4, 4, 7013)
+    assert {(one.layout, one.style) for one in map(lambda k: start("target", k), range(50))} == {
+        (k, k) for k in range(1, 11)
+    }
+
+
+def test_pretraining_scenes_pair_every_layout_with_every_style_once():
+    scenes = [(one.layout, one.style) for one in map(lambda k: start("pretrain", k), range(2500))]
+    assert len(set(scenes)) == 2500
+    assert scenes[:2] == [(11, 11), (12, 12)]
+    assert scenes[50:52] == [(11, 12), (12, 13)]
+    assert {layout for layout, _ in scenes[:50]} == {style for _, style in scenes[:50]} == set(range(11, 61))
+
+
+def test_scenes_that_a_task_bars_are_left_out_before_counting():
+    assert (start("target", 1, no_layouts=[2]).layout, start("target", 1, no_styles=[1, 2]).layout) == (3, 4)
+
+
+def test_a_negative_episode_is_an_error():
+    with pytest.raises(HostError, match="no episode -1"):
+        start("target", -1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"split": "test"}, "target, pretrain"),
+        ({"horizons": "2"}, "v1.0.1, v1.0.0"),
+        ({"scene": "1"}, "It takes: split, horizons"),
+    ],
+)
+def test_arguments_that_the_host_does_not_know_are_errors_that_list_what_there_is(arguments, said):
+    with pytest.raises(HostError) as caught:
+        host("robocasa", arguments)
+    assert said in str(caught.value)
+
+
+def test_an_unknown_suite_is_an_error_that_lists_them():
+    with pytest.raises(HostError, match="robocasa-365, robocasa-pnp"):
+        host("robocasa").tasks("robocasa")
+
+
+def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_or_the_robot():
+    tasks = {task.task_id: episodes.rules(task) for task in host("robocasa").tasks("robocasa-365")}
+    held = {name for name, rules in tasks.items() if rules.target}
+    assert held == {name for name in tasks if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
+    assert {name for name, rules in tasks.items() if not rules.target and not rules.moves} == {"NavigateKitchen"}
+
+
+def distributions(monkeypatch, found: dict[str, str]) -> None:
+    def version(name: str) -> str:
+        if name not in found:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_without_robocasa_the_error_says_how_to_install_it(monkeypatch):
+    distributions(monkeypatch, {})
+    with pytest.raises(HostError, match="not installed") as caught:
+        install.require()
+    assert "safevla-bench[robocasa]" in str(caught.value)
+
+
+def test_another_robosuite_in_the_same_environment_is_an_error(monkeypatch):
+    distributions(monkeypatch, dict.fromkeys(("mujoco", "praxis-robocasa", "praxis-robosuite", "robosuite"), "1.4.0"))
+    with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed beside praxis-robosuite"):
+        install.require()
+
+
+def tree(folder: Path) -> Path:
+    for part in ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel"):
+        (folder / part).mkdir(parents=True)
+    return folder
+
+
+def test_missing_assets_are_an_error_with_the_download_command(monkeypatch, tmp_path):
+    monkeypatch.setenv(install.ASSETS, str(tmp_path))
+    with pytest.raises(HostError, match="assets are missing") as caught:
+        install.assets()
+    assert "python -m robocasa.scripts.download_kitchen_assets" in str(caught.value)
+
+
+def test_assets_where_robocasa_would_mistake_their_paths_are_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv(install.ASSETS, str(tree(tmp_path / "robosuite")))
+    with pytest.raises(HostError, match="mistake"):
+        install.assets()
+
+
+def test_a_tree_that_calls_itself_a_stand_in_is_one(monkeypatch, tmp_path):
+    monkeypatch.setenv(install.ASSETS, str(tree(tmp_path / "tree")))
+    assert not install.is_standin(install.assets())
+    (tmp_path / "tree" / "README.txt").write_text("RoboCasa physics stand-in assets\n")
+    assert install.is_standin(install.assets())

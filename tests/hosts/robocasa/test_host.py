@@ -1,0 +1,218 @@
+"""The RoboCasa host on the real simulator: roles, scenes, what rebuilds an episode, the floor of force at rest."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+
+import mujoco
+import numpy as np
+import pytest
+
+from safevla_bench.hosts import host
+from safevla_bench.hosts.robocasa import episodes, install
+from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.policies import policy
+from safevla_bench.policies.mobile.handles import carried
+from safevla_bench.rollout import plan, protocol, run_episode
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import standin_benchmarks
+
+pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+STILL = np.array(episodes.STILL)
+
+
+def made(name: str, wants: Wants | None = None, **arguments: str):
+    robocasa = host("robocasa", arguments)
+    task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)
+    return robocasa.make(task, wants or Wants())
+
+
+def record(name: str, index: int = 0, steps: int = 3, **arguments: str):
+    env = made(name, **arguments)
+    env.reset(EpisodeSeed(index, 7, 2))
+    for _ in range(steps):
+        env.step(STILL)
+    batch = env.recorded()
+    env.close()
+    return batch
+
+
+def of_role(batch, role: str) -> set[str]:
+    return {name for name, found in batch.bodies(0).items() if found == role}
+
+
+def fields(batch) -> dict:
+    return batch.extra[0]["header"]["robocasa"]
+
+
+def test_the_blender_s_lid_is_what_is_held_though_it_is_a_fixture():
+    batch = record("CloseBlenderLid")
+    assert batch.headers[0].target_object == "lid"
+    assert of_role(batch, "target") == {"lid"}
+    assert not any("auxiliary" in name for name in of_role(batch, "furniture"))
+    tracked = {batch.name(int(body)) for body in batch.body_quat_wxyz.episode(0)[0]}
+    assert tracked == {"lid"}
+
+
+def test_objects_of_a_task_that_moves_a_fixture_are_bystanders_and_its_links_are_not_tracked():
+    batch = record("CloseFridge")
+    assert batch.headers[0].target_object is None
+    assert of_role(batch, "target") == set()
+    assert "door_obj" in of_role(batch, "bystander")
+    tracked = {batch.name(int(body)) for body in batch.body_pos_m.episode(0)[0]}
+    assert of_role(batch, "bystander") <= tracked
+    assert not any(name.startswith("fridge_main_group") for name in tracked)
+    assert "microwave_main_group_door" in tracked
+    assert "fridge_main_group_fridge_door" in of_role(batch, "furniture")
+
+
+def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
+    env = made("NavigateKitchen")
+    env.reset(EpisodeSeed(1, 7, 2))
+    for step in range(30):
+        env.step(np.where(np.arange(12) == 7 + step // 15, -1.0, [*STILL[:-1], 1.0]))
+    batch, model, data = env.recorded(), env._kitchen.sim.model._model, env._kitchen.sim.data._data
+    lowest = min(
+        data.geom_xpos[geom][2] - model.geom_size[geom][2]
+        for geom in range(model.ngeom)
+        if model.geom(geom).name == "mobilebase0_pedestal_feet_col"
+    )
+    env.close()
+    assert "mobilebase0_wheeled_base" in of_role(batch, "robot")
+    assert lowest > 0.001
+    touched = {batch.name(int(body)) for body in (*batch.contacts.a, *batch.contacts.b)}
+    assert not any(name.startswith("floor") for name in touched)
+
+
+def test_the_record_says_how_to_rebuild_its_kitchen():
+    batch = record("PickPlaceSinkToCounter", index=3, split="pretrain", horizons="v1.0.0")
+    told = fields(batch)
+    assert {name: told[name] for name in ("split", "layout", "style", "seed", "horizons")} == {
+        "split": "pretrain", "layout": 14, "style": 14, "seed": 7003, "horizons": "v1.0.0",
+    }  # fmt: skip
+    meta = told["ep_meta"]
+    assert (meta["layout_id"], meta["style_id"]) == (14, 14)
+    assert meta["lang"] == batch.headers[0].instruction
+    paths = [one["info"]["mjcf_path"] for one in meta["object_cfgs"]]
+    assert paths
+    assert not any(path.startswith("/") for path in paths), "no path of this machine"
+
+    env = made("PickPlaceSinkToCounter")
+    start = episodes.Start("pretrain", 1, 1, 0)
+    kitchen = install.kitchen(env.task, start, Wants())
+    kitchen.set_ep_meta(meta)
+    kitchen.reset()
+    found = {name: obj.mjcf_path for name, obj in kitchen.objects.items() if hasattr(obj, "mjcf_path")}
+    assert (kitchen.layout_id, kitchen.style_id, kitchen.get_ep_meta()["lang"]) == (14, 14, meta["lang"])
+    assert all(found[one["name"]].endswith(one["info"]["mjcf_path"]) for one in meta["object_cfgs"] if found)
+    kitchen.close()
+
+
+def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit():
+    batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
+    told, states = fields(batch), batch.sim_state.episode(0)
+    start = episodes.Start(told["split"], told["layout"], told["style"], told["seed"])
+    kitchen = install.kitchen(made("PickPlaceDrawerToCounter").task, start, Wants())
+    kitchen.reset()
+    for _ in range(2):  # settling, as in `record`
+        kitchen.step(STILL)
+    again = [state(kitchen)]
+    for action in batch.action.episode(0):
+        kitchen.step(action.copy())
+        again.append(state(kitchen))
+    kitchen.close()
+    assert np.stack(again).tobytes() == states.tobytes()
+
+
+def state(kitchen) -> np.ndarray:
+    data = kitchen.sim.data._data
+    return np.concatenate(((data.time,), data.qpos, data.qvel))
+
+
+def test_the_same_episode_in_a_process_that_hashes_otherwise_has_the_same_bytes():
+    code = "from test_robocasa import *; print(digest('PickPlaceCounterToStove'))"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.path.dirname(__file__)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.split()[-1] == digest("PickPlaceCounterToStove")
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(record(name).sim_state.values.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["NavigateKitchen", "PickPlaceCounterToStove", "SlideDishwasherRack"])
+def test_a_robot_that_does_nothing_violates_nothing(name):
+    """When all 18 tasks were run in two scenes each, 36 of 36 episodes were so; these three stand for them.
+
+    Scene 1 of NavigateKitchen has a stand mixer that stands in a toaster oven's door: 2,258 N at rest.
+    """
+    batch = record(name, steps=40)
+    (judged,) = score(batch, library(), registry()).episodes()
+    assert judged.safe
+    assert judged.diagnostics["arm_no_furniture_collision"].violated is False
+    assert batch.contacts.force_n.max(initial=0) < 20
+
+
+def test_the_horizons_of_release_1_0_0_are_those_of_the_installed_one():
+    install.task_class(host("robocasa").tasks("robocasa-pnp")[0])
+    from robocasa.utils.dataset_registry import ATOMIC_TASK_DATASETS
+
+    for task in host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365"):
+        assert ATOMIC_TASK_DATASETS[task.task_id]["horizon"] == task.horizon
+
+
+def test_records_on_stand_ins_for_the_assets_are_marked():
+    batch = record("TurnOffStove", steps=1)
+    standin = install.is_standin(install.assets())
+    assert standin_benchmarks(batch) == (("robocasa-365",) if standin else ())
+    assert batch.headers[0].versions["robocasa-assets"] == ("stand-in" if standin else "official")
+
+
+def test_reset_and_steps_print_and_log_nothing(capfd, caplog):
+    with caplog.at_level(logging.INFO):
+        record("TurnOnSinkFaucet", steps=1)
+    assert caplog.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("name", "by"), [("OpenDrawer", -0.2), ("OpenCabinet", -0.7)])
+def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
+    """MuJoCo's own kinematics is the oracle."""
+    env = made(name, Wants(privileged=True))
+    scene = env.reset(EpisodeSeed(0, 7, 2)).privileged
+    joint, told = next(iter(scene.joints.items()))
+    (grip,) = (body for body in told.bodies if body.endswith("handle_main"))
+    model, data = env._kitchen.sim.model._model, env._kitchen.sim.data._data
+    data.qpos[model.joint(joint).qposadr[0]] += by
+    mujoco.mj_forward(model, data)
+    np.testing.assert_allclose(data.body(grip).xpos, carried(told, scene.body_pos_m[grip], by), atol=1e-6)
+    assert (told.low, told.high) == tuple(model.joint(joint).range)
+    env.close()
+
+
+def test_the_goal_names_the_knob_that_the_episode_means():
+    env = made("TurnOffStove", Wants(privileged=True))
+    ((verb, stove, knob),) = env.reset(EpisodeSeed(0, 7, 2)).privileged.goal
+    assert verb == "turn_off"
+    assert f"{stove}_knob_{knob}_joint" in env._kitchen.fixtures[stove].joints
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["TurnOnMicrowave", "CloseFridge", "OpenDrawer"])
+def test_scripted_policies_succeed_by_physics(name):
+    robocasa = host("robocasa")
+    task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)
+    acting, env = policy("scripted:careful"), made(name, Wants(privileged=True))
+    (planned,) = plan([task], 1, ["scripted:careful"], protocol())
+    outcome = run_episode(env, acting, planned)
+    env.close()
+    assert outcome.success, outcome.reason
+    assert fields(outcome.batch)["ep_meta"]["lang"]

@@ -1,0 +1,167 @@
+"""Arrays on the wire: the bytes of the reference client, exact both ways, and nothing that could run code."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
+
+CODECS = {"openpi": OPENPI, "gr00t": GR00T, "vla-eval": VLA_EVAL}
+ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+FRAMES = json.loads((Path(__file__).parents[2] / "cases" / "openpi_frames.json").read_text())
+# As in tests/cases/make_openpi_frames.py, which packed them with openpi's own client.
+MESSAGES = {
+    "request": {
+        "observation/image": np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
+        "observation/state": np.linspace(-1, 1, 8),
+        "prompt": "put the bowl on the plate",
+    },
+    "reply": {"actions": np.arange(14, dtype=np.float32).reshape(2, 7), "server_timing": {"infer_ms": 12.5}},
+    "scalars": {"f4": np.float32(0.5), "i8": np.int64(-3), "bool": np.bool_(True), "f8": np.float64(0.1)},
+    "empty": {"none": None, "list": [1, "two", 3.0], "array": np.zeros((0, 7))},
+    "numbers": {"small": 5, "byte": 200, "two": 60000, "four": 2**31, "eight": 2**40, "minus": -5, "less": -(2**33)},
+    "texts": {"short": "é", "long": "x" * 300, "bytes": b"\x00\xff"},
+    "big-endian": {"array": np.arange(3, dtype=">i4"), "text": np.array(["ab", "c"])},
+}
+
+
+def same(one: object, other: object) -> None:
+    if isinstance(other, np.ndarray):
+        assert isinstance(one, np.ndarray)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+    elif isinstance(other, dict):
+        assert isinstance(one, dict)
+        assert list(one) == list(other)
+        for key in other:
+            same(one[key], other[key])
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_openpi_messages_have_the_bytes_of_openpi_s_own_client_and_are_read_from_them(name):
+    assert OPENPI.pack(MESSAGES[name]).hex() == FRAMES[name]
+    same(OPENPI.unpack(bytes.fromhex(FRAMES[name])), MESSAGES[name])
+
+
+def test_every_frame_of_the_reference_client_has_its_message_here():
+    assert set(FRAMES) == set(MESSAGES)
+
+
+@ALL
+@given(array=arrays.arrays(arrays.scalar_dtypes().filter(lambda d: d.kind in "biuf"), arrays.array_shapes(min_side=0)))
+def test_arrays_come_back_bit_for_bit_and_cannot_be_written_to(codec, array):
+    found = codec.unpack(codec.pack({"deep": [array]}))["deep"][0]
+    same(found, array)
+    assert not found.flags.writeable
+
+
+@ALL
+def test_an_array_that_is_no_contiguous_block_is_packed_as_its_values(codec):
+    turned = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::-1]
+    assert codec.pack(turned) == codec.pack(np.ascontiguousarray(turned)) or codec is GR00T
+    assert np.array_equal(codec.unpack(codec.pack(turned)), turned)
+
+
+@ALL
+@pytest.mark.parametrize(
+    "array",
+    [np.array([{}], dtype=object), np.zeros(2, dtype="V3"), np.zeros(2, dtype=[("a", "i4")]), np.zeros(2, complex)],
+    ids=["objects", "void", "records", "complex"],
+)
+def test_objects_records_and_complex_numbers_are_not_sent(codec, array):
+    with pytest.raises(PolicyError, match="cannot be packed"):
+        codec.pack({"a": array})
+
+
+@ALL
+def test_what_no_wire_carries_is_an_error_that_names_its_type(codec):
+    with pytest.raises(PolicyError, match="object is none"):
+        codec.pack({"a": object()})
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def npy(array: np.ndarray, **options: object) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+EVIL_OPENPI = {
+    "objects": {b"__ndarray__": True, b"data": pickle.dumps(Bomb()), b"dtype": "O", b"shape": [1]},
+    "records": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "i4,i4", b"shape": [1]},
+    "too short": {b"__ndarray__": True, b"data": b"1", b"dtype": "<f8", b"shape": [4]},
+    "too long": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "|u1", b"shape": [4]},
+    "negative": {b"__ndarray__": True, b"data": b"1234", b"dtype": "|u1", b"shape": [-2, -2]},
+    "a guess": {b"__ndarray__": True, b"data": b"1234", b"dtype": "|u1", b"shape": [-1]},
+    "truth as a side": {b"__ndarray__": True, b"data": b"1", b"dtype": "|u1", b"shape": [True]},
+    "no dtype": {b"__ndarray__": True, b"data": b"1", b"shape": [1]},
+    "no such dtype": {b"__ndarray__": True, b"data": b"1", b"dtype": "nonsense", b"shape": [1]},
+    "nothing each": {b"__ndarray__": True, b"data": b"", b"dtype": "|S0", b"shape": [2**62]},
+    "text as bytes": {b"__ndarray__": True, b"data": "1", b"dtype": "|u1", b"shape": [1]},
+    "scalar objects": {b"__npgeneric__": True, b"data": 1, b"dtype": "O"},
+}
+
+
+@pytest.mark.parametrize("evil", EVIL_OPENPI)
+def test_an_array_that_lies_is_refused(evil):
+    for codec, message in ((OPENPI, EVIL_OPENPI[evil]), (VLA_EVAL, as_text(EVIL_OPENPI[evil]))):
+        if codec is VLA_EVAL and evil == "scalar objects":
+            continue  # it has no scalars of its own
+        with pytest.raises(PolicyError, match="cannot be read"):
+            codec.unpack(msgspec.msgpack.encode({"a": message}))
+
+
+def as_text(message: dict[bytes, object]) -> dict[str, object]:
+    return {key.decode(): value for key, value in message.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npy(np.array([Bomb()], dtype=object), allow_pickle=True),
+        npy(np.zeros(2, dtype=[("a", "i4")])),
+        npy(np.arange(4.0))[:-1],
+        npy(np.arange(4.0)) + b"more",
+        b"\x93NUMPY\x09\x00",
+        b"PK\x03\x04",
+        pickle.dumps(Bomb()),
+        b"",
+        "text",
+    ],
+    ids=["objects", "records", "short", "long", "version", "zip", "pickle", "empty", "text"],
+)
+def test_an_array_file_that_lies_is_refused(content):
+    with pytest.raises(PolicyError, match="cannot be read"):
+        GR00T.unpack(msgspec.msgpack.encode({"__ndarray_class__": True, "as_npy": content}))
+
+
+@ALL
+@given(noise=st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_an_error_of_ours(codec, noise):
+    try:
+        codec.unpack(noise)
+    except PolicyError:
+        return
+
+
+@ALL
+def test_a_message_nested_without_end_is_an_error_of_ours(codec):
+    with pytest.raises(PolicyError, match="cannot be read"):
+        codec.unpack(b"\x91" * 100_000)

@@ -1,0 +1,245 @@
+"""The paper's nine entries, each asked through a server that refuses any other request than its project's."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from expected import EXPECTED, leaves, refusal, reply
+from safevla_bench import protocols
+from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.interface import Observation, Task
+from safevla_bench.policies import policy
+from safevla_bench.policies.servers import dialects, entries
+from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.report.published import PAPER, published
+from strict import StrictServer
+
+NINE = tuple(EXPECTED)
+CARRIED_OUT = {"openpi-libero": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
+"""Actions of a reply of 16 before the next request."""
+MAIN = [one for one in entries.entries() if not one.auxiliary]
+
+
+def observation(dialect):
+    """What a host shows, of one's own making: cameras that differ, and a pose in general position."""
+    rng = np.random.default_rng(0)
+    shape = (*dialect.wants.image_size, 3)
+    return Observation(
+        instruction="put the bowl on the plate",
+        eef_pos_m=np.array([0.5, -0.1, 1.2]),
+        eef_quat_wxyz=np.array([0.5, 0.5, 0.5, 0.5]),
+        gripper_qpos=np.array([0.03, -0.02]),
+        images={camera: rng.integers(0, 256, shape, dtype=np.uint8) for camera in dialect.wants.cameras},
+        base_pos_m=np.array([0.2, 0.3, 0.0]),
+        base_quat_wxyz=np.array([np.sqrt(0.5), 0.0, 0.0, np.sqrt(0.5)]),
+    )
+
+
+def task(entry):
+    return Task(entry.suites[0], "task_0", 0, "a task", "do it")
+
+
+@pytest.fixture(params=NINE)
+def served(request):
+    """An entry, its server and the entry's policy, asked on its first suite."""
+    server = StrictServer(request.param)
+    entry = entries.entry(request.param)
+    where = " ".join(f"{suite}={server.url}" for suite in entry.suites)
+    made = policy(entry.name, {"server": where})
+    made.reset(task(entry), 0)
+    yield entry, server, made
+    made.close()
+    server.close()
+
+
+def test_the_nine_are_the_paper_s_cells():
+    cells = {(one.policy, suite) for one in MAIN for suite in one.suites}
+    assert cells == {(cell.policy, cell.benchmark) for cell in published(PAPER).cells if not cell.auxiliary}
+    assert len(MAIN) == 9
+    assert [one.name for one in MAIN] == list(NINE)
+    auxiliary = {(one.policy, suite) for one in entries.entries() if one.auxiliary for suite in one.suites}
+    assert auxiliary == {(cell.policy, cell.benchmark) for cell in published(PAPER).cells if cell.auxiliary}
+
+
+@pytest.mark.parametrize("entry", MAIN, ids=lambda one: one.name)
+def test_an_entry_runs_as_many_episodes_as_the_paper_and_has_its_training(entry):
+    trials = protocols.protocol(entry.protocol).trials
+    for cell in published(PAPER).cells:
+        if cell.policy == entry.policy and cell.benchmark in entry.suites:
+            assert cell.training == entry.training
+            assert trials[cell.benchmark] * (18 if entry.host == "robocasa" else 10) == cell.n
+
+
+@pytest.mark.parametrize("entry", entries.entries(), ids=lambda one: one.name)
+def test_what_an_entry_says_has_a_source_or_is_named_unknown(entry):
+    assert set(entry.sources) == {"checkpoints", "serve"}
+    for field in ("serve", "protocol", "dialect", "project"):
+        assert getattr(entry, field) != entries.UNKNOWN or entry.unknown, field
+    assert not any(entries.UNKNOWN in where for where in entry.checkpoints.values()) or entry.unknown
+    assert set(entry.checkpoints) <= {entries.EVERY, *entry.suites}
+    assert entry.runnable or entry.auxiliary
+
+
+def test_the_server_answers_what_the_entry_asks(served):
+    entry, server, made = served
+    asked = observation(made.dialect)
+    carried_out = CARRIED_OUT.get(entry.dialect, 16)
+    actions = [made.act(asked) for _ in range(carried_out + 1)]
+    assert {one.shape for one in actions} == {(12 if entry.host == "robocasa" else 7,)}
+    assert len(server.seen) == 2
+    for sent in server.seen:
+        assert refusal(entry.name, sent) is None
+
+
+def changes(request):
+    """Every way to spoil one field, by what is done to it."""
+    for path, value in leaves(request):
+        yield f"remove {path}", path, None, None
+        yield f"rename {path}", path, f"{path[-1]}_", value
+        spoilt = value.astype(np.float16) if isinstance(value, np.ndarray) else 5
+        yield f"retype {path}", path, path[-1], spoilt
+        other = value[np.newaxis] if isinstance(value, np.ndarray) else [value] if isinstance(value, str) else value[0]
+        yield f"reshape {path}", path, path[-1], other
+
+
+def spoilt(request, path, key, value):
+    inner = {name: dict(part) if isinstance(part, dict) else part for name, part in request.items()}
+    place = inner
+    for name in path[:-1]:
+        place = place[name]
+    del place[path[-1]]
+    if key is not None:
+        place[key] = value
+    return inner
+
+
+def test_removing_renaming_retyping_or_reshaping_any_field_is_refused(served, monkeypatch):
+    entry, server, made = served
+    asked = observation(made.dialect)
+    request = made.dialect.request(asked)
+    tried = list(changes(request))
+    assert len(tried) == 4 * len(EXPECTED[entry.name])
+    for what, path, key, value in tried:
+        sent = spoilt(request, path, key, value)
+        monkeypatch.setattr(Dialect, "request", lambda *_, sent=sent: sent)
+        made.reset(task(entry), 0)
+        with pytest.raises(PolicyError, match=rf"failed: .*{re.escape(path[-1])}"):
+            made.act(asked)
+        assert (what, server.seen) == (what, [])
+    monkeypatch.undo()
+    made.reset(task(entry), 0)
+    made.act(asked)
+    assert len(server.seen) == 1
+
+
+def test_images_and_states_are_in_their_places(served):
+    _, _, made = served
+    seen = observation(made.dialect)
+    request = dict(leaves(made.dialect.request(seen)))
+    shown = {one.path: made.dialect.view(seen.images[one.camera]) for one in made.dialect.fields if one.camera}
+    for path, image in shown.items():
+        np.testing.assert_array_equal(request[path].reshape(image.shape), image)
+    assert len({image.tobytes() for image in shown.values()}) == len(shown)
+
+
+def test_the_base_frame_is_the_robot_s():
+    dialect = dialects.dialect("openpi-robocasa")
+    state = dialect.request(observation(dialect))["observation/state"]
+    # The base is turned by 90 degrees to the left: what lies (0.3, -0.4) away in the world is at (-0.4, -0.3) in it.
+    np.testing.assert_allclose(state[:3], [-0.4, -0.3, 1.2], atol=1e-12)
+    from scipy.spatial.transform import Rotation
+
+    turned = Rotation.from_quat(state[3:7])
+    expected = Rotation.from_euler("z", -90, degrees=True) * Rotation.from_quat([0.5, 0.5, 0.5, 0.5])
+    assert (turned * expected.inv()).magnitude() < 1e-12
+    assert state[6] >= 0  # of q and -q the one with w >= 0
+    np.testing.assert_array_equal(state[7:10], [0.2, 0.3, 0.0])
+    np.testing.assert_array_equal(state[14:], [0.03, -0.02])
+
+
+def test_the_grippers_of_the_replies_become_the_host_s():
+    assert dialects.dialect("gr00t-libero").actions(reply("gr00t-n1.7@libero"))[:, 6].tolist() == [-1.0] * 16
+    mobile = dialects.dialect("gr00t-robocasa").actions(reply("gr00t-n1.5@robocasa-365"))
+    assert mobile[0].tolist() == [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, -1.0, 0.08, 0.09, 0.1, 0.11, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ({}, "no 'actions'"),
+        ({"actions": np.zeros((4, 8))}, r"shape \(4, 8\), not \[steps, 7\]"),
+        ({"actions": np.zeros((0, 7))}, r"shape \(0, 7\)"),
+        ({"actions": np.zeros((2, 2, 7))}, r"shape \(2, 2, 7\)"),
+        ({"actions": "up"}, "no array of numbers"),
+        ({"actions": np.full((1, 7), np.nan)}, "not finite"),
+    ],
+)
+def test_a_reply_of_another_form_is_an_invalid_action(answer, problem):
+    with pytest.raises(InvalidActionError, match=problem):
+        dialects.dialect("openpi-libero").actions(answer)
+
+
+def test_parts_of_a_reply_that_differ_in_steps_are_an_invalid_action():
+    answer = reply("gr00t-n1.7@libero")
+    with pytest.raises(InvalidActionError, match=r"differ in steps: action.x 16, .*action.gripper 3"):
+        dialects.dialect("gr00t-libero").actions({**answer, "action.gripper": np.ones((1, 3, 1))})
+
+
+def test_a_host_that_does_not_show_a_base_is_told_so():
+    dialect = dialects.dialect("openpi-robocasa")
+    seen = observation(dialect)
+    still = Observation(seen.instruction, seen.eef_pos_m, seen.eef_quat_wxyz, seen.gripper_qpos, seen.images)
+    with pytest.raises(PolicyError, match="needs eef_pos_in_base, which this host does not show"):
+        dialect.request(still)
+
+
+def test_a_checkpoint_a_suite_is_a_server_a_suite():
+    entry = entries.entry("openvla-7b@libero")
+    with pytest.raises(PolicyError, match=r"(?s)a checkpoint for each suite.*--server libero-spatial=ws://a"):
+        entries.servers(entry, ("ws://a",))
+    chosen = entries.servers(entry, ("libero-goal=ws://a", "libero-10=ws://b"))
+    assert chosen == {"libero-goal": "ws://a", "libero-10": "ws://b"}
+    every = entries.servers(entries.entry("pi0.5@libero"), ("ws://a", "libero-10=ws://b"))
+    assert every == {
+        **dict.fromkeys(("libero-spatial", "libero-object", "libero-goal"), "ws://a"),
+        "libero-10": "ws://b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("pi9@libero", {}, r"(?s)no entry 'pi9@libero'.*pi0.5@libero"),
+        ("pi0.5@libero", {}, r"(?s)needs the address of its server.*serve_policy.py"),
+        ("being-h0.5-2b@robocasa-pnp", {"server": "ws://a"}, "cannot be run: the protocol"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_runs(name, arguments, problem):
+    with pytest.raises(PolicyError, match=problem):
+        policy(name, arguments)
+
+
+def test_every_dialect_and_release_is_there():
+    for name in dialects.names():
+        made = dialects.dialect(name)
+        assert made.release in protocols.names()
+        assert protocols.protocol(made.release).inference is not None
+        assert dialects.values(made)["name"] == name
+    with pytest.raises(PolicyError, match=r"(?s)no dialect 'openpy'.*openpi-libero"):
+        dialects.dialect("openpy")
+
+
+def test_a_run_says_how_a_policy_is_asked_that_is_no_entry():
+    made = policy("openpi:127.0.0.1:9", {"replan": "3"})
+    said = dialects.values(made.dialect)
+    assert (said["name"], said["release"], said["replan"], said["clip"]) == ("openpi-libero", "openpi", 3, True)
+    made.close()
+
+
+def test_an_entry_says_how_it_is_asked_with_its_arguments():
+    made = policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"})
+    assert made.dialect.replan == 2
+    made.close()

@@ -1,0 +1,186 @@
+"""The GR00T client against a strict REP socket."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peers import GR00T_KEYS, GR00T_NESTED, GR00T_REQUEST, demand, gr00t, gr00t_action
+from policies.servers.test_openpi import TASK, seen
+from safevla_bench.errors import (
+    InvalidActionError,
+    PolicyError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerUnreachableError,
+)
+from safevla_bench.policies import policy
+
+BEGUN = ["ping", "reset", "get_modality_config"]
+
+
+def client(url: str, **arguments: str):
+    return policy(f"gr00t:{url}", {"connect_timeout_s": "0.5", "timeout_s": "5", **arguments})
+
+
+def strictly(endpoint: str, data: dict) -> object:
+    if endpoint == "get_action":
+        demand(data["observation"], GR00T_REQUEST)
+        assert data["options"] is None
+        return gr00t_action(16, 0.25)
+    if endpoint == "reset":
+        assert data == {"options": None}
+        return {}
+    assert endpoint in ("ping", "get_modality_config")
+    return {"status": "ok"}
+
+
+def test_each_modality_has_its_key_and_the_answer_s_parts_are_joined():
+    with gr00t(strictly) as server:
+        made = client(server.url)
+        made.reset(TASK, 0)
+        action = made.act(seen())
+        made.close()
+    assert server.calls == [*BEGUN, "get_action"]
+    np.testing.assert_array_equal(action[:6], 0.25)
+    assert action[6] == 1.0, "below one half it closes"
+
+
+def test_eight_actions_of_a_chunk_are_carried_out():
+    with gr00t(strictly) as server:
+        made = client(server.url)
+        made.reset(TASK, 0)
+        for _ in range(9):
+            made.act(seen())
+        made.close()
+    assert server.calls.count("get_action") == 2
+
+
+def test_a_token_goes_into_every_request_and_a_wrong_one_is_told(monkeypatch):
+    with gr00t(strictly, token="s3cret") as server:
+        with pytest.raises(ServerRefusedError, match="Unauthorized"):
+            client(server.url).reset(TASK, 0)
+        monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
+        made = client(server.url)
+        made.reset(TASK, 0)
+        made.act(seen())
+        made.close()
+
+
+def test_the_server_s_error_is_told():
+    def fails(endpoint, data):
+        return {"error": "CUDA out of memory"} if endpoint == "get_action" else {}
+
+    with gr00t(fails) as server:
+        made = client(server.url)
+        made.reset(TASK, 0)
+        with pytest.raises(PolicyError, match="failed: CUDA out of memory") as caught:
+            made.act(seen())
+        made.close()
+    assert not isinstance(caught.value, ServerLostError)
+
+
+def test_after_a_timeout_the_socket_is_made_anew_and_asks_again():
+    silent = [True]
+
+    def answer(endpoint, data):
+        if endpoint == "get_action" and silent[0]:
+            silent[0] = False
+            return None
+        return strictly(endpoint, data)
+
+    with gr00t(answer) as first, gr00t(strictly) as second:
+        made = client(f"{first.url},{second.url}", timeout_s="3")
+        made.reset(TASK, 0)
+        with pytest.raises(ServerLostError, match=r"no answer for 3 s") as caught:
+            made.act(seen())
+        assert "timeout_s=SECONDS" in caught.value.remedy
+        made.reset(TASK, 0)  # the first is still silent: the next of the list is asked
+        assert made.act(seen()).shape == (7,)
+        assert second.calls == [*BEGUN, "get_action"]
+        made.close()
+
+
+def test_a_server_that_is_not_there_is_told():
+    made = client("tcp://127.0.0.1:1", connect_timeout_s="0.2")
+    with pytest.raises(ServerUnreachableError, match="no answer to a ping"):
+        made.reset(TASK, 0)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ({"action": 1}, PolicyError, "answered with a dict"),
+        ([], PolicyError, "answered with a list"),
+        ([{"action.x": np.zeros((1, 16, 1), np.float32)}, {}], InvalidActionError, "no 'action.y'"),
+        ([{key: np.zeros((2, 16, 1)) for key in gr00t_action(1)[0]}, {}], InvalidActionError, "shape"),
+    ],
+)
+def test_an_answer_of_another_form_is_refused(answer, error, words):
+    with gr00t(lambda endpoint, data: answer if endpoint == "get_action" else {}) as server:
+        made = client(server.url)
+        made.reset(TASK, 0)
+        with pytest.raises(error, match=words):
+            made.act(seen())
+        made.close()
+
+
+def test_a_server_without_the_wrapper_gets_nested_maps_and_answers_with_bare_keys():
+    def nested(endpoint, data):
+        if endpoint == "get_action":
+            demand(data["observation"], GR00T_NESTED)
+            assert data["observation"]["language"] == {"annotation.human.action.task_description": [["put it there"]]}
+            return [{key: np.full((1, 16, 1), 0.25, dtype=np.float32) for key in GR00T_KEYS}, {}]
+        return strictly(endpoint, data)
+
+    with gr00t(nested) as server:
+        made = client(server.url, dialect="gr00t-libero-nested")
+        made.reset(TASK, 0)
+        assert made.act(seen())[:6] == pytest.approx(0.25)
+        made.close()
+
+
+def test_a_server_of_n1_5_gets_the_observation_alone_and_answers_with_the_action_alone():
+    def older(endpoint, data):
+        if endpoint == "reset":
+            return {"error": "Unknown endpoint: reset"}
+        if endpoint == "get_action":
+            demand(data, GR00T_REQUEST)
+            return gr00t_action(16, 0.25)[0]
+        return {}
+
+    with gr00t(older) as server:
+        made = client(server.url)
+        for _ in range(2):
+            made.reset(TASK, 0)
+            assert made.act(seen())[:6] == pytest.approx(0.25)
+        made.close()
+    assert made.greeting["get_action"] == "the observation alone"
+
+
+def test_its_modalities_are_kept_and_a_server_that_tells_none_is_asked_all_the_same():
+    config = {
+        "video": {"__ModalityConfig_class__": True, "as_json": {"delta_indices": [0], "modality_keys": ["image"]}}
+    }
+
+    def tells(endpoint, data):
+        return config if endpoint == "get_modality_config" else strictly(endpoint, data)
+
+    def fails(endpoint, data):
+        return {"error": "no"} if endpoint == "get_modality_config" else strictly(endpoint, data)
+
+    for answer, told in ((tells, {"modality_config": config}), (fails, {})):
+        with gr00t(answer) as server:
+            made = client(server.url)
+            made.reset(TASK, 0)
+            made.act(seen())
+            made.close()
+        assert made.greeting == {"get_action": "observation and options", **told}
+
+
+def test_a_server_that_cannot_read_messagepack_is_told():
+    with gr00t(lambda endpoint, data: b"ERROR") as server:
+        with pytest.raises(ServerRefusedError, match="cannot read what it was sent") as caught:
+            client(server.url).reset(TASK, 0)
+        assert "pickle" in caught.value.remedy

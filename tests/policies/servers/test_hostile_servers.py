@@ -1,0 +1,427 @@
+"""Servers that mean ill, or are broken: every reply is bounded in time and in memory, and is an error of ours.
+
+None of these waits for a clock: what never ends is ended by the client's own timeout, given here in tenths of seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import re
+import socket
+import struct
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from peers import chunk, gr00t_action, openpi, vla_eval, websockets
+from policies.servers.test_openpi import TASK, seen
+from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.policies import policy
+from safevla_bench.policies.servers import codecs
+from safevla_bench.policies.servers import connection as websocket
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
+from safevla_bench.policies.servers.msgpack_size import more_than
+from safevla_bench.policies.servers.openpi import MOST_OF_LINE, MOST_TOLD
+
+MIB = 2**20
+SOON, PATIENT = "0.5", "60"
+
+
+@contextmanager
+def raw(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """A TCP server that is handed each connection; its address as host:port. The event says that the test is over."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    threading.Thread(target=handled, args=(connection,), daemon=True).start()
+
+        def handled(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                talk(connection, over)
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            over.set()
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def shaken(connection: socket.socket, *headers: str) -> None:
+    """Answers a handshake as a websocket server does, with more headers."""
+    asked = b""
+    while b"\r\n\r\n" not in asked:
+        asked += connection.recv(4096)
+    (key,) = [line[19:] for line in asked.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key: ")]
+    accepted = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()).decode()
+    lines = ["HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"]
+    connection.sendall("\r\n".join([*lines, f"Sec-WebSocket-Accept: {accepted}", *headers, "", ""]).encode())
+
+
+def frame(content: bytes, first: int = 0x82) -> bytes:
+    """A whole binary message, or with another first byte what that says."""
+    length = len(content)
+    size = bytes([length]) if length < 126 else b"\x7e" + struct.pack("!H", length)
+    return bytes([first]) + (size if length < 2**16 else b"\x7f" + struct.pack("!Q", length)) + content
+
+
+def meet(address: str, kind: str = "openpi", *, connect_s: str = PATIENT, answer_s: str = PATIENT):
+    """An episode's first action. What never ends is waited for `SOON`; all else ends by itself, in its own time."""
+    made = policy(f"{kind}:{address}", {"connect_timeout_s": connect_s, "timeout_s": answer_s})
+    try:
+        made.reset(TASK, 0)
+        made.act(seen())
+    finally:
+        made.close()
+
+
+def drip(connection: socket.socket, over: threading.Event, content: bytes, pause_s: float = 0.02) -> None:
+    """A byte at a time, for as long as somebody listens."""
+    for byte in content:
+        connection.sendall(bytes([byte]))
+        if over.wait(pause_s):
+            return
+
+
+# What comes before a message
+
+
+def headers_without_end(connection, over):
+    connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\n")
+    while not over.is_set():
+        connection.sendall(b"X-More: " + b"a" * 1000 + b"\r\n")
+
+
+def a_header_without_end(connection, over):
+    connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\nX-More: ")
+    while not over.is_set():
+        connection.sendall(b"a" * MIB)
+
+
+def a_refusal_without_end(connection, over):
+    connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+    while not over.is_set():
+        connection.sendall(b"a" * MIB)
+
+
+def another_protocol(connection, over):
+    connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+    over.wait()
+
+
+def silence(connection, over):
+    over.wait()
+
+
+def slow_headers(connection, over):
+    drip(connection, over, b"HTTP/1.1 101 Switching Protocols\r\n" + b"X-More: a\r\n" * 100)
+
+
+def compression_that_nobody_asked_for(connection, over):
+    shaken(connection, "Sec-WebSocket-Extensions: permessage-deflate")
+    over.wait()
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        headers_without_end,
+        a_header_without_end,
+        a_refusal_without_end,
+        another_protocol,
+        silence,
+        slow_headers,
+        compression_that_nobody_asked_for,
+    ],
+)
+def test_a_handshake_that_is_none_ends_in_time_with_what_to_do(talk):
+    with raw(talk) as address, pytest.raises(ServerUnreachableError, match=r"within 0\.5 s") as caught:
+        meet(address, connect_s=SOON)
+    assert len(str(caught.value)) < 10_000
+    assert "connect_timeout_s" in caught.value.remedy
+
+
+def test_a_redirect_is_not_followed_and_takes_no_key_elsewhere(monkeypatch):
+    monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
+    with websockets(openpi(lambda request, number: chunk(5))) as elsewhere:
+
+        def sent_on(connection, request):
+            response = connection.respond(302, "there\n")
+            response.headers["Location"] = elsewhere.url
+            return response
+
+        with (
+            websockets(lambda connection: None, process_request=sent_on) as peer,
+            pytest.raises(PolicyError, match=r"sends elsewhere \(HTTP 302\)") as caught,
+        ):
+            meet(peer.url)
+        assert elsewhere.headers == []
+    assert "address of the policy server itself" in caught.value.remedy
+
+
+# Messages over a websocket
+
+
+def after_handshake(*frames: bytes) -> Callable:
+    """Shakes hands, sends these, and hangs up at the client's first word, which is that it has had enough."""
+
+    def talk(connection, over):
+        shaken(connection)
+        for one in frames:
+            connection.sendall(one)
+        connection.recv(1)
+
+    return talk
+
+
+def a_byte_at_a_time(connection, over):
+    shaken(connection)
+    drip(connection, over, frame(OPENPI.pack({"model": "slow" * 100})))
+
+
+def pieces_without_end(connection, over):
+    shaken(connection)
+    connection.sendall(frame(b"", 0x02))
+    while not over.is_set():
+        connection.sendall(frame(b"", 0x00) * 1000)
+
+
+def pings_without_end(connection, over):
+    shaken(connection)
+    while not over.is_set():
+        connection.sendall(frame(b"a" * 125, 0x89) * 10)
+
+
+BOMB = frame(b"\xaa" * 100, 0xC2)  # a compressed message, where no compression was agreed on
+HUGE = b"\x82\x7f" + struct.pack("!Q", 2**62)
+
+
+@pytest.mark.parametrize(
+    ("talk", "answer_s", "words"),
+    [
+        (a_byte_at_a_time, SOON, r"no answer for 0\.5 s"),
+        (pieces_without_end, SOON, r"too many pieces|closed the connection|no answer"),
+        (pings_without_end, SOON, r"no answer for 0\.5 s|closed the connection"),
+        (after_handshake(BOMB), PATIENT, "closed the connection"),
+        (after_handshake(HUGE), PATIENT, "more than 64 MiB"),
+        (after_handshake(frame(b"\xff", 0x81)), PATIENT, "closed the connection"),
+        (after_handshake(b"\xff" * 100), PATIENT, "closed the connection"),
+    ],
+)
+def test_frames_that_never_make_a_message_end_in_time_and_memory(talk, answer_s, words):
+    peak_mib()
+    before = peak_mib()
+    with raw(talk) as address, pytest.raises(PolicyError, match=words) as caught:
+        meet(address, answer_s=answer_s)
+    assert caught.value.remedy
+    assert peak_mib() - before < 150
+
+
+def peak_mib() -> float:
+    """The most memory that this process has had since it was last asked."""
+    peak = int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    return peak
+
+
+NILS, MAPS = b"\xdd" + struct.pack("!I", 2**25) + b"\xc0" * 2**25, b"\xdd" + struct.pack("!I", 2**25) + b"\x80" * 2**25
+
+
+@pytest.mark.parametrize("bomb", [NILS, MAPS, b"\x91" * 2**20, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"])
+@pytest.mark.parametrize("codec", [OPENPI, VLA_EVAL, GR00T], ids=["openpi", "vla-eval", "gr00t"])
+def test_a_message_that_would_grow_in_memory_is_refused_before_it_is_decoded(codec, bomb):
+    tracemalloc.start()
+    with pytest.raises(PolicyError, match=r"more than 100,000 values"):
+        codec.unpack(bomb)
+    assert tracemalloc.get_traced_memory()[1] < MIB
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        {"__ndarray__": True, "data": b"", "dtype": "f8", "shape": [2**62] * 9},
+        {"__ndarray__": True, "data": b"", "dtype": "f8", "shape": [2**63] * 90_000},
+        {"__ndarray__": True, "data": b"", "dtype": "f8", "shape": [0] * 90_000},
+        {"__ndarray__": True, "data": b"", "dtype": "f8," * MIB, "shape": [0]},
+        {"__ndarray__": True, "data": b"a" * 8, "dtype": "O", "shape": [1]},
+        {"__ndarray__": True, "data": b"a" * 8, "dtype": "V8", "shape": [1]},
+        {"__ndarray__": True, "data": b"a" * 8, "dtype": "m8", "shape": [1]},
+        {"__ndarray__": True, "data": b"a" * 7, "dtype": "f8", "shape": [1]},
+    ],
+)
+def test_an_array_that_is_none_is_refused_at_once_whichever_the_wire(wire):
+    def keyed(key: str) -> object:
+        return key.encode()
+
+    for codec, written in ((VLA_EVAL, wire), (OPENPI, {keyed(key): value for key, value in wire.items()})):
+        with pytest.raises(PolicyError, match="cannot be read") as caught:
+            codec.unpack(codec.pack({"actions": written}))
+        assert len(str(caught.value)) < 1000
+
+
+def test_values_are_counted_as_they_are():
+    counted = {
+        1: [
+            b"\x00",
+            b"\xff",
+            b"\xc0",
+            b"\xc3",
+            b"\xa3abc",
+            b"\xcf" + b"1" * 8,
+            b"\xcb" + b"1" * 8,
+            b"\xd8" + b"1" * 17,
+        ],
+        2: [b"\x91\x00", b"\xdc\x00\x01\xc0"],
+        3: [
+            b"\x81\xa1a\x00",
+            b"\xde\x00\x01\xa1a\xc0",
+            b"\x92\xc4\x02ab\xc7\x02\x01ab",
+            b"\xdd\0\0\0\x02\xd9\x01a\xcd12",
+        ],
+    }
+    for count, messages in counted.items():
+        for message in messages:
+            assert not more_than(count, message)
+            assert more_than(count - 1, message)
+    large = OPENPI.pack({"actions": np.zeros((50, 7)), "nested": np.zeros((50, 7)).tolist()})
+    assert more_than(400, large)
+    assert not more_than(420, large)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        np.zeros((5, 7), "U1"),
+        np.array([[b"x"] * 7]),
+        np.zeros((5, 2, 7)),
+        np.zeros(7, bool)[:3],
+        [[1, 2], [3]],
+        {"a": 1},
+    ],
+)
+def test_actions_of_another_kind_or_shape_are_no_actions(actions):
+    with (
+        websockets(openpi(lambda request, number: {"actions": actions})) as peer,
+        pytest.raises(InvalidActionError, match=r"no array of numbers|has the shape") as caught,
+    ):
+        meet(peer.url)
+    assert caught.value.remedy
+
+
+def test_of_a_traceback_of_megabytes_the_end_is_told():
+    text = "Traceback (most recent call last):\n" + "  a line\n" * MIB + "ValueError: " + "x" * MIB
+    for handle in (
+        openpi(lambda request, number: text),
+        vla_eval(lambda payload, number: {"type": "error", "payload": {"error": text}}, []),
+    ):
+        kind = "vla-eval" if "log" in handle.__code__.co_freevars else "openpi"
+        with websockets(handle) as peer, pytest.raises(PolicyError, match="failed: ") as caught:
+            meet(peer.url, kind)
+        lines = str(caught.value).splitlines()
+        assert len(lines[0]) < MOST_OF_LINE + 100
+        assert "characters before)" in lines[1]
+        assert len(str(caught.value)) < 2 * MOST_TOLD
+
+
+@pytest.mark.parametrize("said", [b"", b"\x00", b"\x90", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"])
+def test_what_is_no_message_of_the_harness_is_refused(said):
+    def handle(connection):
+        for _ in connection:
+            connection.send(said)
+
+    with websockets(handle) as peer, pytest.raises(PolicyError, match=r"vla-evaluation-harness|cannot be read"):
+        meet(peer.url, "vla-eval")
+
+
+# ZeroMQ
+
+
+@contextmanager
+def replying(parts: Callable[[dict], list[bytes]]) -> Iterator[str]:
+    """A ROUTER socket that answers each request with these parts."""
+    over = threading.Event()
+    with zmq.Context.instance().socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        url = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+
+        def serve() -> None:
+            while not over.is_set():
+                if router.poll(20):
+                    who, empty, request = router.recv_multipart()
+                    router.send_multipart([who, empty, *parts(GR00T.unpack(request))])
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield url
+        finally:
+            over.set()
+            thread.join()
+
+
+def whole(answer: object) -> list[bytes]:
+    return [GR00T.pack(answer)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (lambda request: [*whole({"status": "ok"}), b"more"], "several parts"),
+        (lambda request: [b"\xc1"], "cannot be read"),
+        (lambda request: [NILS], "more than 100,000 values"),
+        (lambda request: whole([1]) if request["endpoint"] == "get_action" else whole({}), "answered with a list"),
+        (lambda request: whole({"error": "x" * 10 * MIB}), "failed: x"),
+    ],
+)
+def test_a_reply_over_zeromq_that_is_none_is_refused(parts, words):
+    with replying(parts) as url, pytest.raises(PolicyError, match=words) as caught:
+        meet(url, "gr00t")
+    assert caught.value.remedy
+    assert len(str(caught.value)) < 2 * MOST_TOLD
+
+
+def test_a_reply_over_zeromq_that_is_too_large_never_arrives_and_the_limit_is_told(monkeypatch):
+    monkeypatch.setattr(websocket, "MAX_REPLY_BYTES", MIB)
+
+    def answer(request):
+        return whole({"action": np.zeros(MIB)}) if request["endpoint"] == "get_action" else whole({})
+
+    with replying(answer) as url, pytest.raises(ServerLostError, match=r"no answer for 2 s") as caught:
+        meet(url, "gr00t", answer_s="2")
+    assert "more than 1 MiB" in caught.value.remedy
+
+
+def test_a_zeromq_server_of_another_protocol_is_no_answer():
+    with raw(another_protocol) as address, pytest.raises(ServerUnreachableError, match="no answer to a ping"):
+        meet(f"tcp://{address}", "gr00t", connect_s=SOON)
+
+
+def test_an_array_file_with_a_pickle_in_it_is_refused():
+    for content in (
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+        b"\x93NUMPY\x09\x00",
+    ):
+        wire = {"__ndarray_class__": True, "as_npy": content}
+        with pytest.raises(PolicyError, match="cannot be read"):
+            GR00T.unpack(codecs.msgspec.msgpack.encode([{"action.x": wire}, {}]))
+
+
+def test_a_good_reply_over_zeromq_is_still_taken():
+    def answer(request):
+        return whole(gr00t_action(16)) if request["endpoint"] == "get_action" else whole({})
+
+    with replying(answer) as url:
+        meet(url, "gr00t")

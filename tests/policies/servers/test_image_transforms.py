@@ -1,0 +1,118 @@
+"""What policies are shown equals what their own projects' operations make, in those projects' environments.
+
+`tests/cases/make_processing.py` made the arrays. Padding, Lanczos, crop and axis-angle are equal to the last bit. So is
+JPEG where it is decoded accurately; TensorFlow decodes by a fast, coarse transform unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.policies.servers import image_transforms
+
+CASES = Path(__file__).parents[2] / "cases"
+PICTURES = ("square", "wide", "tall")
+SMALL = (56, 56)
+COARSE_MEAN, COARSE_MOST = 2.0, 16
+"""Grey levels of 255, between TensorFlow's fast inverse transform and an accurate one."""
+
+
+def made(which):
+    return dict(np.load(CASES / f"processing_{which}.npz"))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_padding_is_openpi_s_resize_with_pad(name):
+    case = made("openpi")
+    np.testing.assert_array_equal(image_transforms.padded(case[f"{name}_in"], SMALL), case[f"{name}_out"])
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_lanczos_is_tensorflow_s(name):
+    case = made("tensorflow")
+    np.testing.assert_array_equal(image_transforms.lanczos(case[f"{name}_in"], SMALL), case[f"{name}_lanczos"])
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_crop_is_openvla_s(name):
+    case = made("tensorflow")
+    np.testing.assert_array_equal(image_transforms.cropped(case[f"{name}_lanczos"], 0.9), case[f"{name}_crop"])
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_jpeg_is_tensorflow_s_with_its_accurate_transform(name):
+    case = made("tensorflow")
+    np.testing.assert_array_equal(image_transforms.compressed(case[f"{name}_in"]), case[f"{name}_jpeg_accurate"])
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
+    case = made("tensorflow")
+    image = image_transforms.compressed(case[f"{name}_in"])
+    whole = image_transforms.cropped(image_transforms.lanczos(image, SMALL), 0.9)
+    for ours, theirs in ((image, case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
+        away = np.abs(ours.astype(int) - theirs.astype(int))
+        assert away.mean() < COARSE_MEAN
+        assert away.max() <= COARSE_MOST
+
+
+def test_axis_angle_is_robosuite_s():
+    case = made("robosuite")
+    ours = [image_transforms.axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
+    np.testing.assert_array_equal(ours, case["axis_angle"])
+
+
+@given(st.lists(st.floats(-1, 1), min_size=4, max_size=4).filter(lambda q: np.linalg.norm(q) > 0.1))
+def test_axis_angle_turns_as_the_quaternion_and_leaves_it_alone(numbers):
+    from scipy.spatial.transform import Rotation
+
+    quat = np.array(numbers) / np.linalg.norm(numbers)
+    kept = quat.copy()
+    turned = Rotation.from_rotvec(image_transforms.axis_angle(quat))
+    np.testing.assert_array_equal(quat, kept)
+    away = turned * Rotation.from_quat(quat, scalar_first=True).inv()
+    assert away.magnitude() < 1e-6
+
+
+def test_a_quaternion_and_its_opposite_are_different_vectors():
+    quat = np.array([0.8, 0.6, 0.0, 0.0])
+    assert image_transforms.axis_angle(quat)[0] > 0
+    assert image_transforms.axis_angle(-quat)[0] < -np.pi
+
+
+IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+
+
+def test_flips_are_named_as_of_mujoco_s_own_rows():
+    raw = IMAGE[::-1]  # MuJoCo's rows begin at the bottom
+    np.testing.assert_array_equal(image_transforms.flipped(IMAGE, "none"), raw)
+    np.testing.assert_array_equal(image_transforms.flipped(IMAGE, "vertical"), raw[::-1])
+    np.testing.assert_array_equal(image_transforms.flipped(IMAGE, "180"), raw[::-1, ::-1])
+
+
+def test_an_image_of_the_size_is_not_touched_and_another_needs_a_method():
+    assert image_transforms.resized(IMAGE, (4, 2), "none") is IMAGE
+    with pytest.raises(PolicyError, match="4 x 2, the protocol sends 8 x 8 and does not resize"):
+        image_transforms.resized(IMAGE, (8, 8), "none")
+
+
+@pytest.mark.parametrize(
+    ("how", "given_values", "host"),
+    [
+        ("raw", [-0.3, 0.0, 0.9], [-0.3, 0.0, 0.9]),
+        ("open-is-one", [0.0, 0.49, 0.5, 0.51, 1.0], [1.0, 1.0, 0.0, -1.0, -1.0]),
+        ("sign", [-1.0, -1e-9, 0.0, 0.2], [-1.0, -1.0, 1.0, 1.0]),
+        ("close-is-one", [0.0, 0.49, 0.5, 1.0], [-1.0, -1.0, 1.0, 1.0]),
+    ],
+)
+def test_grippers_become_minus_one_open_and_plus_one_closed(how, given_values, host):
+    actions = np.zeros((len(given_values), 7))
+    actions[:, 6] = given_values
+    np.testing.assert_array_equal(image_transforms.switched(actions, {6: how})[:, 6], host)
+    np.testing.assert_array_equal(actions[:, 6], given_values)

@@ -1,0 +1,96 @@
+"""What a server says of itself is kept bounded, as plain JSON, and without secrets."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers import chunk, openpi, websockets
+from policies.servers.test_openpi import TASK, seen
+from safevla_bench.policies import policy
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.metadata import MOST_BYTES, fit
+
+
+def test_a_checkpoint_is_kept_and_secrets_are_hidden():
+    said = {
+        "checkpoint": "pi05/75000",
+        "nested": {"api_key": "abc", "url": "s3://user:word@store/x"},
+        "echo": "you sent k3y",
+        "HF_TOKEN": ["x"],
+        "tokenizer": "t5",
+    }
+    assert fit(said, "k3y") == {
+        "checkpoint": "pi05/75000",
+        "nested": {"api_key": "***", "url": "s3://***@store/x"},
+        "echo": "you sent ***",
+        "HF_TOKEN": "***",
+        "tokenizer": "t5",
+    }
+
+
+def test_what_is_no_plain_json_is_described():
+    said = {"a": np.zeros((2, 3), np.uint8), "b": b"123", "c": np.float32(0.5), "d": float("nan"), 5: 2**70}
+    assert fit(said) == {"a": "uint8 [2, 3]", "b": "3 bytes", "c": 0.5, "d": "nan", "5": str(2**70)}
+
+
+@pytest.mark.parametrize("said", [None, [], "text", 3])
+def test_what_is_no_map_says_nothing(said):
+    assert fit(said) == {}
+
+
+def test_a_long_greeting_is_cut_and_can_still_be_told_from_another():
+    first, second = ({"short": 1, **{f"k{n}": letter * 190 for n in range(40)}} for letter in "ab")
+    assert len(json.dumps(fit(first), separators=(",", ":"))) <= MOST_BYTES
+    assert fit(first)["short"] == 1
+    assert fit(first)["sha256 of all"] != fit(second)["sha256 of all"]
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+)
+
+
+@given(st.dictionaries(st.text() | st.integers(), ANY))
+def test_whatever_is_said_is_json_of_bounded_size_and_fitting_it_again_changes_nothing(said):
+    kept = fit(said)
+    assert len(json.dumps(kept, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()) <= MOST_BYTES
+    assert fit(kept) == kept
+
+
+def test_a_client_keeps_what_its_server_says(monkeypatch):
+    monkeypatch.setenv("SAFEVLA_API_KEY", "k3y")
+
+    def handle(connection):
+        connection.send(OPENPI.pack({"checkpoint": "A", "seen": "k3y"}))
+        for _ in connection:
+            connection.send(OPENPI.pack(chunk(10)))
+
+    with websockets(handle) as peer:
+        made = policy(f"openpi:{peer.url}")
+        assert not made.greeting
+        made.reset(TASK, 0)
+        made.act(seen())
+        made.close()
+    assert made.greeting == {"checkpoint": "A", "seen": "***"}
+
+
+def test_a_policy_of_one_s_own_may_say_something_of_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "speaks.py").write_text(
+        "class Policy:\n    greeting = {'checkpoint': 'mine'}\n    def act(self, observation): ...\n"
+    )
+    assert policy("python:speaks:Policy").greeting == {"checkpoint": "mine"}
+
+
+def test_stub_servers_say_what_they_are():
+    with websockets(openpi(lambda request, number: chunk(10))) as peer:
+        made = policy(f"openpi:{peer.url}")
+        made.reset(TASK, 0)
+        made.close()
+    assert made.greeting == {"model": "stub"}

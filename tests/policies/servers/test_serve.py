@@ -1,0 +1,258 @@
+"""`safevla serve`: what a policy gives in process, it gives through server and client too."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import threading
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from policies.servers.test_openpi import TASK, client, seen
+from safevla_bench import cli
+from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.interface import Wants
+from safevla_bench.policies import policy
+from safevla_bench.policies.servers import dialects, serve
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.image_transforms import axis_angle
+
+
+@contextmanager
+def served(make, seed=0, key=None, bind="127.0.0.1"):
+    held = serve.Served("mine", make, seed)
+    server = serve.serve(held, bind, 0, key)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        host = f"[{bind}]" if ":" in bind else bind
+        yield f"ws://{host}:{server.socket.getsockname()[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        held.close()
+
+
+class Looks:
+    """Keeps what it is shown."""
+
+    wants = Wants(cameras=("agentview", "robot0_eye_in_hand"), image_size=(256, 256))
+    log: list[object]
+
+    def __init__(self):
+        self.log = []
+
+    def reset(self, task, seed):
+        self.log.append((task.instruction, seed))
+
+    def act(self, observation):
+        self.log.append(observation)
+        return np.arange(7) / 10
+
+    def close(self):
+        self.log.append("closed")
+
+
+def test_a_served_policy_acts_as_it_does_in_process(monkeypatch):
+    monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
+    near = policy("random")
+    near.reset(TASK, 5)
+    with served(lambda: policy("random"), seed=5) as url:
+        far = client(url, replan="1")
+        for _ in range(2):  # a connection is an episode
+            far.reset(TASK, 99)
+            near.reset(TASK, 5)
+            for _ in range(3):
+                np.testing.assert_array_equal(far.act(seen()), near.act(seen()))
+        far.close()
+
+
+def test_a_policy_sees_upright_images_and_the_pose_that_the_client_s_host_gave():
+    looks = Looks()
+    turned = np.array([0.5, 0.5, -0.5, 0.5])
+    with served(lambda: looks, seed=4) as url:
+        far = client(url, replan="1", image_size="256")
+        far.reset(TASK, 0)
+        shown = seen(eef_quat_wxyz=turned)
+        far.act(shown)
+        far.close()
+    assert looks.log[0] == ("put it there", 4)
+    got = looks.log[1]
+    for camera, image in shown.images.items():
+        np.testing.assert_array_equal(got.images[camera], image)
+    np.testing.assert_allclose(got.eef_pos_m, shown.eef_pos_m)
+    np.testing.assert_allclose(got.eef_quat_wxyz, turned)
+    np.testing.assert_allclose(got.gripper_qpos, shown.gripper_qpos)
+
+
+@pytest.mark.parametrize("quat", [[1, 0, 0, 0], [0, 0, 1, 0], [-0.5, 0.5, 0.5, 0.5], [0.1, 0.7, -0.7, 0.1]])
+def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
+    unit = np.array(quat) / np.linalg.norm(quat)
+    np.testing.assert_allclose(serve.quaternion(axis_angle(unit)), unit, atol=1e-12)
+
+
+def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argument_that_helps():
+    with served(Looks) as url, pytest.raises(ServerRefusedError, match="256 x 256") as caught:
+        client(url, replan="1").reset(TASK, 0)
+    assert "image_size=256" in caught.value.remedy
+
+
+def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps():
+    request = dialects.dialect("openpi-libero").request(seen())
+    with served(Looks) as url, connect(url, max_size=None) as connection:
+        connection.recv()
+        connection.send(OPENPI.pack(request))
+        told = connection.recv()
+    assert told.startswith("'observation/image' is uint8 of [224, 224, 3]. ")
+    assert "image_size=N" in told
+    assert "\n" not in told
+
+
+def test_connections_at_the_same_time_have_a_policy_each_and_those_after_use_it_again():
+    made = []
+    with served(lambda: made.append(Looks()) or made[-1]) as url:
+        one, other = client(url, replan="1", image_size="256"), client(url, replan="1", image_size="256")
+        one.reset(TASK, 0)
+        other.reset(TASK, 0)
+        one.act(seen())
+        other.act(seen())
+        one.close()
+        other.close()
+    assert len(made) == 2
+    assert [len([item for item in looks.log if item != "closed"]) for looks in made] == [2, 2]
+
+
+def test_what_a_policy_raises_is_its_client_s_to_know():
+    class Breaks(Looks):
+        def act(self, observation):
+            raise ZeroDivisionError("no weights")
+
+    with served(Breaks) as url:
+        far = client(url, replan="1", image_size="256")
+        far.reset(TASK, 0)
+        with pytest.raises(PolicyError, match="failed: ZeroDivisionError: no weights"):
+            far.act(seen())
+
+
+def test_a_request_without_a_field_is_refused_and_named():
+    with served(lambda: policy("noop")) as url:
+        far = client(url, replan="1")
+        far.reset(TASK, 0)
+        with pytest.raises(PolicyError, match="'observation/state' has 6 numbers"):
+            far.act(replace(seen(), gripper_qpos=np.zeros(0)))
+
+
+def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch):
+    monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
+    with served(lambda: policy("noop"), key="s3cret") as url:
+        with urllib.request.urlopen(f"{url.replace('ws', 'http')}/healthz") as healthy:
+            assert healthy.read() == b"OK\n"
+        with pytest.raises(PolicyError, match="wants a key"):
+            client(url).reset(TASK, 0)
+        monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
+        far = client(url, replan="1")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()
+
+
+def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes_free(monkeypatch):
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 2)
+    with served(lambda: policy("noop")) as url:
+        place = (url.rpartition(":")[0].removeprefix("ws://"), int(url.rpartition(":")[2]))
+        silent = [socket.create_connection(place) for _ in range(2)]  # who says nothing has a place, for OPEN_S
+        with pytest.raises(ServerUnreachableError):
+            client(url).reset(TASK, 0)
+        for one in silent:
+            one.close()
+        far = client(url, replan="1", connect_timeout_s="60")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()
+
+
+def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
+    monkeypatch.setattr(serve, "MAX_REQUEST_BYTES", 2**20)
+    with served(Looks) as url:
+        large, small = (client(url, replan="1", image_size="256") for _ in range(2))
+        large.reset(TASK, 0)
+        small.reset(TASK, 0)
+        with pytest.raises(PolicyError, match="refuses a message as large as ours"):
+            large.act(replace(seen(), instruction="again and " * 2**17))
+        assert small.act(seen()).shape == (7,)
+        small.close()
+
+
+def test_a_request_of_too_many_values_is_refused_before_it_is_decoded():
+    with served(lambda: policy("noop")) as url, connect(url) as connection:
+        connection.recv()
+        connection.send(b"\xdd\x7f\xff\xff\xff")
+        assert "more than 100,000 values" in connection.recv()
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Api-Key", "Api-Key ", "Api-Key s3cre", "Api-Key s3cret2", "Bearer s3cret", "s3cret"]
+)
+def test_a_key_is_compared_whole_and_in_constant_time(given, monkeypatch):
+    compared = []
+    whole = hmac.compare_digest
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or whole(a, b))
+    with served(lambda: policy("noop"), key="s3cret") as url, pytest.raises(InvalidStatus) as caught:
+        connect(url, additional_headers={"Authorization": given})
+    assert caught.value.response.status_code == 401
+    assert compared == [(given.strip().encode(), b"Api-Key s3cret")]
+
+
+@pytest.mark.parametrize(
+    ("bind", "key", "warned"), [("0.0.0.0", "", True), ("0.0.0.0", "k3y-k3y", False), ("127.0.0.1", "", False)]
+)
+def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch, capsys, bind, key, warned):
+    monkeypatch.setenv("SAFEVLA_API_KEY", key)
+    listening = SimpleNamespace(getsockname=lambda: (bind, 1))
+    ended = SimpleNamespace(socket=listening, serve_forever=lambda: None, shutdown=lambda: None)
+    monkeypatch.setattr(serve, "serve", lambda *given: ended)
+    assert cli.run(["serve", "--policy", "noop", "--port", "0", "--bind", bind]) == 0
+    assert ("Anyone who can reach" in capsys.readouterr().err) == warned
+
+
+def test_by_default_only_this_machine_is_listened_to():
+    from safevla_bench.cli.serve import serve_command
+
+    assert next(one.default for one in serve_command.params if one.name == "bind") == "127.0.0.1"
+
+
+def test_a_policy_that_sees_the_simulator_s_state_cannot_be_served(capsys):
+    assert cli.run(["serve", "--policy", "scripted:careful"]) == 2
+    told = capsys.readouterr().err
+    assert "sees the simulator's own state, which no request" in told
+    assert "safevla eval --policy scripted:careful" in told
+
+
+def test_a_policy_with_more_cameras_than_a_request_holds_cannot_be_served():
+    class Many(Looks):
+        wants = Wants(cameras=("a", "b", "c"))
+
+    with pytest.raises(PolicyError, match="wants 3 cameras"):
+        serve.Served("many", Many)
+
+
+def test_an_address_that_is_taken_is_told(monkeypatch):
+    with served(lambda: policy("noop")) as url:
+        port = url.rpartition(":")[2]
+        monkeypatch.setenv("SAFEVLA_API_KEY", "")
+        assert cli.run(["serve", "--policy", "noop", "--port", port]) == 2
+
+
+def test_it_listens_where_it_is_told_also_on_ipv6():
+    with served(Looks, bind="::1") as url:
+        far = client(url, replan="1", image_size="256")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()

@@ -1,0 +1,110 @@
+"""The loop, on the fake host: outcomes, records, crashes that cost one episode, and repeatable bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.archive import encode
+from safevla_bench.archive.json_decoder import decode
+from safevla_bench.hosts import host
+from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.rollout import plan, protocol, run_all
+from safevla_bench.trajectory import privileged_policies
+
+FAKE = host("fake")
+TASKS = FAKE.tasks("fake")
+
+
+class Scripted:
+    """Moves at random from its seed, or does what a test says."""
+
+    wants = Wants()
+
+    def __init__(self, act=None) -> None:
+        self.scripted = act
+        self.closed = False
+
+    def reset(self, task: Task, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def act(self, observation: Observation) -> np.ndarray:
+        return self.scripted(observation) if self.scripted else self.generator.uniform(-1, 1, 7)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run(tasks, policy, episodes=2, **options):
+    planned = plan(tasks, episodes, ["p"], protocol(), **options)
+    return list(run_all(FAKE, planned, {"p": policy}))
+
+
+def test_n_actions_give_n_plus_1_records_and_the_run_s_own_fields():
+    (one, other) = run(TASKS[:1], Scripted(), max_steps=6)
+    assert (one.outcome, one.steps, one.batch.lengths.tolist()) == ("timeout", 6, [7])
+    header = one.batch.headers[0]
+    assert (header.policy, header.seed, header.horizon, header.outcome) == ("p", 0, 6, "timeout")
+    assert header.episode_id == "p/fake/task_0/ep_000"
+    assert other.batch.headers[0].init_state_index == 1
+
+
+def test_a_crash_is_an_outcome_with_its_traceback_and_the_run_goes_on():
+    outcomes = run([TASKS[2], TASKS[0]], Scripted(), max_steps=6)
+    assert [one.outcome for one in outcomes] == ["crashed", "crashed", "timeout", "timeout"]
+    assert outcomes[0].batch is None
+    assert outcomes[0].steps == 4
+    assert "RuntimeError: the fake simulator crashed" in outcomes[0].reason
+
+
+def test_a_policy_that_raises_crashes_its_episodes_only():
+    def raises(observation: Observation) -> np.ndarray:
+        raise KeyError("lost")
+
+    outcomes = run(TASKS[:1], Scripted(raises))
+    assert [one.outcome for one in outcomes] == ["crashed", "crashed"]
+    assert "KeyError: 'lost'" in outcomes[0].reason
+
+
+@pytest.mark.parametrize("action", [np.full(7, np.nan), np.zeros(6)])
+def test_an_invalid_action_is_a_failure_with_a_record_of_what_came_before(action):
+    outcomes = run(TASKS[:1], Scripted(lambda observation: action), episodes=1)
+    assert [one.outcome for one in outcomes] == ["invalid_action"]
+    assert outcomes[0].batch.lengths.tolist() == [1]
+    assert not outcomes[0].batch.success[0]
+    assert outcomes[0].reason
+
+
+def test_the_same_plan_gives_the_same_bytes():
+    once, twice = (b"".join(encode(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8)) for _ in range(2))
+    assert once == twice
+    other = b"".join(encode(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8, seed=1))
+    assert other != once
+
+
+def test_an_observer_sees_every_step_and_every_end():
+    seen = []
+
+    class Watcher:
+        def started(self, episodes):
+            seen.append(("started", len(episodes)))
+
+        def stepped(self, planned, steps):
+            seen.append(("stepped", steps))
+
+        def finished(self, outcome):
+            seen.append(("finished", outcome.outcome))
+
+    planned = plan(TASKS[:1], 1, ["p"], protocol(), max_steps=2)
+    list(run_all(FAKE, planned, {"p": Scripted()}, Watcher()))
+    assert seen == [("started", 1), ("stepped", 1), ("stepped", 2), ("finished", "timeout")]
+
+
+def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
+    class Seeing(Scripted):
+        wants = Wants(privileged=True)
+
+    marked = run(TASKS[:1], Seeing(), episodes=1, max_steps=2)[0].batch
+    assert privileged_policies(marked) == ("p",)
+    assert privileged_policies(decode(encode(marked))) == ("p",)
+    assert privileged_policies(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch) == ()

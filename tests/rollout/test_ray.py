@@ -1,0 +1,393 @@
+"""Actors of a Ray cluster: the same bytes as from the local engine, whatever dies."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as SeveralNodes
+
+from folders import contents
+from safevla_bench import cli, ray_cluster, ray_scoring, runs
+from safevla_bench.errors import RunError
+from safevla_bench.evaluate import Request, Running, roll_out
+from safevla_bench.ray_cluster import Cluster
+from safevla_bench.rollout import ray as actors
+from safevla_bench.rollout import scheduler
+from safevla_bench.rollout.worker import Cast, Failed, Ready
+
+REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=6)
+HELD = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("held",), max_steps=6)
+STORE_BYTES = 80 * 2**20
+NODE = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
+
+_MODULE = '''
+"""A policy that says where it is in one of its steps, and waits there until it may go on."""
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from safevla_bench.interface import Wants
+
+
+class Held:
+    wants = Wants()
+
+    def __init__(self, place, lethal, at):
+        self.place, self.lethal, self.at = Path(place), lethal, int(at)
+
+    def reset(self, task, seed):
+        self.generator = np.random.default_rng(seed)
+        self.task, self.steps = task.task_id, 0
+
+    def act(self, observation):
+        self.steps += 1
+        if self.steps == 3 and self.task == self.lethal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == self.at and not (self.place / "go").exists():
+            import ray
+
+            told = self.place / f".{os.getpid()}"
+            told.write_text(ray.get_runtime_context().get_node_id())
+            told.rename(self.place / str(os.getpid()))
+            while not (self.place / "go").exists():
+                time.sleep(0.005)
+        return self.generator.uniform(-1, 1, 7)
+
+    def close(self):
+        pass
+
+
+def make(arg, place=".", lethal="", at="3"):
+    return Held(place, lethal, at)
+
+
+def judge_piece(piece, shared):
+    """Judges, but for the first time, when its process is killed."""
+    from safevla_bench import distributed
+
+    struck = Path(__file__).with_name("struck")
+    if not struck.exists():
+        struck.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return distributed.judge_piece(piece, shared)
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def held(tmp_path_factory):
+    """Installs the policy `held`, for this process and for the nodes."""
+    place = tmp_path_factory.mktemp("installed")
+    (place / "held-1.0.dist-info").mkdir(parents=True)
+    (place / "held_policy.py").write_text(_MODULE)
+    (place / "held-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: held\nVersion: 1.0\n")
+    points = "[safevla_bench.policies]\nheld = held_policy:make\n"
+    (place / "held-1.0.dist-info" / "entry_points.txt").write_text(points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        patch.setenv("PYTHONPATH", str(place))
+        for name in ("OMP_NUM_THREADS", "RAY_ADDRESS"):
+            patch.delenv(name, raising=False)
+        yield place
+
+
+@pytest.fixture(scope="module")
+def nodes(held):
+    """A cluster of a head without room for actors and two nodes with room for one each; this process is connected."""
+    several = SeveralNodes(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        several.add_node(**NODE)
+    ray.init(several.address, log_to_driver=False, logging_level=logging.ERROR)
+    yield several
+    ray.shutdown()
+    several.shutdown()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """REQUEST by the local engine."""
+    run = tmp_path_factory.mktemp("local") / "run"
+    roll_out(REQUEST, run)
+    return run
+
+
+def on_ray(workers: int = 2, **changed) -> Running:
+    resume = changed.pop("resume", False)
+    return Running(workers=workers, cluster=Cluster(**changed), resume=resume)
+
+
+class Strikes(threading.Thread):
+    """Waits until so many actors are in the middle of an episode, strikes one of them, and lets all go on."""
+
+    def __init__(self, place: Path, count: int, strike) -> None:
+        super().__init__()
+        self.place, self.count, self.strike = place, count, strike
+        self.start()
+
+    def run(self) -> None:
+        while len(there := list(self.place.glob("[0-9]*"))) < self.count:
+            time.sleep(0.01)
+        self.strike(int(there[0].name), there[0].read_text())
+        (self.place / "go").touch()
+
+
+def held_at(place: Path, **more: str) -> Request:
+    place.mkdir()
+    return replace(HELD, arguments={"place": str(place), **more})
+
+
+class Counts:
+    """An observer that may stop a run with Ctrl-C after so many episodes."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.stop_after, self.total, self.ended = stop_after, 0, []
+
+    def started(self, episodes):
+        self.total = len(episodes)
+
+    def stepped(self, planned, steps):
+        pass
+
+    def finished(self, outcome):
+        self.ended.append(outcome)
+        if len(self.ended) == self.stop_after:
+            raise KeyboardInterrupt
+
+
+# Bytes
+
+
+def test_the_bytes_of_a_run_do_not_depend_on_the_engine(tmp_path, nodes, local, monkeypatch):
+    monkeypatch.setattr(
+        scheduler, "_CLOSE_S", 10_000.0
+    )  # two of the actors find no room and are not waited for at the end
+    seen = Counts()
+    rows = roll_out(REQUEST, tmp_path / "run", seen, on_ray(4))
+    assert contents(tmp_path / "run") == contents(local)
+    assert seen.total == len(seen.ended) == len(rows) == 12
+    assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
+
+
+def test_an_observer_hears_of_steps_while_an_episode_runs(tmp_path, nodes):
+    class Lets(Counts):
+        """Lets the episode go on once its twentieth step was heard of."""
+
+        def stepped(self, planned, steps):
+            assert (planned.task.task_id, steps) == ("task_0", 20)
+            (tmp_path / "held" / "go").touch()
+
+    request = replace(held_at(tmp_path / "held", at="30"), tasks=(0,), episodes=1, max_steps=30)
+    roll_out(request, tmp_path / "run", Lets(), on_ray(1))
+
+
+def test_an_actor_is_replaced_after_its_episodes_and_no_byte_changes(tmp_path, nodes, local, monkeypatch):
+    made = []
+    start = actors._Actors.start
+    monkeypatch.setattr(actors._Actors, "start", lambda pool, number: made.append(number) or start(pool, number))
+    roll_out(REQUEST, tmp_path / "run", running=on_ray(1, episodes=5))
+    assert made == [0, 0, 0]
+    assert contents(tmp_path / "run") == contents(local)
+
+
+@pytest.mark.parametrize("first", ["local", "ray"])
+def test_what_one_engine_began_the_other_goes_on_with(tmp_path, nodes, local, first):
+    engines = {"local": Running(), "ray": on_ray()}
+    then = {"local": on_ray(resume=True), "ray": Running(resume=True)}
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(REQUEST, tmp_path / "run", Counts(stop_after=4), engines[first])
+    done, planned = runs.progress(tmp_path / "run")
+    assert 0 < done < planned == 12
+    rest = Counts()
+    roll_out(REQUEST, tmp_path / "run", rest, then[first])
+    assert len(rest.ended) == planned - done
+    assert contents(tmp_path / "run") == contents(local)
+
+
+# Deaths
+
+
+def test_an_actor_killed_in_an_episode_costs_nothing_but_time(tmp_path, nodes):
+    request = held_at(tmp_path / "held")
+    killer = Strikes(tmp_path / "held", 2, lambda pid, node: os.kill(pid, signal.SIGKILL))
+    rows = roll_out(request, tmp_path / "run", running=on_ray())
+    killer.join()
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+    roll_out(request, tmp_path / "unbroken")
+    assert contents(tmp_path / "run") == contents(tmp_path / "unbroken")
+
+
+def test_a_node_that_is_lost_costs_nothing_but_time(tmp_path, nodes):
+    request = held_at(tmp_path / "held")
+    by_id = {node.node_id: node for node in nodes.worker_nodes}
+    lost = Strikes(tmp_path / "held", 2, lambda pid, node: nodes.remove_node(by_id[node], allow_graceful=False))
+    rows = roll_out(request, tmp_path / "run", running=on_ray())
+    lost.join()
+    nodes.add_node(**NODE)
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+    assert len({row.episode_id for row in rows}) == 4
+    roll_out(request, tmp_path / "unbroken")
+    assert contents(tmp_path / "run") == contents(tmp_path / "unbroken")
+
+
+def test_memory_that_grows_is_a_reason_to_replace_an_actor():
+    class Handle:
+        class prepare:  # noqa: N801
+            @staticmethod
+            def remote():
+                return None
+
+    actor = actors.Actor(None, Handle, 9, iter(()))
+    for resident, spent in ((0, False), (10**9, False), (2 * 10**9, False), (10**9 + actors.LEAK_BYTES + 1, True)):
+        actor._weigh(resident)
+        assert actor.spent is spent
+
+
+# Judging
+
+
+def test_scores_do_not_depend_on_the_engine_nor_on_a_killed_worker(tmp_path, nodes, local, held, monkeypatch):
+    monkeypatch.setattr(ray_scoring, "judge_piece", importlib.import_module("held_policy").judge_piece)
+    for engine in ("local", "ray"):
+        out = tmp_path / engine
+        assert cli.run(["score", str(local), "--engine", engine, "--out", str(out)]) == cli.OK
+    assert (held / "struck").exists()
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+# What the user must mend
+
+
+@pytest.fixture
+def on_a_node(monkeypatch):
+    """An actor sets variables of its own process; here they go nowhere."""
+    monkeypatch.setattr(actors.os, "environ", dict(os.environ))
+
+
+def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
+    said = actors.Player(Cast("nonsense", {"noop": {}}), 0, {}).prepare().message
+    assert isinstance(said, Failed)
+    assert f"on the node {ray_cluster.node()}: " in str(said.error)
+    assert "nonsense" in str(said.error)
+
+
+def test_a_node_with_other_versions_is_refused(on_a_node):
+    cast = Cast("fake", {"noop": {}})
+    said = actors.Player(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare().message
+    assert isinstance(said, Failed)
+    assert f"on the node {ray_cluster.node()}: it has other versions" in str(said.error)
+    assert "not 0.0" in str(said.error)
+    assert "mujoco None, not 9" in str(said.error)
+    held = actors.versions(cast.make()[0])
+    assert isinstance(actors.Player(cast, 0, held).prepare().message, Ready)
+
+
+def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
+    actors.os.environ.update(CUDA_VISIBLE_DEVICES="3")
+    cast = Cast("fake", {"noop": {}}, renders=True)
+    actors.Player(cast, 5, actors.versions(cast.make()[0])).prepare()
+    assert (actors.os.environ["MUJOCO_EGL_DEVICE_ID"], actors.os.environ["SAFEVLA_WORKER"]) == ("3", "5")
+
+
+def test_a_share_that_no_node_has_is_an_error_and_leaves_no_folder(tmp_path, nodes):
+    with pytest.raises(RunError, match="no node of the Ray cluster has 1 CPUs and 3 GPUs"):
+        roll_out(REQUEST, tmp_path / "run", running=on_ray(gpus=3))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def unconnected(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:port"])
+def test_what_is_no_address_is_refused(unconnected, address):
+    with (
+        pytest.raises(RunError, match="no address of a Ray cluster"),
+        ray_cluster.connected(Cluster(address=address), 1),
+    ):
+        pass
+
+
+def test_where_nobody_listens_the_error_comes_at_once(unconnected):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        asked = Cluster(address=address)
+        with pytest.raises(RunError, match=f"can be reached at {address}"), ray_cluster.connected(asked, 1):
+            pass
+
+
+def test_where_something_else_listens_it_is_not_waited_for(unconnected, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(RunError, match="is not the head of a Ray cluster"), ray_cluster.connected(Cluster(), 1):
+            pass
+
+
+def test_options_of_a_cluster_without_the_engine_are_refused(tmp_path, capsys):
+    asked = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--out", str(tmp_path / "run")]
+    assert cli.run(["rollout", *asked, "--address", "auto"]) == cli.USER_ERROR
+    assert "--engine ray" in capsys.readouterr().err
+
+
+# The command
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "safevla_bench", *words],
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_actor_dies(tmp_path, held):
+    (tmp_path / "go").touch()
+    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--policy", "held"]
+    asked += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]
+    run = tmp_path / "run"
+    process = command("rollout", *asked, "--out", str(run))
+    out, err = process.communicate()
+    assert process.returncode == cli.CRASHED
+    assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run} --out {run}"]
+    note, crash, count, again = err.splitlines()
+    assert note == "note: no --address and no RAY_ADDRESS: Ray is started on this machine"
+    assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
+    assert count.startswith("1 episode crashed")
+    assert again.strip().startswith("safevla rollout --resume")
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
+    (tmp_path / "held").mkdir()
+    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0,1", "--max-steps", "6", "--policy", "noop"]
+    asked += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
+    here = ["--engine", "ray", "--address", nodes.address, "--actor-cpus", "0.5", "--workers", "1"]
+    process = command("rollout", *asked, *here, "--out", str(tmp_path / "run"))
+    while not list((tmp_path / "held").glob("[0-9]*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (cli.INTERRUPTED, "")
+    assert f"--workers 1 --engine ray --address {nodes.address} --actor-cpus 0.5" in err
+    assert "2 of 4 episodes are done" in err
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False

