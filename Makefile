@@ -23,7 +23,7 @@ $(shell { $(ROBOCASA_USABLE); } 2>/dev/null || rm -f $(ROBOCASA)/.stamp)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: check $(VENV)/.libero-stamp ## roll out two built-in policies on real LIBERO, judge them, write a report
@@ -44,6 +44,10 @@ test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the whole test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+.PHONY: test-recorder
+test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under every Python from 3.8 on that is here (minutes)
+	.ci/test_recorder
 
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
@@ -69,13 +73,14 @@ bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md;
 	$(BIN)/python benchmarks/client_latency.py
 
 .PHONY: wheel
-wheel: $(VENV)/.dev-stamp ## build dist/*.whl
+wheel: $(VENV)/.dev-stamp ## build the two wheels, dist/*.whl
 	@rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist recorder
 	$(BIN)/python -m build --wheel --no-isolation
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
-	rm -rf $(VENV) $(ROBOCASA) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ROBOCASA) build dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks
@@ -89,21 +94,21 @@ $(VENV)/.base-stamp: $(CONSTRAINTS)
 	@$(PIP) install -c constraints/dev.txt hatchling setuptools wheel
 	@touch $@
 
-$(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml
+$(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml recorder/pyproject.toml
 	@echo "Installing safevla-bench with LIBERO into $(VENV): about 900 MB to fetch, 2.5 GB on disk"
-	@$(PIP) install --no-build-isolation -c constraints/libero.txt -e '.[libero]'
+	@$(PIP) install --no-build-isolation -c constraints/libero.txt -e ./recorder -e '.[libero]'
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.libero-stamp
 	@echo "Installing the test tools into $(VENV)"
-	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero,dev]'
+	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e ./recorder -e '.[libero,dev]'
 	@touch $@
 
-$(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml
+$(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) .ci/check_system.py --robocasa
 	@{ $(ROBOCASA_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(ROBOCASA)
 	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
 	@$(ROBOCASA_PIP) install -c constraints/robocasa.txt hatchling setuptools wheel
-	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa]' pytest hypothesis
+	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e ./recorder -e '.[robocasa]' pytest hypothesis
 	@touch $@

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 
 TARGET_MS = 2.0
@@ -62,7 +62,7 @@ def observations(cameras: tuple[str, ...], side: int, count: int) -> list[Observ
 
 def measured(port: int, side: int, calls: int) -> dict[str, float]:
     """Milliseconds a call with images of `side` pixels."""
-    client = policy(f"openpi:127.0.0.1:{port}", {"replan": "1"})
+    client = make_policy(f"openpi:127.0.0.1:{port}", {"replan": "1"})
     seen = observations(client.wants.cameras, side, 8)
     client.reset(TASK, 0)
     for number in range(WARM_UP):

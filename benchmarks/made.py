@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from safevla_bench import archive
-from safevla_bench.trajectory import Batch, ContactList, Header, Recording, concatenate, from_recording, select
+from safevla_bench.trajectory import (
+    Batch,
+    ContactList,
+    Header,
+    Recording,
+    concatenate_batches,
+    from_recording,
+    select_episodes,
+)
 
 DT_S, BODIES, CONTACTS = 0.05, 20, 6
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "drawer": "furniture"} | {
@@ -34,7 +43,7 @@ def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
     )  # fmt: skip
     return from_recording(
         Recording(
-            header=header,
+            header=msgspec.structs.asdict(header),
             roles=ROLES,
             records=records,
             eef_pos_m=np.cumsum(rng.normal(0, 1e-3, (records, 3)), axis=0),
@@ -56,8 +65,8 @@ def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
 def batch(episodes: int, records: int = 300, *, first: int = 0) -> Batch:
     """So many episodes, each different; few are drawn and the others have their numbers under other ids."""
     rng = np.random.default_rng(0)
-    drawn = concatenate([episode(k, records, rng) for k in range(min(episodes, 32))])
-    many = select(drawn, np.arange(episodes) % len(drawn))
+    drawn = concatenate_batches([episode(k, records, rng) for k in range(min(episodes, 32))])
+    many = select_episodes(drawn, np.arange(episodes) % len(drawn))
     names = [f"ep_{first + k:07d}" for k in range(episodes)]
     headers = (replaced(header, name) for header, name in zip(many.headers, names, strict=True))
     return replace(many, headers=tuple(headers))
@@ -71,5 +80,5 @@ def files(folder: Path, count: int, episodes: int, records: int = 300) -> list[P
     """So many archives, each of so many episodes."""
     paths = [folder / f"part-{k:05d}.parquet" for k in range(count)]
     for number, path in enumerate(paths):
-        archive.write(path, batch(episodes, records, first=number * episodes))
+        archive.write_archive(path, batch(episodes, records, first=number * episodes))
     return paths

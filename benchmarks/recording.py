@@ -60,7 +60,7 @@ class Recorded:
 
     def step(self, action: np.ndarray) -> None:
         self.env._env.step(action)
-        self.env._recorder.step(action)
+        self.env._recorder.record_step(action)
 
     def state(self) -> bytes:
         return self.env._env.get_sim_state().tobytes()

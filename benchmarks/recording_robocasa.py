@@ -44,7 +44,7 @@ def measured(name: str, index: int, steps: int) -> str:
     recorded, plain = (host.make(task, Wants()) for _ in range(2))
     for env in (recorded, plain):
         env.reset(EpisodeSeed(index, env_seed=7, wait_steps=10))
-    plain._unhook()
+    plain._detach()
     with_it, without = [], []
     for step, action in enumerate(pressing(steps)):
 

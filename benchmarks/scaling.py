@@ -17,6 +17,7 @@ import numpy as np
 from speed import RECORDS, derived
 
 from safevla_bench import archive, evaluate, runs, stl
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.specs import library
 
 CHUNK = 10_000
@@ -29,7 +30,7 @@ def clauses(episodes: int) -> None:
     for done in range(CHUNK, episodes + 1, CHUNK):
         trace = derived(CHUNK, generator)
         start = time.perf_counter()
-        violated += sum(int((stl.judge(formula, trace).rho < 0).sum()) for formula in formulas)
+        violated += sum(int((stl.judge_formula(formula, trace).rho < 0).sum()) for formula in formulas)
         judging += time.perf_counter() - start
         if done % (episodes // 10) == 0:
             print(
@@ -46,13 +47,13 @@ def forms(episodes: int) -> None:
         for suffix in (".jsonl.zst", ".parquet"):
             path = Path(folder) / f"all{suffix}"
             clock = [time.perf_counter()]
-            archive.write(path, many)
+            archive.write_archive(path, many)
             clock.append(time.perf_counter())
-            assert sum(map(len, runs.Records([path]).first())) == episodes
+            assert sum(map(len, runs.Scan([path]))) == episodes
             clock.append(time.perf_counter())
-            judged = evaluate.judge([path], evaluate.Judge(missing="deactivate"))
+            judged = evaluate.judge([path], load_ruleset(missing="deactivate"))
             clock.append(time.perf_counter())
-            evaluate.report(judged)
+            evaluate.render_report(judged)
             clock.append(time.perf_counter())
             names = ("write", "read", "read and judge", "report")
             told = ", ".join(f"{n} {1e3 * s / episodes:.2f} ms" for n, s in zip(names, np.diff(clock), strict=True))

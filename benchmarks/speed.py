@@ -26,6 +26,7 @@ from ratio import Row, compared, printed, seconds
 from scipy.stats import bootstrap
 
 from safevla_bench import evaluate, runs, stl
+from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scoring import score_chunks
 from safevla_bench.specs import library
 from safevla_bench.statistics import bootstrap_means
@@ -40,7 +41,7 @@ def derived(episodes: int, rng: np.random.Generator) -> stl.Trace:
     specs = [spec for spec in library().specs if spec.tier == "safe"]
     signals: dict[str, np.ndarray] = {}
     for spec in specs:
-        for name in stl.signals(spec.formula):
+        for name in stl.signal_names(spec.formula):
             if name in ("grip", "transport"):
                 held = np.zeros((episodes, RECORDS), dtype=np.bool_)
                 held[:, 80:200] = True
@@ -55,11 +56,11 @@ def derived(episodes: int, rng: np.random.Generator) -> stl.Trace:
 def clauses() -> Iterator[Row]:
     formulas = [spec.formula for spec in library().specs if spec.tier == "safe"]
     trace = derived(EPISODES, np.random.default_rng(0))
-    read = [trace.signals[name] for formula in formulas for name in stl.signals(formula)]
+    read = [trace.signals[name] for formula in formulas for name in stl.signal_names(formula)]
 
     def judged() -> None:
         for formula in formulas:
-            stl.judge(formula, trace)
+            stl.judge_formula(formula, trace)
 
     ratio = compared(judged, lambda: [array.max() for array in read], 15)
     what = f"eight clauses over {EPISODES} × {RECORDS} records : np.max over the same bytes"
@@ -89,7 +90,7 @@ def rtamt_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
         interpreter.set_ast(tree)
         times = []
         for episode in range(len(trace)):
-            dataset = {name: numbers(trace, name, episode, np.inf) for name in stl.signals(formula)}
+            dataset = {name: numbers(trace, name, episode, np.inf) for name in stl.signal_names(formula)}
             interpreter.set_variable_to_ast_from_dataset(dataset)
             times.append(seconds(lambda tree=tree, interpreter=interpreter: interpreter.visitAst(tree, RECORDS)))
         spent += min(times)
@@ -105,12 +106,12 @@ def sentil_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
 
     spent, clock = 0.0, np.arange(RECORDS) * made.DT_S
     for formula in formulas:
-        text = stl.to_text(formula).replace(",T]", ",1000]")
+        text = stl.format_formula(formula).replace(",T]", ",1000]")
         for gate in ("grip", "transport"):
             text = text.replace(f"({gate} ->", f"({gate} > 0 ->")
         theirs, times = sentil.Formula.parse(text), []
         for episode in range(len(trace)):
-            signals = {name: numbers(trace, name, episode, 1.0) for name in stl.signals(formula)}
+            signals = {name: numbers(trace, name, episode, 1.0) for name in stl.signal_names(formula)}
             given = sentil.Trace(clock, signals)
             times.append(seconds(lambda theirs=theirs, given=given: theirs.robustness(given)))
         spent += min(times)
@@ -135,7 +136,7 @@ def archives() -> Iterator[Row]:
                         file.read_row_group(group)
 
         def ours() -> None:
-            score_chunks(runs.Records(paths).first(), specs, tasks, missing="deactivate")
+            score_chunks(runs.Scan(paths), Ruleset(specs, tasks, missing="deactivate"))
 
         told = f"640 episodes, 20 bodies, 6 contacts a record, {size:.0f} kB each; pyarrow checks no record"
         reason = f"{told}; checking each page before it is read takes a tenth of our time"
@@ -147,15 +148,16 @@ _JUDGE = """
 import sys
 from pathlib import Path
 from safevla_bench import evaluate
-judged = evaluate.judge([Path(one) for one in sys.argv[2:]], evaluate.Judge(missing="deactivate"))
-evaluate.report(judged)
+from safevla_bench.ruleset import load_ruleset
+judged = evaluate.judge([Path(one) for one in sys.argv[2:]], load_ruleset(missing="deactivate"))
+evaluate.render_report(judged)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
 """
 _CONVERT = """
 import sys
 from pathlib import Path
 from safevla_bench import cli
-assert cli.run(["convert", *sys.argv[2:], sys.argv[1]]) == 0
+assert cli.run_command_line(["convert", *sys.argv[2:], sys.argv[1]]) == 0
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
 """
 
@@ -205,9 +207,9 @@ def starting() -> Iterator[Row]:
 def reports() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         paths = made.files(Path(folder), 2, 1000, 200)
-        by = evaluate.Judge(missing="deactivate")
+        by = load_ruleset(missing="deactivate")
         judged = evaluate.judge(paths, by)
-        ratio = compared(lambda: evaluate.report(judged), lambda: evaluate.judge(paths, by), 1)
+        ratio = compared(lambda: evaluate.render_report(judged), lambda: evaluate.judge(paths, by), 1)
     reason = "it reads all records once more, draws the signals of 400 episodes and lists all of them"
     yield Row("report of 2,000 episodes : scoring them", ratio, 2, reason=reason)
 
@@ -220,10 +222,12 @@ def workers() -> Iterator[Row]:
         return
     request = evaluate.Request(host="libero", suites=("libero-object",), tasks=(0, 1), episodes=10, policies=("noop",))
     with tempfile.TemporaryDirectory() as folder:
-        one, two = (
-            seconds(lambda n=n: evaluate.roll_out(request, Path(folder) / str(n), running=evaluate.Running(workers=n)))
-            for n in (1, 2)
-        )
+
+        def roll_out(workers: int) -> None:
+            running = evaluate.ExecutionOptions(workers=workers)
+            evaluate.roll_out(request, Path(folder) / str(workers), running=running)
+
+        one, two = (seconds(lambda n=n: roll_out(n)) for n in (1, 2))
     yield Row(
         what, one / two, 1.8, more=True, measured=f"{one:.0f} s and {two:.0f} s for twenty episodes, start-up included"
     )

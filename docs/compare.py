@@ -36,7 +36,7 @@ def _printed(command: str) -> str:
     asked, _, tail = command.partition(" | tail -n ")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        cli.run(shlex.split(asked)[1:])
+        cli.run_command_line(shlex.split(asked)[1:])
     lines = printed.getvalue().rstrip("\n").splitlines()
     return "\n".join(lines[-int(tail or len(lines)) :])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from safevla_bench import specs, tasks
 from safevla_bench.signals import SIGNALS
 from safevla_bench.tasks.catalog import TaskListing
-from safevla_bench.text.numbers import short, unit_text, with_unit
+from safevla_bench.text.numbers import append_unit, display_unit, format_compact
 
 PAGE = Path(__file__).with_name("specifications.md")
 TEST_HOSTS = ("fake",)
@@ -50,12 +50,15 @@ def _libraries() -> Iterator[str]:
     yield "## Alternate thresholds\n\nJudged beside the scored ones where the same tags hold; in no score."
     yield _table(
         ("Specification", "Instead of", "Threshold", "Severe"),
-        [(_code(spec.spec_id), _code(spec.alternate_of or ""), *_numbers(spec)) for spec in default.tier("alternate")],
+        [
+            (_code(spec.spec_id), _code(spec.alternate_of or ""), *_numbers(spec))
+            for spec in default.specs_of_tier("alternate")
+        ],
     )
     yield "## Diagnostics\n\nReported beside the scores; in none of them."
     yield _table(
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "What a violation means"),
-        [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.tier("diagnostic")],
+        [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.specs_of_tier("diagnostic")],
     )
     yield "## Library `paper-literal`\n\nWhere it differs from the default; chosen with `--library paper-literal`."
     replaced = [spec for spec in literal if spec.spec_id not in default or spec != default[spec.spec_id]]
@@ -75,8 +78,8 @@ def _numbers(spec: specs.Spec) -> tuple[str, str]:
 
 
 def _quantity(spec: specs.Spec, value: float) -> str:
-    unit, scale = unit_text(spec.unit, spec.threshold)
-    return with_unit(short(value * scale), unit)
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    return append_unit(format_compact(value * scale), unit)
 
 
 def _reason(library: specs.Library, spec: specs.Spec) -> str:
@@ -133,7 +136,7 @@ def _suites() -> Iterator[str]:
         if suite.same_tasks_as is not None:
             yield f"Another name of `{suite.same_tasks_as}`: the same tasks."
             continue
-        rows = tasks.listing(registry, library, benchmark=suite.name)
+        rows = tasks.task_listings(registry, library, benchmark=suite.name)
         yield _summary(rows, suite.capabilities)
         common = _common(rows)
         yield _table(("Task", "Instruction", "Template", "Object tags", "Applies besides"), _tasks(rows, common))
@@ -147,7 +150,8 @@ def _summary(rows: Sequence[TaskListing], capabilities: str) -> str:
     mean = sum(len(row["active_specs"]) for row in rows) / len(rows)
     nowhere = [name for name in rows[0]["inactive_specs"] if all(name in row["inactive_specs"] for row in rows)]
     size = (
-        f"{len(rows)} tasks, {short(round(mean, 2))} scored specifications on average; capabilities `{capabilities}`."
+        f"{len(rows)} tasks, {format_compact(round(mean, 2))} scored specifications on average; "
+        f"capabilities `{capabilities}`."
     )
     everywhere = f"- In every task: {_codes(_common(rows)) or 'none'}."
     return "\n".join([size, "", everywhere, *(f"- In none: `{k}`: {'; '.join(_reasons(rows, k))}." for k in nowhere)])

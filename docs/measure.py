@@ -23,8 +23,9 @@ from pathlib import Path
 from safevla_bench import evaluate, hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.metrics import Rate, Summary, cells
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import EpisodeScore, Scores
-from safevla_bench.text.numbers import percent, span
+from safevla_bench.text.numbers import format_interval, format_percent
 
 PAGE = Path(__file__).with_name("measured.md")
 HOST = "libero"
@@ -79,7 +80,7 @@ class Job:
 
 def jobs(out: Path, suites: Sequence[str]) -> list[Job]:
     """Every task of the suites by every policy."""
-    found = hosts.host(HOST)
+    found = hosts.make_host(HOST)
     return [
         Job(out, suite, task.index, policy) for suite in suites for task in found.tasks(suite) for policy in POLICIES
     ]
@@ -91,7 +92,7 @@ def measure(job: Job) -> str:
     request = evaluate.Request(
         host=HOST, suites=(job.suite,), tasks=(job.task,), episodes=EPISODES, policies=(job.policy,)
     )
-    _, total = evaluate.evaluate(request, evaluate.Judge(), job.folder).summaries()
+    _, total = evaluate.evaluate(request, load_ruleset(), job.folder).summarize_scores()
     success, safe = (total.rates[name].count for name in ("sr", "safety"))
     return f"{job.suite} task {job.task} {job.policy}: {success} successful, {safe} safe of {total.n}"
 
@@ -138,11 +139,11 @@ def _suites(summaries: Sequence[Summary]) -> str:
 
 def _rate(rate: Rate) -> str:
     low, high = rate.ci or (0.0, 1.0)
-    return f"{percent(rate.count, rate.n)} % [{span(low, high, 1, 100)}]"
+    return f"{format_percent(rate.count, rate.n)} % [{format_interval(low, high, 1, 100)}]"
 
 
 def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
-    instructions = {task.task_id: task for task in hosts.host(HOST).tasks(suite)}
+    instructions = {task.task_id: task for task in hosts.make_host(HOST).tasks(suite)}
     rows = []
     for (task_id, task), policy in product(instructions.items(), POLICIES):
         own = [one for one in episodes if one.task_id == task_id and one.policy == policy]
@@ -165,7 +166,7 @@ def _why(episodes: Sequence[EpisodeScore]) -> str:
 
 
 def _versions() -> str:
-    found = {"Python": platform.python_version(), **hosts.host(HOST).versions()}
+    found = {"Python": platform.python_version(), **hosts.make_host(HOST).versions()}
     return _table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
 
 
@@ -193,7 +194,7 @@ def main() -> None:
     if chosen.suite:
         return
     done = [job.folder for job in every if complete(job.folder)]
-    judged = evaluate.judge(done, evaluate.Judge())
+    judged = evaluate.judge(done, load_ruleset())
     PAGE.write_text(page(judged.scores), encoding="utf-8")
     print(f"{PAGE.name} has {len(done)} of {len(every)} tasks and policies; their reports are under {chosen.out}")
 

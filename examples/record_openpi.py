@@ -7,7 +7,7 @@ from libero.libero.benchmark import get_benchmark
 from libero.libero.envs import OffScreenRenderEnv
 from robosuite.utils.transform_utils import quat2axisangle
 
-import safevla_bench  # new
+import safevla_recorder  # new
 
 STILL = [0.0] * 6 + [-1.0]
 
@@ -20,7 +20,7 @@ def evaluate(client, suite="libero_spatial", tasks=range(10), trials=50, max_ste
             bddl_file_name=suite.get_task_bddl_file_path(number), camera_heights=size, camera_widths=size
         )
         env.seed(7)
-        with safevla_bench.record(env, policy="openpi", out=out, horizon=max_steps):  # new
+        with safevla_recorder.record(env, policy="openpi", out=out, horizon=max_steps):  # new
             for state in suite.get_task_init_states(number)[:trials]:
                 env.reset()
                 obs, chunk = env.set_init_state(state), deque()

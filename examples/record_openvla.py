@@ -4,7 +4,7 @@ import numpy as np
 from libero.libero.benchmark import get_benchmark
 from libero.libero.envs import OffScreenRenderEnv
 
-import safevla_bench  # new
+import safevla_recorder  # new
 
 
 def evaluate(get_action, suite="libero_goal", number=8, trials=50, max_steps=300, size=256, out="runs/openvla"):
@@ -15,7 +15,7 @@ def evaluate(get_action, suite="libero_goal", number=8, trials=50, max_steps=300
     )
     env.seed(0)
     successes = 0
-    with safevla_bench.record(env, policy="openvla-7b", out=out, horizon=max_steps) as env:  # new
+    with safevla_recorder.record(env, policy="openvla-7b", out=out, horizon=max_steps) as env:  # new
         for state in suite.get_task_init_states(number)[:trials]:
             env.reset()
             obs = env.set_init_state(state)

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from fuzz.grammar import toml
 from report.scenes import rollout
 from safevla_bench import archive, runs
-from safevla_bench.archive.json_decoder import decode
-from safevla_bench.archive.json_encoder import encode
-from safevla_bench.files import digest
+from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_encoder import encode_json
+from safevla_bench.files import sha256_of
 from safevla_bench.runs.folder import write_episodes
 from safevla_bench.trajectory import Batch
 
@@ -113,9 +113,9 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
         {"policy": one, "arguments": {one: one}, "privileged": k % 2 == 0} for k, one in enumerate(texts)
     ]
     described["versions"] = {one: one for one in texts}
-    (folder / runs.RUN).write_bytes(runs.dump(described))
+    (folder / runs.RUN).write_bytes(runs.dump_json(described))
     (folder / runs.MANIFEST).write_bytes(
-        runs.dump({"schema_version": 1, "parts": {f"archive/{part.name}": digest(part)}})
+        runs.dump_json({"schema_version": 1, "parts": {f"archive/{part.name}": sha256_of(part)}})
     )
     return folder
 
@@ -128,10 +128,10 @@ def _row(k: int, episode_id: str, suite: str, policy: str) -> runs.EpisodeRow:
 
 def _episode(k: int, j: int, row: runs.EpisodeRow, text: str) -> Batch:
     made = rollout(k, 0.3 + 0.7 * j, 30, True, policy=row.policy, episode_id=row.episode_id)
-    tree = _renamed(json.loads(encode(made, 0)), text)
+    tree = _renamed(json.loads(encode_json(made, 0)), text)
     said = dict.fromkeys(("benchmark", "task_id", "instruction", f"host {text}"), text)
     said |= {name: getattr(row, name) for name in ("seed", "env_seed", "init_state_index", "horizon")}
-    return decode(json.dumps({**tree, **said, "versions": {text: text}}).encode())
+    return decode_json(json.dumps({**tree, **said, "versions": {text: text}}).encode())
 
 
 def _renamed(tree: Any, text: str) -> Any:

@@ -55,7 +55,7 @@ def scaled(channel, factor):
 
 def in_role(batch, body, role):
     roles = batch.body_role.copy()
-    roles[list(batch.bodies(0)).index(body)] = role
+    roles[list(batch.body_roles(0)).index(body)] = role
     return replace(batch, body_role=roles)
 
 
@@ -127,8 +127,8 @@ class Looking(Mutant):
 class Small(Mutant):
     breaks = "test_images_are_of_the_wanted_size"
 
-    def _image(self):
-        return super()._image()[:, :-1]
+    def _render_image(self):
+        return super()._render_image()[:, :-1]
 
 
 class Careless(Mutant):
@@ -165,7 +165,7 @@ class Boundless(Mutant):
 class Eager(Mutant):
     breaks = "test_there_is_no_step_and_no_record_before_a_reset"
 
-    def _begun(self):
+    def _require_episode(self):
         return self._seed.env_seed and self._seed
 
 
@@ -178,7 +178,7 @@ class Forgetful(Mutant):
     breaks = "test_n_actions_give_n_plus_1_records"
 
     def recorded(self):
-        self._begun()
+        self._require_episode()
         records, actions = self._records, self._actions
         self._records, self._actions = (records[:-1], actions[:-1]) if actions else (records, actions)
         try:
@@ -199,8 +199,8 @@ class Clipping(Edited):
 class Mistaken(Mutant):
     breaks = "test_the_header_says_which_episode_it_is"
 
-    def _header(self, seed):
-        return super()._header(replace(seed, init_state_index=4))
+    def _build_header(self, seed):
+        return super()._build_header(replace(seed, init_state_index=4))
 
 
 class Mumbling(Mutant):
@@ -208,8 +208,8 @@ class Mumbling(Mutant):
 
     breaks = "test_the_header_says_which_episode_it_is"
 
-    def _observation(self):
-        return replace(super()._observation(), instruction="do as you like")
+    def _observe(self):
+        return replace(super()._observe(), instruction="do as you like")
 
 
 class TwoTargets(Edited):
@@ -251,8 +251,8 @@ class Slow(Mutant):
     breaks = "test_dt_is_the_time_between_two_records"
     dt_s = 0.005
 
-    def _header(self, seed):
-        return msgspec.structs.replace(super()._header(seed), dt=self.dt_s)
+    def _build_header(self, seed):
+        return msgspec.structs.replace(super()._build_header(seed), dt=self.dt_s)
 
 
 class Millimetres(Edited):
@@ -322,8 +322,8 @@ class Generous(Mutant):
 
     def step(self, action):
         result = super().step(action)
-        if self._world.closed and self._world.held is None:
-            self._records[-1] = replace(self._records[-1], held="cup")
+        if self._world.closed and self._world.held_body is None:
+            self._records[-1] = replace(self._records[-1], held_body="cup")
         return result
 
 
@@ -336,7 +336,7 @@ class OneFinger(Mutant):
         result = super().step(action)
         gap = np.linalg.norm(self._world.objects["block"] - self._world.gripper)
         if gap < 0.03 and not self._world.closed:
-            self._records[-1] = replace(self._records[-1], held="block", contacts={("block", "gripper"): 1.0})
+            self._records[-1] = replace(self._records[-1], held_body="block", contacts={("block", "gripper"): 1.0})
         return result
 
 
@@ -349,7 +349,7 @@ class Stale(Mutant):
     breaks = "test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing"
 
     def latest(self):
-        return self._batch(self._begun(), self._records[-2:-1] or self._records, [])
+        return self._build_batch(self._require_episode(), self._records[-2:-1] or self._records, [])
 
 
 class Elsewhere(Mutant):
@@ -399,8 +399,8 @@ class Askew(FakeHost):
 
     def stage(self, task, episode):
         class Crooked(FakeStage):
-            def _places(self, record):
-                return {name: at + 0.01 for name, at in super()._places(record).items()}
+            def _body_positions(self, record):
+                return {name: at + 0.01 for name, at in super()._body_positions(record).items()}
 
         return Crooked(episode, CAMERA)
 

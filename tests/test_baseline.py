@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from report.scenes import NAN, joined, verdicts
-from safevla_bench.baseline import baseline
+from safevla_bench.baseline import measure_baseline
 from safevla_bench.report.tables import notices
 
 NOTHING = ((False, -40.0, NAN), (False, 20.0, NAN))
@@ -17,7 +17,7 @@ def noop(*episodes, **changes):
 
 def test_the_floor_names_specification_task_value_and_count():
     scores = noop((False, -40.0, NAN), (False, -90.0, NAN), (False, 20.0, NAN), extreme=_extremes(240, 290, 180))
-    [floor] = baseline(scores).floors
+    [floor] = measure_baseline(scores).floors
     assert (floor.benchmark, floor.task_id, floor.spec.spec_id) == ("libero-goal", "task_0", "force")
     assert (floor.violations, floor.n, floor.extreme, floor.first_step) == (2, 3, 290.0, 3)
 
@@ -28,13 +28,13 @@ def _extremes(*force):
 
 def test_without_noop_or_where_it_is_safe_there_is_no_floor_and_no_word():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
-        found = baseline(scores)
-        assert (found.floors, found.doubts, notices.warning(found)) == ((), (), ())
-        assert notices.table(found).rows == ()
+        found = measure_baseline(scores)
+        assert (found.floors, found.doubts, notices.baseline_warnings(found)) == ((), (), ())
+        assert notices.baseline_table(found).rows == ()
 
 
 def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
-    found = baseline(
+    found = measure_baseline(
         joined(
             noop((False, -40.0, 5.0)),
             verdicts((True, -40.0, 5.0), (True, -40.0, -5.0), (True, 9.0, -5.0), (True, 9.0, 5.0), policy="a"),
@@ -48,24 +48,24 @@ def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
 
 def test_stopped_episodes_and_diagnostics_say_nothing():
     stopped = joined(noop((False, -40.0, 5.0), outcome=("stopped",)), verdicts((True, -40.0, 5.0)))
-    assert baseline(stopped) == baseline(verdicts())
+    assert measure_baseline(stopped) == measure_baseline(verdicts())
     slow = noop((False, 5.0, 5.0))
     slow.rho[2] = -1.0
-    assert baseline(slow).floors == ()
+    assert measure_baseline(slow).floors == ()
 
 
 def test_the_words_name_the_tasks_and_the_policies_in_doubt():
-    found = baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), (True, -1.0, -5.0), policy="a")))
-    said = " ".join(notices.warning(found))
+    found = measure_baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), (True, -1.0, -5.0), policy="a")))
+    said = " ".join(notices.baseline_warnings(found))
     assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in said
     assert "a: 2 of its 2 unsafe episodes" in said
     assert "1 of these broke no other limit" in said
-    both = baseline(joined(noop(*NOTHING), verdicts((True, -1.0, -5.0), policy="a")))
-    assert "1 of its 1 unsafe episodes" in notices.warning(both)[1]
-    assert "all of these broke other limits too" in notices.warning(both)[1]
+    both = measure_baseline(joined(noop(*NOTHING), verdicts((True, -1.0, -5.0), policy="a")))
+    assert "1 of its 1 unsafe episodes" in notices.baseline_warnings(both)[1]
+    assert "all of these broke other limits too" in notices.baseline_warnings(both)[1]
 
 
 def test_the_table_shows_how_far_and_how_often():
-    [row] = notices.table(baseline(noop((False, -40.0, NAN), extreme=_extremes(240)))).rows
+    [row] = notices.baseline_table(measure_baseline(noop((False, -40.0, NAN), extreme=_extremes(240)))).rows
     assert [cell.text for cell in row] == ["libero-goal", "task_0", "force", "1/1", "240\N{NO-BREAK SPACE}N",
                                            "200\N{NO-BREAK SPACE}N", "3"]  # fmt: skip

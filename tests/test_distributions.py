@@ -20,8 +20,11 @@ NAME = f"safevla_bench-{__version__}"
 CODE = {".py", ".toml", ".lark", ".html", ".css", ".js", ".svg"}
 LARGE = {"safevla_bench/demo/rollouts.parquet": 1_500_000}
 """The only files of the package that are no text, with the most that they may weigh."""
-TOP = {"src", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile", "LICENSE", "README.md",
-       "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "pyproject.toml", "PKG-INFO", ".gitignore"}  # fmt: skip
+TOP = {
+    "src", "recorder", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile",
+    "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "pyproject.toml",
+    "PKG-INFO", ".gitignore",
+}  # fmt: skip
 JUNK = ("runs/mine/run.json", "shared/secret.txt", "dist/old.whl", ".env", "notes.txt", ".hypothesis/examples/x",
         "src/safevla_bench/__pycache__/old.cpython-311.pyc", "src/safevla_bench/.mypy_cache/x.json",
         "tests/__pycache__/old.pyc", ".venv/bin/python")  # fmt: skip

@@ -14,7 +14,7 @@ def test_a_message_names_place_problem_and_remedy():
 
 
 def test_an_outer_place_fills_only_what_is_open():
-    error = RecordError("wrong", place=Place(line=2, step=0)).at(Place(file="f", line=9))
+    error = RecordError("wrong", place=Place(line=2, step=0)).with_place(Place(file="f", line=9))
     assert error.place == Place(file="f", line=2, step=0)
 
 

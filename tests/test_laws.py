@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
 from safevla_bench import stl
 from safevla_bench.metrics import aggregate
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import Library, Spec, library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate, select
+from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
 DEFAULT, TASKS = library(), registry()
 PAIRS = ((HAND, DRAWER), (BOWL, DRAWER), (HAND, BOWL), (HAND, LINK), (PLATE, DRAWER))
@@ -53,12 +54,12 @@ def eventful(seed: int) -> Batch:
 
 EPISODES = st.integers(0, 2**32).map(eventful)
 BATCHES = st.lists(st.integers(0, 2**32), min_size=1, max_size=5, unique=True).map(
-    lambda seeds: concatenate([eventful(seed) for seed in seeds])
+    lambda seeds: concatenate_batches([eventful(seed) for seed in seeds])
 )
 
 
 def judged(batch: Batch, specs: Library = DEFAULT) -> Scores:
-    return score(batch, specs, TASKS, capabilities=("libero-full",))
+    return score(batch, Ruleset(specs, TASKS, capabilities=("libero-full",)))
 
 
 def changed(specs: Library, spec_id: str, **changes: object) -> Library:
@@ -73,7 +74,7 @@ def loosened(spec: Spec, factor: float) -> Library:
         spec.spec_id,
         threshold=threshold,
         severe=None if spec.severe is None else spec.severe * factor,
-        formula=stl.substitute(stl.parse(spec.stl), threshold),
+        formula=stl.substitute_threshold(stl.parse(spec.stl), threshold),
     )
 
 
@@ -81,11 +82,11 @@ GRADED = [spec for spec in DEFAULT.safe if not spec.binary]
 
 
 def test_the_generator_meets_every_scored_specification_in_every_way():
-    scores = judged(concatenate([eventful(seed) for seed in range(400)]))
-    for column in scores.scored:
+    scores = judged(concatenate_batches([eventful(seed) for seed in range(400)]))
+    for column in scores.scored_columns:
         active = scores.state[column] == ACTIVE
-        assert (active & scores.violated[column]).any(), scores.specs[column].spec_id
-        assert (active & ~scores.violated[column]).any(), scores.specs[column].spec_id
+        assert (active & scores.is_violated[column]).any(), scores.specs[column].spec_id
+        assert (active & ~scores.is_violated[column]).any(), scores.specs[column].spec_id
 
 
 @given(BATCHES)
@@ -122,7 +123,7 @@ def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, 
 def test_the_order_of_episodes_does_not_matter(batch: Batch, random: Random):
     order = list(range(len(batch)))
     random.shuffle(order)
-    there, back = judged(batch), judged(select(batch, order))
+    there, back = judged(batch), judged(select_episodes(batch, order))
     assert [back.episode(k) for k in range(len(order))] == [there.episode(k) for k in order]
     one, other = aggregate(there), aggregate(back)
     assert (one.rates, one.axes, one.outcomes) == (other.rates, other.axes, other.outcomes)
@@ -133,7 +134,7 @@ def test_the_order_of_episodes_does_not_matter(batch: Batch, random: Random):
 def test_concatenating_batches_equals_judging_apart(batch: Batch):
     together = judged(batch)
     for index in range(len(batch)):
-        assert together.episode(index) == judged(select(batch, [index])).episode(0)
+        assert together.episode(index) == judged(select_episodes(batch, [index])).episode(0)
 
 
 @given(st.integers(0, 2**32), st.permutations(list(ROLES)))
@@ -149,7 +150,7 @@ def test_the_order_of_bodies_does_not_matter(seed: int, names: list[str]):
         body_quat_wxyz=replace(batch.body_quat_wxyz, body=place[batch.body_quat_wxyz.body]),
         contacts=replace(batch.contacts, a=place[batch.contacts.a], b=place[batch.contacts.b]),
     )
-    assert moved.bodies(0) == batch.bodies(0)
+    assert moved.body_roles(0) == batch.body_roles(0)
     assert judged(moved).episode(0) == judged(batch).episode(0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.metrics import Mean, aggregate, cells
-from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Absent, Scores, SpecColumn
+from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, AbsentEpisode, Scores, SpecColumn
 
 SPECS = (
     SpecColumn(spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=200.0,
@@ -81,7 +81,7 @@ def test_the_smallest_raw_robustness_skips_what_has_none():
 
 
 def test_stopped_and_crashed_episodes_are_outside_n_and_counted():
-    gone = Absent(episode_id="e9", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
+    gone = AbsentEpisode(episode_id="e9", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
     found = aggregate(scores(absent=(gone,)))
     assert (found.n, found.stopped, found.crashed) == (5, 1, 1)
     assert found.outcomes == {"crashed": 1, "failure": 1, "stopped": 1, "success": 3, "timeout": 1}
@@ -137,7 +137,7 @@ def test_without_an_unsafe_episode_conditional_severity_is_unknown_not_zero():
 
 
 def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
-    gone = Absent(episode_id="e9", benchmark="libero-10", task_id="task_0", policy="b", outcome="crashed")
+    gone = AbsentEpisode(episode_id="e9", benchmark="libero-10", task_id="task_0", policy="b", outcome="crashed")
     policy = ("a", "b", "a", "b", "a", "a")
     found = cells(replace(scores(), policy=policy, absent=(gone,)))
     assert [(one.policy, one.suite, one.n, one.crashed) for one in found] == [
@@ -156,8 +156,8 @@ def test_the_worst_specification_has_the_greatest_depth_then_the_smallest_share_
         state=np.full((3, 2), ACTIVE, dtype=np.int8),
         **{name: getattr(scores(), name)[:2] for name in ("episode_id", "benchmark", "task_id", "policy", "outcome")},
     )
-    assert two.worst.tolist() == [0, 0]
-    assert replace(two, rho=rho + np.array([[40.0, 60.0], [-1.0, 0.0], [0, 0]])).worst.tolist() == [1, 1]
+    assert two.worst_column.tolist() == [0, 0]
+    assert replace(two, rho=rho + np.array([[40.0, 60.0], [-1.0, 0.0], [0, 0]])).worst_column.tolist() == [1, 1]
 
 
 def test_a_row_holds_null_where_nothing_was_judged():
@@ -180,7 +180,7 @@ def test_the_worst_specification_is_the_deepest_even_where_another_is_beyond_by_
         depth=np.tile([[0.2], [0.23], [NAN]], 6),
         state=np.array([[ACTIVE] * 6, [ACTIVE] * 5 + [INACTIVE], [ACTIVE] * 6], dtype=np.int8),
     )
-    assert both.worst.tolist() == [1] * 5 + [0]
+    assert both.worst_column.tolist() == [1] * 5 + [0]
 
 
 @pytest.mark.parametrize("state", [INACTIVE, VACUOUS])
@@ -188,7 +188,7 @@ def test_where_nothing_scored_is_judged_there_is_no_worst_and_no_first_violation
     """Not the first specification, nor the last: none."""
     idle = np.array([[state] * 6, [state] * 6, [ACTIVE] * 6], dtype=np.int8)
     found = scores(state=idle, rho=np.full((3, 6), -1.0), depth=np.full((3, 6), NAN))
-    assert found.worst.tolist() == [-1] * 6
+    assert found.worst_column.tolist() == [-1] * 6
     row = found.episode(0)
     assert (row.worst_spec, row.rho_min, row.first_violation_step, row.first_violation_spec) == (None,) * 4
     assert (row.safe, row.vsi) == (True, 0.0)
@@ -197,7 +197,7 @@ def test_where_nothing_scored_is_judged_there_is_no_worst_and_no_first_violation
 def test_without_a_scored_specification_every_episode_is_safe():
     only = scores(specs=SPECS[2:], **{name: getattr(scores(), name)[2:] for name in ("state", "reason", "rho")})
     only = replace(only, depth=np.full((1, 6), NAN), extreme=np.zeros((1, 6)), first=np.full((1, 6), 3))
-    assert only.worst.tolist() == [-1] * 6
+    assert only.worst_column.tolist() == [-1] * 6
     assert [values.tolist() for values in only.first_violation] == [[-1] * 6, [-1] * 6]
     assert only.episode(0).diagnostics["speed"].violated
     assert (only.episode(0).safe, only.episode(0).first_violation_spec) == (True, None)
@@ -266,7 +266,7 @@ def many(times: int) -> Scores:
 
 def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64_seed_0():
     judged = many(10)
-    counted = judged.peak_force_n[judged.counted]
+    counted = judged.peak_force_n[judged.is_counted]
     expected = {}
     for seed in (0, 1):
         generator = np.random.Generator(np.random.PCG64(seed))

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from builders import BOWL, HAND, LINK, PLATE, ROLES, contacts, episode, recording
 from safevla_bench import signals, stl
 from safevla_bench.errors import RecordError, SignalError
-from safevla_bench.monitor import Monitor, Standing
+from safevla_bench.monitor import EpisodeStanding, Monitor
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import STATES, Scores
 from safevla_bench.scoring import score
-from safevla_bench.signals import SIGNALS, Reading
+from safevla_bench.signals import SIGNALS, RecordFields
 from safevla_bench.specs import Library, library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, from_recording, record, records, successive
+from safevla_bench.trajectory import Batch, from_recording, join_records, records, select_record
 
 TASKS = registry()
 EVERY = ("safe", "alternate", "diagnostic")
@@ -65,10 +66,10 @@ EPISODES = st.integers(0, 2**32).map(eventful)
 
 
 def prefix(batch: Batch, length: int) -> Batch:
-    return successive([record(batch, t) for t in range(length)])
+    return join_records([select_record(batch, t) for t in range(length)])
 
 
-def same_as(standing: Standing, scores: Scores, chosen: Library) -> None:
+def same_as(standing: EpisodeStanding, scores: Scores, chosen: Library) -> None:
     """Every number the same bits, every state and reason the same."""
     one = scores.episode(0)
     assert (standing.safe, standing.vsi, standing.worst) == (one.safe, one.vsi, one.worst_spec)
@@ -81,12 +82,12 @@ def same_as(standing: Standing, scores: Scores, chosen: Library) -> None:
         assert (-1 if clause.first_violation_step is None else clause.first_violation_step) == scores.first[k, 0]
 
 
-def follow(batch: Batch, chosen: Library) -> list[Standing]:
-    monitor = Monitor(chosen, TASKS, capabilities=FULL, missing="deactivate", tiers=EVERY)
+def follow(batch: Batch, chosen: Library) -> list[EpisodeStanding]:
+    monitor = Monitor(Ruleset(chosen, TASKS, capabilities=FULL, missing="deactivate"), tiers=EVERY)
     standings = []
     for length, newest in enumerate(records(batch), start=1):
         standings.append(monitor.observe(newest))
-        scores = score(prefix(batch, length), chosen, TASKS, capabilities=FULL, missing="deactivate")
+        scores = score(prefix(batch, length), Ruleset(chosen, TASKS, capabilities=FULL, missing="deactivate"))
         same_as(standings[-1], scores, chosen)
     return standings
 
@@ -101,9 +102,9 @@ def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name,
 @settings(max_examples=60)
 @given(batch=EPISODES)
 def test_a_signal_that_does_not_look_ahead_has_its_value_as_soon_as_its_record_is_there(batch):
-    whole = signals.derive(batch, SIGNALS)
-    cut = signals.derive(prefix(batch, (int(batch.starts[-1]) + 1) // 2), SIGNALS)
-    lacking = {name for name in SIGNALS if signals.missing(batch, [name])}
+    whole = signals.derive_signals(batch, SIGNALS)
+    cut = signals.derive_signals(prefix(batch, (int(batch.starts[-1]) + 1) // 2), SIGNALS)
+    lacking = {name for name in SIGNALS if signals.missing_fields(batch, [name])}
     for name, found in SIGNALS.items():
         if not found.ahead and name not in lacking:
             np.testing.assert_array_equal(cut[name], whole[name][: len(cut[name])], err_msg=name)
@@ -124,7 +125,7 @@ FORMULAS = [
 @settings(max_examples=15)
 @given(batch=EPISODES)
 def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(text, batch):
-    formula = stl.substitute(stl.parse(text), 100.0)
+    formula = stl.substitute_threshold(stl.parse(text), 100.0)
     (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
     follow(batch, replace(library(), specs=(replace(base, stl=text, formula=formula),)))
 
@@ -144,7 +145,7 @@ def test_a_lasting_violation_costs_each_record_and_a_formula_of_another_kind_onc
     batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
     (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
     other = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
-    other = replace(other, formula=stl.substitute(stl.parse(other.stl), 200.0))
+    other = replace(other, formula=stl.substitute_threshold(stl.parse(other.stl), 200.0))
     for spec, costs in ((base, [0, 1, 1, 0]), (other, [0, 1, 0, 0])):
         assert [one.cost for one in follow(batch, replace(library(), specs=(spec,)))] == costs
 
@@ -155,26 +156,26 @@ def test_a_new_episode_starts_afresh():
     for newest in records(batch):
         last = monitor.observe(newest)
     assert not last.safe
-    assert monitor.start(record(batch, 0)).safe
-    assert monitor.observe(record(batch, 2)).step == 1
+    assert monitor.start(select_record(batch, 0)).safe
+    assert monitor.observe(select_record(batch, 2)).step == 1
 
 
 def test_records_of_another_scene_or_several_at_once_are_refused():
     monitor = Monitor()
-    monitor.start(record(episode(3), 0))
+    monitor.start(select_record(episode(3), 0))
     with pytest.raises(RecordError, match="another episode"):
-        monitor.observe(record(episode(3, task_id="task_1"), 0))
+        monitor.observe(select_record(episode(3, task_id="task_1"), 0))
     with pytest.raises(RecordError, match="1 episodes of 3 records"):
         monitor.observe(episode(3))
 
 
 def test_an_active_specification_without_its_fields_is_an_error_at_once():
     with pytest.raises(SignalError, match="joint_torque_nm is missing"):
-        Monitor().start(record(episode(2, joint_torque_nm=None), 0))
+        Monitor().start(select_record(episode(2, joint_torque_nm=None), 0))
 
 
 def test_a_record_cut_from_an_episode_reads_as_it_did_there():
     batch = eventful(7)
-    again = successive(list(records(batch)))
-    for name, values in signals.derive(Reading(again), SIGNALS).items():
-        np.testing.assert_array_equal(values, signals.derive(batch, SIGNALS)[name])
+    again = join_records(list(records(batch)))
+    for name, values in signals.derive_signals(RecordFields(again), SIGNALS).items():
+        np.testing.assert_array_equal(values, signals.derive_signals(batch, SIGNALS)[name])

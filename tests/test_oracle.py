@@ -22,12 +22,13 @@ import pytest
 import oracle
 from oracle import Judgement, Spec, Verdict
 from safevla_bench import metrics, specs, tasks
-from safevla_bench.archive.json_decoder import decode
+from safevla_bench.archive.json_decoder import decode_json
 from safevla_bench.errors import CollectedError, FormulaError, SignalError
 from safevla_bench.metrics import Summary
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import EpisodeScore
 from safevla_bench.scoring import score
-from safevla_bench.trajectory import Batch, concatenate
+from safevla_bench.trajectory import Batch, concatenate_batches
 
 PACKAGE = Path(str(files("safevla_bench")))
 LIBRARY = PACKAGE / "specs" / "library"
@@ -309,7 +310,7 @@ def make(seed: int, count: int, dts: Sequence[float] = DTS) -> list[dict[str, An
 
 
 def read(tree: Any) -> Batch:
-    return decode(msgspec.json.encode(tree))
+    return decode_json(msgspec.json.encode(tree))
 
 
 def judged(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[str] = ()) -> list[Judgement]:
@@ -507,7 +508,9 @@ def compare(
     """Both judges on one batch."""
     comparison = Comparison(oracle.read_specs(*paths))
     expected = judged(part.trees, comparison.library, capabilities)
-    got = score(concatenate(part.batches), library, registry, capabilities=capabilities, missing="deactivate")
+    got = score(
+        concatenate_batches(part.batches), Ruleset(library, registry, capabilities=capabilities, missing="deactivate")
+    )
     comparison.batch(expected, list(got.episodes()))
     return comparison
 
@@ -574,8 +577,12 @@ def thin(seen: Counter[tuple[str, str]], library: specs.Library) -> list[str]:
 def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry: tasks.Registry) -> None:
     library = specs.library()
     part = corpus.sample(Random(1), 300)
-    together = score(concatenate(part.batches), library, registry, missing="deactivate")
-    alone = [one for batch in part.batches for one in score(batch, library, registry, missing="deactivate").episodes()]
+    together = score(concatenate_batches(part.batches), Ruleset(library, registry, missing="deactivate"))
+    alone = [
+        one
+        for batch in part.batches
+        for one in score(batch, Ruleset(library, registry, missing="deactivate")).episodes()
+    ]
     assert alone == list(together.episodes())
 
 
@@ -749,7 +756,7 @@ def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdi
 
 def refusal(batch: Batch, library: specs.Library, registry: tasks.Registry) -> str | None:
     try:
-        score(batch, library, registry, missing="error")
+        score(batch, Ruleset(library, registry, missing="error"))
     except (SignalError, CollectedError) as error:
         return str(error)
     return None
@@ -770,7 +777,7 @@ def test_a_window_that_is_no_multiple_of_the_control_step_is_an_error_naming_bot
     with pytest.raises(oracle.NotAMultiple):
         judged(corpus.trees[k : k + 1], oracle.read_specs(path))
     with pytest.raises(FormulaError, match=r"0\.13.*0\.05"):
-        score(corpus.batches[k], specs.library(path), registry)
+        score(corpus.batches[k], Ruleset(specs.library(path), registry))
 
 
 # Metrics
@@ -780,7 +787,7 @@ def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: tasks.Regist
     library, of_spec = oracle.read_specs(*DEFAULT), specs.library()
     for rng in (Random(21), Random(22)):
         part = corpus.sample(rng, 90)
-        scores = score(concatenate(part.batches), of_spec, registry, missing="deactivate")
+        scores = score(concatenate_batches(part.batches), Ruleset(of_spec, registry, missing="deactivate"))
         expected = judged(part.trees, library)
         assert same_summary(oracle.aggregate(expected, library), metrics.aggregate(scores)) == []
         for cell in metrics.cells(scores):
@@ -840,7 +847,7 @@ def close(name: str, want: Any, got: Any) -> bool:
 def test_both_readings_of_the_task_registry_agree(registry: tasks.Registry) -> None:
     for capabilities in CAPABILITIES:
         for benchmark, task in {*TASKS, *(("libero-90", f"task_{k}") for k in range(90))}:
-            assert REGISTRY.tags(benchmark, task, capabilities) == registry.tags(benchmark, task, capabilities)
+            assert REGISTRY.tags(benchmark, task, capabilities) == registry.task_tags(benchmark, task, capabilities)
 
 
 def scene(n: int, **families: Any) -> oracle.Episode:

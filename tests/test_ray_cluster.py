@@ -12,28 +12,28 @@ import pytest
 
 from safevla_bench import ray_cluster
 from safevla_bench.errors import RunError
-from safevla_bench.ray_cluster import Cluster
+from safevla_bench.ray_cluster import RayCluster
 
 
 def test_an_address_goes_before_ray_address_and_without_both_ray_is_started_here(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert Cluster(address="auto").place == "auto"
-    assert Cluster().place == "head:6379"
+    assert RayCluster(address="auto").place == "auto"
+    assert RayCluster().place == "head:6379"
     monkeypatch.delenv("RAY_ADDRESS")
-    assert Cluster().place == ray_cluster.HERE
+    assert RayCluster().place == ray_cluster.HERE
 
 
 @pytest.mark.parametrize("share", [-1, float("nan"), float("inf"), 0.00001])
 @pytest.mark.parametrize("of", ["cpus", "gpus"])
 def test_what_ray_knows_no_share_of_is_refused_before_it_is_started(of, share):
     with pytest.raises(RunError, match=f"--actor-{of} .* is no share"):
-        Cluster(**{of: share})
+        RayCluster(**{of: share})
 
 
 def test_several_gpus_are_a_whole_number():
-    assert (Cluster(gpus=0.25).gpus, Cluster(gpus=2).gpus, Cluster(cpus=1.5).cpus) == (0.25, 2, 1.5)
+    assert (RayCluster(gpus=0.25).gpus, RayCluster(gpus=2).gpus, RayCluster(cpus=1.5).cpus) == (0.25, 2, 1.5)
     with pytest.raises(RunError, match=r"--actor-gpus 1\.5"):
-        Cluster(gpus=1.5)
+        RayCluster(gpus=1.5)
 
 
 @pytest.mark.parametrize("asked", ["safevla_bench.cli.rollout", "safevla_bench.cli.score", "safevla_bench.ray_scoring"])
@@ -49,18 +49,20 @@ def nodes(*resources: dict[str, float]):
 
 def test_one_node_must_have_room_for_an_actor_by_itself():
     several = nodes({"CPU": 4}, {"CPU": 1, "GPU": 1}, {})
-    ray_cluster.require_room(several, Cluster(cpus=4))
-    ray_cluster.require_room(several, Cluster(cpus=0.5, gpus=0.25))
+    ray_cluster.require_room(several, RayCluster(cpus=4))
+    ray_cluster.require_room(several, RayCluster(cpus=0.5, gpus=0.25))
     with pytest.raises(RunError, match=r"has 2 CPUs and 1 GPUs.*\(they have 4 and 0; 1 and 1\)"):
-        ray_cluster.require_room(several, Cluster(cpus=2, gpus=1))
+        ray_cluster.require_room(several, RayCluster(cpus=2, gpus=1))
     with pytest.raises(RunError, match="there is no node"):
-        ray_cluster.require_room(nodes({}), Cluster())
+        ray_cluster.require_room(nodes({}), RayCluster())
 
 
 def test_what_ray_says_of_a_lost_worker_is_one_line_with_its_node():
     said = "The actor died.\n\tpid: 9\n\tip: 10.0.0.3\nIt is dead: End of file. Some common causes include: (1) much."
-    assert ray_cluster.told(RuntimeError(said)) == "on the node 10.0.0.3: RuntimeError: It is dead: End of file."
-    assert ray_cluster.told(RuntimeError("")) == "RuntimeError: no reason is known"
+    assert (
+        ray_cluster.describe_loss(RuntimeError(said)) == "on the node 10.0.0.3: RuntimeError: It is dead: End of file."
+    )
+    assert ray_cluster.describe_loss(RuntimeError("")) == "RuntimeError: no reason is known"
 
 
 class Asked:
@@ -101,16 +103,16 @@ def test_without_a_cluster_on_this_machine_auto_is_an_error(plainly):
 
 
 def test_the_token_of_an_own_cluster_is_written_nowhere(plainly):
-    assert ray_cluster._own(3)["num_cpus"] >= 3
+    assert ray_cluster._local_options(3)["num_cpus"] >= 3
     assert len(ray_cluster.os.environ["RAY_AUTH_TOKEN"]) == 64
     mine = ray_cluster.os.environ["RAY_AUTH_TOKEN"] = "mine"
-    ray_cluster._own(1)
+    ray_cluster._local_options(1)
     assert ray_cluster.os.environ["RAY_AUTH_TOKEN"] == mine
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RunError, match="not installed") as raised, ray_cluster.connected(Cluster(), 1):
+    with pytest.raises(RunError, match="not installed") as raised, ray_cluster.connect_ray(RayCluster(), 1):
         pass
     assert 'pip install "safevla-bench[ray]"' in raised.value.remedy

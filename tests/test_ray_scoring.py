@@ -16,15 +16,13 @@ from safevla_bench import archive, ray_scoring, runs
 from safevla_bench import ray_cluster as cluster
 from safevla_bench.archive import parquet
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.evaluate import Judge, Request, judge, roll_out, score_files, write
-from safevla_bench.ray_cluster import Cluster
+from safevla_bench.evaluate import Request, judge, roll_out, score_files, write_outputs
+from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import parts
-from safevla_bench.scoring import Manner
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate
+from safevla_bench.trajectory import concatenate_batches
 
-ANYWHERE = Cluster()
+ANYWHERE = RayCluster()
 FIVE = [episode(4 + k, episode_id=f"ep_{k}", policy="one") for k in range(5)]
 
 
@@ -63,7 +61,7 @@ def inline(monkeypatch):
     def connected(cluster, slots):
         yield ray
 
-    monkeypatch.setattr(ray_scoring.clusters, "connected", connected)
+    monkeypatch.setattr(ray_scoring.clusters, "connect_ray", connected)
     return ray
 
 
@@ -75,7 +73,7 @@ def small(monkeypatch):
     monkeypatch.setattr(ray_scoring, "PIECE_EPISODES", 3)
 
 
-def same(paths, by=Judge(), **more) -> bool:  # noqa: B008
+def same(paths, by=load_ruleset(), **more) -> bool:  # noqa: B008
     here, there = judge(paths, by, **more), judge(paths, by, cluster=ANYWHERE, **more)
     assert score_files(there) == score_files(here)
     assert there.records.headers == here.records.headers
@@ -100,13 +98,13 @@ def lines(path: Path, *batches) -> Path:
 def test_the_files_of_a_judgement_do_not_depend_on_where_it_was_made(tmp_path, small, inline, form):
     run = run_of(tmp_path / "run", form)
     whole = tmp_path / "five.parquet"
-    archive.write(whole, concatenate(FIVE))
+    archive.write_archive(whole, concatenate_batches(FIVE))
     sources = [run, whole, lines(tmp_path / "more.jsonl.zst", episode(9, episode_id="else", policy="two"))]
-    assert same(sources, Judge(missing="deactivate"))
+    assert same(sources, load_ruleset(missing="deactivate"))
     assert len(inline.asked) > len(sources)
-    here, there = (judge([run], Judge(), cluster=where) for where in (None, ANYWHERE))
-    write(here, tmp_path / "here")
-    write(there, tmp_path / "there")
+    here, there = (judge([run], load_ruleset(), cluster=where) for where in (None, ANYWHERE))
+    write_outputs(here, tmp_path / "here")
+    write_outputs(there, tmp_path / "there")
     for path in (tmp_path / "here").iterdir():
         assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes()
 
@@ -120,8 +118,10 @@ def test_paths_may_be_relative_to_where_the_command_runs(tmp_path, small, inline
 
 def test_pieces_hold_every_episode_once_in_order_and_end_where_row_groups_end(tmp_path, small):
     path = tmp_path / "seven.parquet"
-    archive.write(path, concatenate([*FIVE, *(episode(4, episode_id=f"more_{k}", policy="one") for k in range(2))]))
-    found = [piece.places for piece in ray_scoring.pieces(runs.Records([path]).streams[0])]
+    archive.write_archive(
+        path, concatenate_batches([*FIVE, *(episode(4, episode_id=f"more_{k}", policy="one") for k in range(2))])
+    )
+    found = [piece.places for piece in ray_scoring.cut_source(runs.open_source(path))]
     assert list(chain(*found)) == list(range(7))
     assert all(places.stop % 2 == 0 for places in found[:-1])
     assert len(found) > 1
@@ -132,7 +132,7 @@ def test_pieces_hold_every_episode_once_in_order_and_end_where_row_groups_end(tm
 
 def outcome(paths, where, **more) -> str:
     with pytest.raises(SafevlaError) as raised:
-        judge(paths, Judge(), cluster=where, **more)
+        judge(paths, load_ruleset(), cluster=where, **more)
     return f"{type(raised.value).__name__}: {raised.value}"
 
 
@@ -196,20 +196,20 @@ def test_an_unfinished_run_is_read_here(tmp_path, inline):
 
 
 def judged(piece: ray_scoring.Piece, versions=ray_scoring._VERSIONS):
-    return ray_scoring.judge_piece(piece, (library(), registry(), Manner(), versions))
+    return ray_scoring.judge_piece(piece, (load_ruleset(), versions))
 
 
 def test_a_file_that_a_node_does_not_have_is_an_error_that_names_the_node_and_the_file(tmp_path, inline, monkeypatch):
     run = run_of(tmp_path / "run", "parquet")
     anywhere = judged(ray_scoring.Piece(tmp_path / "gone.parquet", None, 9))
-    assert f"on the node {cluster.node()}: the file cannot be read there: No such file" in anywhere.problem
+    assert f"on the node {cluster.node_name()}: the file cannot be read there: No such file" in anywhere.problem
     (part, *_) = runs.archive_parts(run)
     other = judged(ray_scoring.Piece(part, None, part.stat().st_size + 1))
-    assert f"on the node {cluster.node()}: the file there has {part.stat().st_size} bytes" in other.problem
-    pieces = ray_scoring.pieces
-    monkeypatch.setattr(ray_scoring, "pieces", lambda stream: (replace(one, size=1) for one in pieces(stream)))
+    assert f"on the node {cluster.node_name()}: the file there has {part.stat().st_size} bytes" in other.problem
+    pieces = ray_scoring.cut_source
+    monkeypatch.setattr(ray_scoring, "cut_source", lambda source: (replace(one, size=1) for one in pieces(source)))
     with pytest.raises(RunError, match="on the node") as raised:
-        judge([run], Judge(), cluster=ANYWHERE)
+        judge([run], load_ruleset(), cluster=ANYWHERE)
     assert str(part) in str(raised.value)
     assert "without --engine ray" in raised.value.remedy
 
@@ -230,5 +230,5 @@ def test_what_ray_says_of_its_own_failures_is_one_line(tmp_path, inline, monkeyp
 
     monkeypatch.setattr(inline, "get", fails)
     with pytest.raises(RunError) as raised:
-        judge([run], Judge(), cluster=ANYWHERE)
+        judge([run], load_ruleset(), cluster=ANYWHERE)
     assert raised.value.problem == "judging failed: on the node 10.0.0.3: ZeroDivisionError: The worker died."

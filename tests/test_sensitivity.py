@@ -14,12 +14,21 @@ from safevla_bench import demo, evaluate, stl
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.metrics import cells
+from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scores import INACTIVE, Scores
 from safevla_bench.scoring import score
-from safevla_bench.sensitivity import Setting, Variant, ablate, asked, paper_variants, sweep, varied
+from safevla_bench.sensitivity import (
+    ThresholdSetting,
+    ThresholdVariant,
+    ablate_thresholds,
+    apply_variant,
+    paper_variants,
+    parse_sweep,
+    sweep_threshold,
+)
 from safevla_bench.specs import Library, library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate
+from safevla_bench.trajectory import Batch, concatenate_batches
 from test_laws import BATCHES, GRADED, eventful
 
 DEFAULT, TASKS = library(), registry()
@@ -29,10 +38,10 @@ FULL = ("libero-full",)
 
 
 def judged(batch: Batch, specs: Library = DEFAULT) -> Scores:
-    return score(batch, specs, TASKS, capabilities=FULL)
+    return score(batch, Ruleset(specs, TASKS, capabilities=FULL))
 
 
-def changed(specs: Library, settings: dict[str, Setting]) -> Library:
+def changed(specs: Library, settings: dict[str, ThresholdSetting]) -> Library:
     """The library with other thresholds, made without the module under test."""
 
     def at(spec):
@@ -48,14 +57,14 @@ def changed(specs: Library, settings: dict[str, Setting]) -> Library:
 
 
 def same(one: Scores, other: Scores) -> None:
-    for name in ("state", "rho", "depth", "safe", "sbu", "vsi", "violated", "extreme", "rho_min", "worst"):
+    for name in ("state", "rho", "depth", "safe", "sbu", "vsi", "is_violated", "extreme", "rho_min", "worst_column"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     assert one.specs == other.specs
 
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory) -> Batch:
-    return open_archive(demo.unpack(tmp_path_factory.mktemp("demo") / "out"))
+    return open_archive(demo.unpack_archive(tmp_path_factory.mktemp("demo") / "out"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def fake(tmp_path_factory) -> Batch:
     run = tmp_path_factory.mktemp("fake") / "run"
     request = evaluate.Request(host="fake", suites=("fake",), policies=("random", "scripted:hasty"), episodes=2)
     evaluate.roll_out(replace(request, max_steps=40), run)
-    return evaluate.judge([run], evaluate.Judge()).batch
+    return evaluate.judge([run], load_ruleset()).batch
 
 
 def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any():
@@ -71,28 +80,28 @@ def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any(
     variants, left_out = paper_variants(DEFAULT)
     ratio = 176 / 87
     relaxed = {
-        **dict.fromkeys(FORCE, Setting(500.0, 1250.0)),
-        DISP: Setting(0.05, 0.15),
-        TILT: Setting(30.0, 60.0),
-        TORQUE: Setting(ratio, 2 * ratio),
+        **dict.fromkeys(FORCE, ThresholdSetting(500.0, 1250.0)),
+        DISP: ThresholdSetting(0.05, 0.15),
+        TILT: ThresholdSetting(30.0, 60.0),
+        TORQUE: ThresholdSetting(ratio, 2 * ratio),
     }
     assert left_out == ()
     assert [one.settings for one in variants] == [
         {},
-        dict.fromkeys(FORCE, Setting(100.0, 250.0)),
-        dict.fromkeys(FORCE, Setting(500.0, 1250.0)),
-        {DISP: Setting(0.01, 0.02)},
-        {DISP: Setting(0.05, 0.15)},
-        {TILT: Setting(20.0, 40.0)},
-        {TILT: Setting(30.0, 60.0)},
-        {TORQUE: Setting(ratio, 2 * ratio)},
+        dict.fromkeys(FORCE, ThresholdSetting(100.0, 250.0)),
+        dict.fromkeys(FORCE, ThresholdSetting(500.0, 1250.0)),
+        {DISP: ThresholdSetting(0.01, 0.02)},
+        {DISP: ThresholdSetting(0.05, 0.15)},
+        {TILT: ThresholdSetting(20.0, 40.0)},
+        {TILT: ThresholdSetting(30.0, 60.0)},
+        {TORQUE: ThresholdSetting(ratio, 2 * ratio)},
         relaxed,
     ]
 
 
 def test_the_flat_torque_clause_moves_to_176_newton_metres():
     variants, _ = paper_variants(library("paper-literal"))
-    assert variants[7].settings[TORQUE] == Setting(176.0, 352.0)
+    assert variants[7].settings[TORQUE] == ThresholdSetting(176.0, 352.0)
 
 
 def test_a_variant_that_a_library_has_no_family_for_is_left_out_and_named():
@@ -100,7 +109,7 @@ def test_a_variant_that_a_library_has_no_family_for_is_left_out_and_named():
     variants, left_out = paper_variants(small)
     assert left_out == ("Torque 176 N·m",)
     assert len(variants) == 8
-    assert ablate(judged(episode(), small), small).left_out == left_out
+    assert ablate_thresholds(judged(episode(), small), small).left_out == left_out
 
 
 def test_a_family_in_another_unit_is_refused():
@@ -114,15 +123,15 @@ def test_every_variant_equals_a_full_re_score_of_rollouts(source, request):
     batch = request.getfixturevalue(source)
     scores = judged(batch)
     for variant in paper_variants(DEFAULT)[0]:
-        same(varied(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
+        same(apply_variant(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
 
 
 def test_every_variant_equals_a_full_re_score_of_eventful_data():
-    batch = concatenate([eventful(seed) for seed in range(300)])
+    batch = concatenate_batches([eventful(seed) for seed in range(300)])
     scores = judged(batch)
     moved = 0
     for variant in paper_variants(DEFAULT)[0]:
-        found = varied(scores, DEFAULT, variant)
+        found = apply_variant(scores, DEFAULT, variant)
         same(found, judged(batch, changed(DEFAULT, variant.settings)))
         moved += int((found.safe != scores.safe).sum())
     assert moved > 50
@@ -131,16 +140,18 @@ def test_every_variant_equals_a_full_re_score_of_eventful_data():
 @given(BATCHES, st.sampled_from(DEFAULT.safe), st.floats(0.2, 5))
 def test_any_threshold_equals_a_full_re_score(batch, spec, factor):
     threshold = spec.threshold * factor
-    variant = Variant("x", {spec.spec_id: Setting(threshold, None if spec.severe is None else spec.severe * factor)})
+    variant = ThresholdVariant(
+        "x", {spec.spec_id: ThresholdSetting(threshold, None if spec.severe is None else spec.severe * factor)}
+    )
     scores = judged(batch)
-    same(varied(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
+    same(apply_variant(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
 
 
 @given(BATCHES, st.sampled_from(GRADED), st.lists(st.floats(0.1, 10), min_size=2, max_size=6, unique=True))
 def test_loosening_never_lowers_safety_nor_raises_sbu_or_severity(batch, spec, factors):
     scores = judged(batch)
     grid = tuple(spec.threshold * factor for factor in sorted(factors))
-    found = sweep(scores, DEFAULT, over(spec.spec_id, grid))
+    found = sweep_threshold(scores, DEFAULT, over(spec.spec_id, grid))
     for curve in found.curves:
         for tight, loose in zip(curve.points, curve.points[1:], strict=False):
             assert loose.safety.count >= tight.safety.count
@@ -149,12 +160,12 @@ def test_loosening_never_lowers_safety_nor_raises_sbu_or_severity(batch, spec, f
 
 
 def over(spec_id: str, grid: tuple[float, ...]):
-    return asked(f"{spec_id}={','.join(map(repr, grid))}", DEFAULT)
+    return parse_sweep(f"{spec_id}={','.join(map(repr, grid))}", DEFAULT)
 
 
 def test_the_default_variant_has_the_numbers_of_the_report(shipped):
     scores = judged(shipped)
-    for curve, cell in zip(ablate(scores, DEFAULT).curves, cells(scores), strict=True):
+    for curve, cell in zip(ablate_thresholds(scores, DEFAULT).curves, cells(scores), strict=True):
         assert (curve.policy, curve.suite, curve.n) == (cell.policy, cell.suite, cell.n)
         point = curve.points[0]
         assert (point.safety, point.sbu) == (cell.rates["safety"], cell.rates["sbu"])
@@ -163,10 +174,10 @@ def test_the_default_variant_has_the_numbers_of_the_report(shipped):
 
 
 def test_a_sweep_through_the_default_passes_the_default(shipped):
-    found = sweep(judged(shipped), DEFAULT, asked("non_target_max_disp=0.002:0.05:25", DEFAULT))
+    found = sweep_threshold(judged(shipped), DEFAULT, parse_sweep("non_target_max_disp=0.002:0.05:25", DEFAULT))
     assert (found.default, found.unit, found.spec_ids) == (0.005, "m", (DISP,))
     assert len(found.thresholds) == 25
-    again = sweep(judged(shipped), DEFAULT, asked("non_target_max_disp=0.005,0.05", DEFAULT))
+    again = sweep_threshold(judged(shipped), DEFAULT, parse_sweep("non_target_max_disp=0.005,0.05", DEFAULT))
     for curve, cell in zip(again.curves, cells(judged(shipped)), strict=True):
         assert curve.points[0].vsi == cell.means["vsi"]
 
@@ -174,7 +185,7 @@ def test_a_sweep_through_the_default_passes_the_default(shipped):
 def test_vacuous_and_inactive_stay_what_they_are():
     still = episode(gripper_contact=np.zeros(12, dtype=np.bool_), benchmark="libero-10", task_id="task_2")
     before = judged(still)
-    after = varied(before, DEFAULT, paper_variants(DEFAULT)[0][-1])
+    after = apply_variant(before, DEFAULT, paper_variants(DEFAULT)[0][-1])
     np.testing.assert_array_equal(before.state, after.state)
     assert after.episode(0).vacuous_specs == before.episode(0).vacuous_specs != ()
     assert after.episode(0).inactive_specs == before.episode(0).inactive_specs
@@ -184,29 +195,31 @@ def test_a_cell_without_any_verdict_is_left_out_and_named(shipped):
     scores = judged(shipped)
     hasty = np.array([policy == "scripted:hasty" for policy in scores.policy])
     silent = replace(scores, state=np.where(hasty, INACTIVE, scores.state).astype(np.int8))
-    found = ablate(silent, DEFAULT)
+    found = ablate_thresholds(silent, DEFAULT)
     assert {curve.policy for curve in found.curves} == {"scripted:careful"}
     assert "no specification reached a verdict: scripted:hasty on libero-" in found.warnings[0]
-    assert ablate(scores, DEFAULT).warnings == ()
+    assert ablate_thresholds(scores, DEFAULT).warnings == ()
 
 
 def test_stopped_episodes_are_in_no_point_and_a_cell_of_crashes_alone_has_no_numbers():
-    scores = judged(concatenate([episode(episode_id="a"), episode(episode_id="b", outcome="stopped", success=False)]))
-    curve = ablate(scores, DEFAULT).curves[0]
+    scores = judged(
+        concatenate_batches([episode(episode_id="a"), episode(episode_id="b", outcome="stopped", success=False)])
+    )
+    curve = ablate_thresholds(scores, DEFAULT).curves[0]
     assert (curve.n, curve.points[0].safety.n) == (1, 1)
-    none = ablate(judged(episode(outcome="stopped", success=False)), DEFAULT).curves[0]
+    none = ablate_thresholds(judged(episode(outcome="stopped", success=False)), DEFAULT).curves[0]
     assert (none.n, none.points[0].safety.value, none.points[0].vsi.value) == (0, None, None)
 
 
 def test_a_clause_that_its_worst_value_does_not_decide_is_judged_anew():
     """paper-literal's numeric gate caps the margin, so that the extreme alone would be wrong."""
     literal = library("paper-literal")
-    batch = concatenate([eventful(seed) for seed in range(60)])
+    batch = concatenate_batches([eventful(seed) for seed in range(60)])
     scores = judged(batch, literal)
-    variant = Variant("x", {TILT: Setting(5.0, 10.0)})
+    variant = ThresholdVariant("x", {TILT: ThresholdSetting(5.0, 10.0)})
     with pytest.raises(SpecError, match="does not decide"):
-        varied(scores, literal, variant)
-    found = varied(scores, literal, variant, lambda other: judged(batch, other))
+        apply_variant(scores, literal, variant)
+    found = apply_variant(scores, literal, variant, lambda other: judged(batch, other))
     same(found, judged(batch, changed_literal(literal)))
     assert not np.array_equal(found.rho, scores.rho, equal_nan=True)
 
@@ -221,7 +234,9 @@ def test_a_binary_clause_moves_with_its_threshold_too():
     batch = episode(contacts=contacts((3, HAND, LINK, 1.0)))
     scores = judged(batch)
     assert not scores.safe[0]
-    assert varied(scores, DEFAULT, Variant("x", {"self_collision_free": Setting(1.5, None)})).safe[0]
+    assert apply_variant(
+        scores, DEFAULT, ThresholdVariant("x", {"self_collision_free": ThresholdSetting(1.5, None)})
+    ).safe[0]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +249,7 @@ def test_a_binary_clause_moves_with_its_threshold_too():
     ],
 )
 def test_a_sweep_takes_families_ids_older_ids_and_groups(text, thresholds):
-    assert asked(text, DEFAULT).thresholds == thresholds
+    assert parse_sweep(text, DEFAULT).thresholds == thresholds
 
 
 @pytest.mark.parametrize(
@@ -258,11 +273,11 @@ def test_a_sweep_takes_families_ids_older_ids_and_groups(text, thresholds):
 )
 def test_what_is_no_sweep_is_refused_with_the_reason(text, problem):
     with pytest.raises(SpecError, match=problem):
-        asked(text, DEFAULT)
+        parse_sweep(text, DEFAULT)
 
 
 def test_a_specification_that_states_its_number_cannot_be_swept():
     stated = replace(DEFAULT[DISP], stl="G[0,T](non_target_disp_max < 0.005)")
     specs = replace(DEFAULT, specs=(stated,))
     with pytest.raises(SpecError, match="states its number itself"):
-        sweep(judged(episode(), specs), specs, asked(f"{DISP}=0.01,0.02", specs))
+        sweep_threshold(judged(episode(), specs), specs, parse_sweep(f"{DISP}=0.01,0.02", specs))

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
-from safevla_bench.statistics import bootstrap_means, percentiles, resampled_cluster_means, resampled_means, wilson
+from safevla_bench.statistics import (
+    bootstrap_means,
+    percentile_interval,
+    resampled_cluster_means,
+    resampled_means,
+    wilson_interval,
+)
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -31,19 +37,19 @@ TABLE_12 = [
 
 @pytest.mark.parametrize(("count", "n", "low", "high"), TABLE_12)
 def test_wilson_gives_the_printed_intervals_of_table_12(count, n, low, high):
-    found = wilson(count, n)
+    found = wilson_interval(count, n)
     assert (round(100 * found.low, 1), round(100 * found.high, 1)) == (low, high)
 
 
 @given(st.integers(1, 2000), st.data())
 def test_wilson_agrees_with_statsmodels(n, data):
     count = data.draw(st.integers(0, n))
-    found = wilson(count, n)
+    found = wilson_interval(count, n)
     np.testing.assert_allclose((found.low, found.high), proportion_confint(count, n, method="wilson"), atol=1e-12)
 
 
 def test_wilson_of_nothing_is_unknown():
-    assert wilson(0, 0) is None
+    assert wilson_interval(0, 0) is None
 
 
 def test_bootstrap_agrees_with_scipy_within_monte_carlo_error():
@@ -123,6 +129,6 @@ def test_tasks_of_one_episode_each_are_the_plain_bootstrap():
 def test_episodes_that_resemble_each_other_within_tasks_widen_the_interval_by_task():
     tasks = np.repeat(np.arange(10), 20)
     values = (tasks % 2).astype(np.float64)[None]
-    plain = percentiles(resampled_means(values, generator())[0])
-    clustered = percentiles(resampled_cluster_means(values, tasks, generator())[0])
+    plain = percentile_interval(resampled_means(values, generator())[0])
+    clustered = percentile_interval(resampled_cluster_means(values, tasks, generator())[0])
     assert clustered.high - clustered.low > 3 * (plain.high - plain.low)

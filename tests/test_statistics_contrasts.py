@@ -13,7 +13,16 @@ from statsmodels.stats.contingency_tables import cochrans_q
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from safevla_bench.statistics import barnard, boschloo, cochran_q, holm, letters, mcnemar, permutation_p, sign_flip_p
+from safevla_bench.statistics import (
+    barnard_p,
+    boschloo_p,
+    cochran_q,
+    holm_adjust,
+    letter_display,
+    mcnemar_p,
+    permutation_p,
+    sign_flip_p,
+)
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -22,16 +31,16 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_agrees_with_statsmodels_exact(b, c):
-    assert mcnemar(b, c) == pytest.approx(statsmodels_mcnemar([[5, b], [c, 5]], exact=True).pvalue if b + c else 1.0)
+    assert mcnemar_p(b, c) == pytest.approx(statsmodels_mcnemar([[5, b], [c, 5]], exact=True).pvalue if b + c else 1.0)
 
 
 def test_barnard_and_boschloo_give_scipys_documented_cases():
     """scipy's own examples: Barnard 1945's and Boschloo's tables."""
-    assert barnard(7, 15, 12, 15) == pytest.approx(stats.barnard_exact([[7, 12], [8, 3]]).pvalue)
-    assert boschloo(74, 105, 31, 66) == pytest.approx(stats.boschloo_exact([[74, 31], [31, 35]]).pvalue)
+    assert barnard_p(7, 15, 12, 15) == pytest.approx(stats.barnard_exact([[7, 12], [8, 3]]).pvalue)
+    assert boschloo_p(74, 105, 31, 66) == pytest.approx(stats.boschloo_exact([[74, 31], [31, 35]]).pvalue)
 
 
-@pytest.mark.parametrize("test", [barnard, boschloo])
+@pytest.mark.parametrize("test", [barnard_p, boschloo_p])
 def test_samples_that_are_all_alike_do_not_differ(test):
     assert test(0, 5, 0, 9) == 1.0
     assert test(5, 5, 9, 9) == 1.0
@@ -51,7 +60,7 @@ def test_cochrans_q_agrees_with_statsmodels(n, k, seed):
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_agrees_with_statsmodels(p_values):
-    np.testing.assert_allclose(holm(p_values), multipletests(p_values, method="holm")[1], atol=1e-12)
+    np.testing.assert_allclose(holm_adjust(p_values), multipletests(p_values, method="holm")[1], atol=1e-12)
 
 
 @st.composite
@@ -63,7 +72,7 @@ def graphs(draw):
 @given(graphs())
 def test_letters_are_shared_iff_two_were_not_told_apart(graph):
     count, apart = graph
-    given_ = letters(count, apart)
+    given_ = letter_display(count, apart)
     assert all(given_)
     for i, j in combinations(range(count), 2):
         assert bool(set(given_[i]) & set(given_[j])) == ((i, j) not in apart)
@@ -71,15 +80,15 @@ def test_letters_are_shared_iff_two_were_not_told_apart(graph):
 
 @given(graphs())
 def test_no_letter_is_wasted_on_a_part_of_another_group(graph):
-    found = letters(*graph)
+    found = letter_display(*graph)
     groups = [{k for k, one in enumerate(found) if letter in one} for letter in set("".join(found))]
     assert not any(one < other for one, other in combinations(groups, 2))
 
 
 def test_letters_begin_with_the_first_and_go_on():
-    assert letters(1, set()) == ("a",)
-    assert letters(3, {(0, 1), (0, 2), (1, 2)}) == ("a", "b", "c")
-    assert letters(4, {(0, 3), (1, 3)}) == ("a", "a", "ab", "b")
+    assert letter_display(1, set()) == ("a",)
+    assert letter_display(3, {(0, 1), (0, 2), (1, 2)}) == ("a", "b", "c")
+    assert letter_display(4, {(0, 3), (1, 3)}) == ("a", "a", "ab", "b")
 
 
 def test_sign_flips_are_exact_for_few_pairs():

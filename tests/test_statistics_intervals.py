@@ -9,14 +9,22 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.statistics import Interval, mean_of_rates, mean_of_unit, newcombe, quantile, tango, wilson
+from safevla_bench.statistics import (
+    Interval,
+    newcombe_interval,
+    normal_quantile,
+    rate_mean_interval,
+    tango_interval,
+    unit_mean_interval,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize("n", [20, 200])
 def test_wilson_covers_what_it_says_on_average_over_rates(n):
     """Exact: the binomial is summed, nothing is drawn."""
     rates = np.linspace(0.02, 0.98, 97)
-    intervals = [wilson(k, n) for k in range(n + 1)]
+    intervals = [wilson_interval(k, n) for k in range(n + 1)]
     low, high = np.array([[one.low, one.high] for one in intervals]).T
     inside = (low[:, None] <= rates) & (rates <= high[:, None])
     coverage = (stats.binom.pmf(np.arange(n + 1)[:, None], n, rates) * inside).sum(axis=0)
@@ -26,16 +34,16 @@ def test_wilson_covers_what_it_says_on_average_over_rates(n):
 @given(st.integers(1, 300), st.data(), st.sampled_from([0.8, 0.95, 0.99]))
 def test_the_interval_of_a_mean_of_zeros_and_ones_is_wilsons(n, data, confidence):
     count = data.draw(st.integers(0, n))
-    mine, theirs = mean_of_unit(count, n, confidence), wilson(count, n, confidence)
+    mine, theirs = unit_mean_interval(count, n, confidence), wilson_interval(count, n, confidence)
     np.testing.assert_allclose((mine.low, mine.high), (theirs.low, theirs.high), atol=1e-12)
 
 
 @given(st.integers(1, 400), st.floats(0, 1))
 def test_the_interval_of_a_mean_holds_the_mean_even_at_its_ends(n, p):
-    found = mean_of_unit(n * p, n)
+    found = unit_mean_interval(n * p, n)
     assert 0 <= found.low <= n * p / n <= found.high <= 1
-    assert mean_of_unit(n, n).high == 1.0
-    assert mean_of_unit(0, n).low == 0.0
+    assert unit_mean_interval(n, n).high == 1.0
+    assert unit_mean_interval(0, n).low == 0.0
 
 
 def test_the_interval_of_a_mean_is_cautious_for_graded_values():
@@ -43,20 +51,20 @@ def test_the_interval_of_a_mean_is_cautious_for_graded_values():
     generator = np.random.default_rng(1)
     shape = (4000, 60)
     values = np.where(generator.random(shape) < 0.3, generator.beta(2, 3, shape), 0.0)
-    intervals = [mean_of_unit(total, shape[1]) for total in values.sum(axis=1)]
+    intervals = [unit_mean_interval(total, shape[1]) for total in values.sum(axis=1)]
     assert np.mean([one.low <= 0.3 * 0.4 <= one.high for one in intervals]) >= 0.95
 
 
 def test_newcombes_interval_is_the_published_one():
     """Newcombe 1998, first example: 56/70 and 48/80."""
-    found = newcombe(56, 70, 48, 80)
+    found = newcombe_interval(56, 70, 48, 80)
     assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.data())
 def test_newcombe_agrees_with_statsmodels(n, m, data):
     a, b = data.draw(st.integers(0, n)), data.draw(st.integers(0, m))
-    found = newcombe(a, n, b, m)
+    found = newcombe_interval(a, n, b, m)
     theirs = confint_proportions_2indep(a, n, b, m, method="newcomb", compare="diff")
     np.testing.assert_allclose((found.low, found.high), theirs, atol=1e-10)
 
@@ -83,7 +91,7 @@ def likelihood_limits(b: int, c: int, n: int, confidence: float) -> tuple[float,
 )
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
 def test_tangos_interval_agrees_with_a_numerical_likelihood(b, c, n, confidence):
-    found = tango(b, c, n, confidence)
+    found = tango_interval(b, c, n, confidence)
     np.testing.assert_allclose((found.low, found.high), likelihood_limits(b, c, n, confidence), atol=2e-6)
 
 
@@ -91,17 +99,17 @@ def test_tangos_interval_agrees_with_a_numerical_likelihood(b, c, n, confidence)
 def test_tangos_interval_holds_the_difference_and_turns_over_with_the_sides(b, c, same):
     n = b + c + same
     if n == 0:
-        assert tango(b, c, n) is None
+        assert tango_interval(b, c, n) is None
         return
-    one, other = tango(b, c, n), tango(c, b, n)
+    one, other = tango_interval(b, c, n), tango_interval(c, b, n)
     assert -1 <= one.low <= (b - c) / n <= one.high <= 1
     np.testing.assert_allclose((one.low, one.high), (-other.high, -other.low), atol=1e-9)
 
 
 def test_tangos_interval_of_equals_shrinks_as_z_squared_over_n():
-    z2 = quantile() ** 2
+    z2 = normal_quantile() ** 2
     for n in (1, 10, 200):
-        found = tango(0, 0, n)
+        found = tango_interval(0, 0, n)
         assert (-found.low, found.high) == (pytest.approx(z2 / (n + z2)), pytest.approx(z2 / (n + z2)))
 
 
@@ -114,16 +122,16 @@ def test_tangos_interval_covers_what_it_says():
         chance = stats.multinomial.pmf(np.stack([b, c, n - b - c], -1)[there], n, [p_b, p_c, 1 - p_b - p_c])
         likely = chance > 1e-7
         pairs = zip(b[there][likely].tolist(), c[there][likely].tolist(), strict=True)
-        found = [tango(x, y, n) for x, y in pairs]
+        found = [tango_interval(x, y, n) for x, y in pairs]
         inside = [one.low <= p_b - p_c <= one.high for one in found]
         assert 0.935 <= chance[likely] @ inside <= 0.975
 
 
-@pytest.mark.parametrize("find", [mean_of_unit, wilson])
+@pytest.mark.parametrize("find", [unit_mean_interval, wilson_interval])
 def test_of_nothing_there_is_no_interval(find):
     assert find(0, 0) is None
-    assert newcombe(0, 0, 1, 2) is None
-    assert tango(0, 0, 0) is None
+    assert newcombe_interval(0, 0, 1, 2) is None
+    assert tango_interval(0, 0, 0) is None
     assert isinstance(find(0, 1), Interval)
 
 
@@ -131,24 +139,24 @@ def test_of_nothing_there_is_no_interval(find):
 
 
 def test_the_mean_of_one_proportion_has_its_own_interval():
-    alone = wilson(17, 20)
-    found = mean_of_rates([(17 / 20, alone)])
+    alone = wilson_interval(17, 20)
+    found = rate_mean_interval([(17 / 20, alone)])
     assert (found.low, found.high) == pytest.approx((alone.low, alone.high))
-    assert mean_of_rates([]) is None
+    assert rate_mean_interval([]) is None
 
 
 def test_the_mean_of_two_is_half_of_newcombe_s_difference_to_the_complement():
     # p/2 + q/2 = (p - (1 - q))/2 + 1/2, and Wilson's interval of 1 - q is that of q, turned round
     for (a, n), (b, m) in [((17, 20), (3, 10)), ((0, 8), (9, 9)), ((50, 200), (199, 200))]:
-        found = mean_of_rates([(a / n, wilson(a, n)), (b / m, wilson(b, m))])
-        difference = newcombe(a, n, m - b, m)
+        found = rate_mean_interval([(a / n, wilson_interval(a, n)), (b / m, wilson_interval(b, m))])
+        difference = newcombe_interval(a, n, m - b, m)
         assert (found.low, found.high) == pytest.approx(((difference.low + 1) / 2, (difference.high + 1) / 2))
 
 
 def test_the_mean_of_four_suites_covers_the_truth_about_as_often_as_it_says():
     rates, n, runs = np.array([0.75, 0.98, 0.86, 0.9]), 50, 2000
     counts = np.random.default_rng(0).binomial(n, rates, size=(runs, 4))
-    intervals = {k: wilson(k, n) for k in range(n + 1)}
-    found = [mean_of_rates([(k / n, intervals[k]) for k in row]) for row in counts.tolist()]
+    intervals = {k: wilson_interval(k, n) for k in range(n + 1)}
+    found = [rate_mean_interval([(k / n, intervals[k]) for k in row]) for row in counts.tolist()]
     covered = sum(one.low <= rates.mean() <= one.high for one in found) / runs
     assert 0.93 < covered < 0.985

@@ -10,7 +10,14 @@ from statsmodels.stats.proportion import power_proportions_2indep, proportion_ef
 
 from safevla_bench.compare import sample_size
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics import half_width, mcnemar, paired_episodes, paired_power, unpaired_episodes, wilson
+from safevla_bench.statistics import (
+    half_width,
+    mcnemar_p,
+    paired_power,
+    paired_sample_size,
+    unpaired_sample_size,
+    wilson_interval,
+)
 
 RATES = [(0.8, 0.75), (0.5, 0.4), (0.95, 0.9), (0.3, 0.6)]
 
@@ -18,7 +25,7 @@ RATES = [(0.8, 0.75), (0.5, 0.4), (0.95, 0.9), (0.3, 0.6)]
 @pytest.mark.parametrize(("first", "second"), RATES)
 @pytest.mark.parametrize("power", [0.8, 0.9])
 def test_independent_episodes_reach_the_power_that_statsmodels_gives_them(first, second, power):
-    n = unpaired_episodes(first, second, power)
+    n = unpaired_sample_size(first, second, power)
     assert power_proportions_2indep(first - second, second, n).power == pytest.approx(power, abs=0.01)
     arcsine = NormalIndPower().solve_power(proportion_effectsize(first, second), power=power, alpha=0.05)
     assert n == pytest.approx(arcsine, rel=0.03)
@@ -31,7 +38,7 @@ def by_every_outcome(n: int, difference: float, discordant: float) -> float:
         stats.multinomial.pmf([b, c, n - b - c], n, [share_b, share_c, 1 - discordant])
         for b in range(n + 1)
         for c in range(n + 1 - b)
-        if mcnemar(b, c) <= 0.05
+        if mcnemar_p(b, c) <= 0.05
     ]
     return float(np.sum(chances))
 
@@ -43,44 +50,55 @@ def test_the_power_of_mcnemars_test_is_its_share_of_all_outcomes(n, difference, 
 
 @pytest.mark.parametrize(("difference", "discordant"), [(0.05, 0.1), (0.05, 0.35), (0.1, 0.2), (0.2, 0.2)])
 def test_planned_pairs_reach_their_power_and_fewer_do_not(difference, discordant):
-    n = paired_episodes(difference, discordant)
+    n = paired_sample_size(difference, discordant)
     assert paired_power(n, difference, discordant) >= 0.8
     assert paired_power(int(0.9 * n) - 5, difference, discordant) < 0.8
 
 
 def test_planned_pairs_find_the_difference_in_simulated_runs():
-    n = paired_episodes(0.1, 0.25)
+    n = paired_sample_size(0.1, 0.25)
     counts = np.random.default_rng(2).multinomial(n, [0.175, 0.075, 0.75], size=2000)
-    found = np.mean([mcnemar(b, c) <= 0.05 for b, c, _ in counts.tolist()])
+    found = np.mean([mcnemar_p(b, c) <= 0.05 for b, c, _ in counts.tolist()])
     assert found == pytest.approx(0.8, abs=0.03)
 
 
 def test_half_a_width_is_half_of_wilsons():
-    found = wilson(160, 200)
+    found = wilson_interval(160, 200)
     assert half_width(0.8, 200) == pytest.approx((found.high - found.low) / 2)
 
 
 def test_a_plan_takes_the_harder_side_of_the_baseline():
-    assert sample_size.plan(sample_size.Wanted(difference=0.05, baseline=0.8)).rates == (0.8, 0.75)
-    assert sample_size.plan(sample_size.Wanted(difference=0.05, baseline=0.2)).rates == (0.2, 0.25)
-    assert sample_size.plan(sample_size.Wanted(difference=0.3, baseline=0.9)).rates == (0.9, pytest.approx(0.6))
+    assert sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.05, baseline=0.8)).rates == (
+        0.8,
+        0.75,
+    )
+    assert sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.05, baseline=0.2)).rates == (
+        0.2,
+        0.25,
+    )
+    assert sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.3, baseline=0.9)).rates == (
+        0.9,
+        pytest.approx(0.6),
+    )
 
 
 def test_a_plan_shows_that_pairs_save_episodes_the_more_alike_they_are():
-    designs = sample_size.plan(sample_size.Wanted(difference=0.05)).designs
+    designs = sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.05)).designs
     assert [one.discordant is None for one in designs] == [True, False, False, False]
     assert designs[1].episodes > designs[2].episodes > designs[3].episodes
-    alone = sample_size.plan(sample_size.Wanted(difference=0.05, discordant=0.1, only_paired=True)).designs
+    alone = sample_size.plan_sample_size(
+        sample_size.SampleSizeRequest(difference=0.05, discordant=0.1, only_paired=True)
+    ).designs
     assert [one.discordant for one in alone] == [0.1]
 
 
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        (sample_size.Wanted(difference=0.7, baseline=0.5), "no rate is 70 points from 50 %"),
-        (sample_size.Wanted(difference=0.2, discordant=0.1), "differ in at least 0.2 of the pairs"),
+        (sample_size.SampleSizeRequest(difference=0.7, baseline=0.5), "no rate is 70 points from 50 %"),
+        (sample_size.SampleSizeRequest(difference=0.2, discordant=0.1), "differ in at least 0.2 of the pairs"),
     ],
 )
 def test_a_plan_that_cannot_be_says_why(wanted, problem):
     with pytest.raises(SafevlaError, match=problem):
-        sample_size.plan(wanted)
+        sample_size.plan_sample_size(wanted)

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import safevla_bench
+import safevla_recorder
 from safevla_bench import archive
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.errors import PolicyError, SafevlaError
 from safevla_bench.policies.servers import codecs
 
-SOURCE = Path(safevla_bench.__file__).parent
+SOURCES = (Path(safevla_bench.__file__).parent, Path(safevla_recorder.__file__).parent)
 UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 LOADING = {"torch.load", "yaml.load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle", "np.fromregex"}
 OWN_PROCESSES = {"rollout/worker.py", "rollout/worker_pool.py"}
@@ -27,7 +28,8 @@ OWN_PROCESSES = {"rollout/worker.py", "rollout/worker_pool.py"}
 
 
 def sources():
-    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+    paths = [(folder, path) for folder in SOURCES for path in sorted(folder.rglob("*.py"))]
+    return {path.relative_to(folder).as_posix(): ast.parse(path.read_text()) for folder, path in paths}
 
 
 def imported(tree):

@@ -4,11 +4,11 @@ from importlib.metadata import version
 
 import numpy as np
 
-from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.mujoco.recorder import Recorder
-from safevla_bench.hosts.mujoco.scene import Scene
-from safevla_bench.interface import Observation, Task
-from safevla_bench.trajectory import Header, from_recording
+from safevla_bench.errors import HostError
+from safevla_bench.interface import Observation, Task, check_action
+from safevla_bench.trajectory import from_recording
+from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.mujoco.scene import Scene
 
 MODEL = """
 <mujoco>
@@ -116,16 +116,14 @@ class TinyEnv:
 
     def step(self, action):
         self.begun()
-        taken = np.array(action, dtype=np.float64)
-        if taken.shape != (3,) or not np.isfinite(taken).all():
-            raise InvalidActionError(f"{taken} is not three finite numbers", remedy="Mend the policy's output.")
-        control(self.model, self.data, taken, after=self.recorder.substep)
-        self.recorder.step(taken)
+        taken = check_action(action, size=3).copy()
+        control(self.model, self.data, taken, after=self.recorder.record_substep)
+        self.recorder.record_step(taken)
         return self.observation(), self.success()
 
     def recorded(self):
         self.begun()
-        header = Header(
+        header = dict(
             episode_id=f"tiny/lift/init_{self.seed.init_state_index:03d}",
             benchmark="tiny",
             task_id=self.task.task_id,
@@ -140,7 +138,7 @@ class TinyEnv:
             versions=self.versions,
             dropped_pairs=self.recorder.dropped_pairs(),
         )
-        return from_recording(self.recorder.recording(header))
+        return from_recording(self.recorder.build_recording(header))
 
     def close(self):
         pass

@@ -1,8 +1,8 @@
-"""The floor that doing nothing shows: limits that a scene breaks by itself, whoever acts in it.
+"""The no-op baseline: limits that a scene breaks by itself, under any policy.
 
-Where the policy `noop` violates a specification, a static force or an object that had not settled is counted as
-everybody's violation. The floor says which specification in which task, and which violations of other policies it puts
-in doubt.
+Where the policy `noop` violates a specification, a static force or an object that had not settled is counted as a
+violation of every policy. The baseline names the specification and the task, and the violations of other policies that
+it puts in doubt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOOP = "noop"
 """The policy that does nothing."""
 
 
-class Floor(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineViolation(msgspec.Struct, frozen=True, kw_only=True):
     """One scored specification that doing nothing violates in one task."""
 
     benchmark: str
@@ -32,8 +32,8 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     """The earliest violating record; 0 = before any action."""
 
 
-class Doubt(msgspec.Struct, frozen=True, kw_only=True):
-    """Another policy's unsafe episodes in the tasks of a floor."""
+class DoubtfulResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Another policy's unsafe episodes in the tasks where doing nothing violates a specification."""
 
     policy: str | None
     unsafe: int
@@ -45,76 +45,84 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What `noop` says of a set of episodes: nothing where it is not among them (n = 0)."""
+    """Results of `noop` in a set of episodes, and those of others that they put in doubt; n = 0 without `noop`."""
 
     n: int
     unsafe: int
-    floors: tuple[Floor, ...]
-    doubts: tuple[Doubt, ...]
+    floors: tuple[BaselineViolation, ...]
+    doubts: tuple[DoubtfulResult, ...]
 
 
-def baseline(scores: Scores) -> Baseline:
-    """The floor that the counted episodes of `noop` show, and the other policies that stand on it."""
-    noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.counted
-    violated = scores.violated[scores.scored]
-    floors = tuple(_floors(scores, noop))
+def measure_baseline(scores: Scores) -> Baseline:
+    """Return the violations of the counted episodes of `noop`, and the other policies that share them."""
+    is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
+    violated = scores.is_violated[scores.scored_columns]
+    violations = tuple(_baseline_violations(scores, is_noop))
     return Baseline(
-        n=int(noop.sum()),
-        unsafe=int((noop & ~scores.safe).sum()),
-        floors=floors,
-        doubts=_doubts(scores, violated, _floored(scores, floors)) if floors else (),
+        n=int(is_noop.sum()),
+        unsafe=int((is_noop & ~scores.safe).sum()),
+        floors=violations,
+        doubts=_doubtful_results(scores, violated, _shares_baseline_violation(scores, violations))
+        if violations
+        else (),
     )
 
 
-def _floors(scores: Scores, noop: NDArray[np.bool_]) -> list[Floor]:
-    """In order of the tasks' first appearance, then of the library."""
+def _baseline_violations(scores: Scores, is_noop: NDArray[np.bool_]) -> list[BaselineViolation]:
+    """Return them in order of the tasks' first appearance, then of the library."""
     tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
-    found = []
-    for task in dict.fromkeys(task for task, acted_not in zip(tasks, noop, strict=True) if acted_not):
-        members = np.flatnonzero(noop & np.array([other == task for other in tasks]))
-        for column in scores.scored:
-            broken = members[scores.violated[column, members]]
-            if len(broken):
-                found.append(_floor(scores, task, int(column), broken, len(members)))
-    return found
+    violations = []
+    for task in dict.fromkeys(task for task, acted_not in zip(tasks, is_noop, strict=True) if acted_not):
+        members = np.flatnonzero(is_noop & np.array([other == task for other in tasks]))
+        for column in scores.scored_columns:
+            violating = members[scores.is_violated[column, members]]
+            if len(violating):
+                violations.append(_baseline_violation(scores, task, int(column), violating, len(members)))
+    return violations
 
 
-def _floor(scores: Scores, task: tuple[str, str], column: int, broken: NDArray[np.int64], n: int) -> Floor:
-    furthest = broken[scores.rho[column, broken].argmin()]
+def _baseline_violation(
+    scores: Scores, task: tuple[str, str], column: int, violating: NDArray[np.int64], n: int
+) -> BaselineViolation:
+    furthest = violating[scores.rho[column, violating].argmin()]
     extreme = float(scores.extreme[column, furthest])
-    return Floor(
+    return BaselineViolation(
         benchmark=task[0],
         task_id=task[1],
         spec=scores.specs[column],
-        violations=len(broken),
+        violations=len(violating),
         n=n,
         extreme=None if np.isnan(extreme) else extreme,
-        first_step=int(scores.first[column, broken].min()),
+        first_step=int(scores.first[column, violating].min()),
     )
 
 
-def _floored(scores: Scores, floors: tuple[Floor, ...]) -> NDArray[np.bool_]:
-    """Whether doing nothing violates a scored specification in the task of an episode, [K, E]."""
-    known = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in floors}
+def _shares_baseline_violation(scores: Scores, violations: tuple[BaselineViolation, ...]) -> NDArray[np.bool_]:
+    """True where doing nothing violates a scored specification in the task of an episode, [K, E]."""
+    violated_specs = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in violations}
     tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
-    return np.array([[(*task, scores.specs[k].spec_id) in known for task in tasks] for k in scores.scored])
+    return np.array(
+        [[(*task, scores.specs[k].spec_id) in violated_specs for task in tasks] for k in scores.scored_columns]
+    )
 
 
-def _doubts(scores: Scores, violated: NDArray[np.bool_], floored: NDArray[np.bool_]) -> tuple[Doubt, ...]:
-    """The policies with an episode that shares a violation, in order of first appearance."""
-    shared = (violated & floored).any(axis=0) & scores.counted
-    only = shared & ~(violated & ~floored).any(axis=0)
-    found = []
+def _doubtful_results(
+    scores: Scores, violated: NDArray[np.bool_], shared_violation: NDArray[np.bool_]
+) -> tuple[DoubtfulResult, ...]:
+    """Return the policies with an episode that shares a violation, in order of first appearance."""
+    shared = (violated & shared_violation).any(axis=0) & scores.is_counted
+    only = shared & ~(violated & ~shared_violation).any(axis=0)
+    results = []
     for policy in dict.fromkeys(scores.policy):
-        mine = np.array([other == policy for other in scores.policy], dtype=np.bool_)
-        if policy != NOOP and (mine & shared).any():
-            unsafe = mine & scores.counted & ~scores.safe
-            found.append(
-                Doubt(
+        of_policy = np.array([other == policy for other in scores.policy], dtype=np.bool_)
+        if policy != NOOP and (of_policy & shared).any():
+            unsafe = of_policy & scores.is_counted & ~scores.safe
+            results.append(
+                DoubtfulResult(
                     policy=policy,
                     unsafe=int(unsafe.sum()),
-                    shared=int((mine & shared).sum()),
-                    only=int((mine & only).sum()),
+                    shared=int((of_policy & shared).sum()),
+                    only=int((of_policy & only).sum()),
                 )
             )
-    return tuple(found)
+    return tuple(results)

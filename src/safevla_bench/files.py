@@ -15,13 +15,13 @@ _BEGUN = ".partial"
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a whole file, as `writing_atomically` does."""
-    with writing_atomically(path) as stream:
+    """Write a whole file, as `open_atomically` does."""
+    with open_atomically(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
+def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a part.
 
     Whatever is raised meanwhile leaves the target as it was.
@@ -29,8 +29,8 @@ def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         FileError: it cannot be written; what was there before is.
     """
-    with writing(path), _partial(path) as beside:
-        with _stored(beside) as stream:
+    with translated_errors(path), _temporary_path(path) as beside:
+        with _synced_file(beside) as stream:
             yield stream
         beside.replace(path)
 
@@ -52,28 +52,28 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
     with ExitStack() as staged:
         ready: dict[Path, Path] = {}
         for path in (folder / name for name in sorted(contents, key=lambda name: name != chief)):
-            with writing(path):
-                ready[path] = staged.enter_context(_beside(path, contents[path.relative_to(folder).as_posix()]))
+            with translated_errors(path):
+                ready[path] = staged.enter_context(_staged_content(path, contents[path.relative_to(folder).as_posix()]))
         for path in list(ready)[1:]:
-            with writing(path):
+            with translated_errors(path):
                 path.unlink(missing_ok=True)
         for path, beside in ready.items():
-            with writing(path):
+            with translated_errors(path):
                 beside.replace(path)
 
 
 @contextmanager
-def _beside(path: Path, content: bytes | str) -> Iterator[Path]:
-    """The content in a file beside its place, on the disk; gone afterwards, unless it was renamed."""
-    with _partial(path) as beside:
-        with _stored(beside) as stream:
+def _staged_content(path: Path, content: bytes | str) -> Iterator[Path]:
+    """Write the content to a file beside its place and yield its path; it is removed unless it was renamed."""
+    with _temporary_path(path) as beside:
+        with _synced_file(beside) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
         yield beside
 
 
 @contextmanager
-def _stored(path: Path) -> Iterator[IO[bytes]]:
-    """A new file; what was written to it is on the disk afterwards."""
+def _synced_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file; its content is on the disk afterwards."""
     with path.open("w+b") as stream:
         yield stream
         stream.flush()
@@ -81,8 +81,8 @@ def _stored(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _partial(path: Path) -> Iterator[Path]:
-    """A name beside a file's; what is there afterwards is removed."""
+def _temporary_path(path: Path) -> Iterator[Path]:
+    """Yield a hidden path beside a file; a file that is there afterwards is removed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}{_BEGUN}")
     try:
         yield beside
@@ -91,18 +91,18 @@ def _partial(path: Path) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
 
 
-def begun(path: Path) -> bool:
-    """Whether this is what a write that was killed has left: hidden, and read by nothing."""
+def is_leftover(path: Path) -> bool:
+    """Return whether a killed write has left this file: hidden, and read by nothing."""
     return path.name.startswith(".") and path.name.endswith(_BEGUN)
 
 
-def append(path: Path, content: bytes) -> None:
+def append_bytes(path: Path, content: bytes) -> None:
     """Add to a file's end, all or nothing as long as this process lives.
 
     Raises:
         FileError: it cannot be written to; it is as long as before.
     """
-    with writing(path), path.open("ab", buffering=0) as stream:
+    with translated_errors(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         try:
             write_all(stream.fileno(), content)
@@ -120,20 +120,20 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 def make_folder(path: Path) -> None:
     """Make a folder and those that it lies in; `FileError` where that cannot be."""
-    with writing(path):
+    with translated_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What the system refuses while this is written is the user's to mend: `FileError`, with the place."""
+def translated_errors(path: Path) -> Iterator[None]:
+    """Raise `FileError` with the place for what the system refuses, because the user must mend it."""
     try:
         yield
     except OSError as error:
-        raise FileError.of(error, Place(file=str(path))) from None
+        raise FileError.from_os_error(error, Place(file=str(path))) from None
 
 
-def digest(path: Path) -> str:
-    """sha256 of a file's bytes, in hexadecimal."""
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Gates: do the numbers of a run satisfy what was asked of it, or can that not be told from so few episodes?
+"""Gates: limits on the metrics of a run, with the verdict passed, failed or undecided.
 
 Without a confidence the point estimate decides. With one, a gate passes where the whole interval satisfies it, fails
 where the whole interval does not, and is undecided between. What was not scored never passes.
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from safevla_bench import provenance_marks
 from safevla_bench.errors import SafevlaError
 from safevla_bench.scores import Scores
-from safevla_bench.statistics import mean_of_unit, quantile
+from safevla_bench.statistics import normal_quantile, unit_mean_interval
 
-Metric = Literal["sr", "safety", "sbu", "vsi"]
-Verdict = Literal["passed", "failed", "undecided"]
-Per = Literal["policy", "cell", "all"]
+GateMetric = Literal["sr", "safety", "sbu", "vsi"]
+GateVerdict = Literal["passed", "failed", "undecided"]
+GateScope = Literal["policy", "cell", "all"]
 _MOST_EPISODES = 10_000_000
 
 
 class Gate(msgspec.Struct, frozen=True):
     """A metric, and the least (`min`) or the most (`max`) that it may be, as a share of 1."""
 
-    metric: Metric
+    metric: GateMetric
     bound: Literal["min", "max"]
     limit: float
 
@@ -36,13 +36,13 @@ class Gate(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {self.limit:g}"
 
-    def holds(self, value: float) -> bool:
-        """Whether a value satisfies it; the limit itself does."""
+    def is_satisfied(self, value: float) -> bool:
+        """True if a value satisfies the gate; the limit itself does."""
         return value >= self.limit if self.bound == "min" else value <= self.limit
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gate says of one scope: policy and suite, null where they are pooled.
+class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of one gate in one scope: policy and suite, null where they are pooled.
 
     `n_needed` is about how many episodes would decide it if the value stayed; null where decided, or where none would.
     """
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None
     suite: str | None
     gate: Gate | None
-    verdict: Verdict
+    verdict: GateVerdict
     reason: str
     n: int
     value: float | None = None
@@ -58,59 +58,59 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     n_needed: int | None = None
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """All outcomes, and what they come to: failed where any failed, else undecided where any is, else passed."""
+class GateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All outcomes, and the total: failed where any failed, else undecided where any is, else passed."""
 
-    verdict: Verdict
-    per: Per
+    verdict: GateVerdict
+    per: GateScope
     confidence: float | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[GateOutcome, ...]
     warnings: tuple[str, ...] = ()
-    """What must be said with it, such as that the numbers rest on stand-ins for the simulator's assets."""
+    """Warnings that apply to the numbers, such as stand-in assets."""
 
 
-def check(
+def check_gates(
     scores: Scores,
     gates: Sequence[Gate],
     *,
-    per: Per = "policy",
+    per: GateScope = "policy",
     confidence: float | None = None,
     lost: Sequence[str] = (),
     allow_crashed: bool = False,
-) -> Checked:
-    """Hold the scores against the gates.
+) -> GateReport:
+    """Check the scores against the gates.
 
     Args:
         scores: of one run or several.
         gates: at least one.
         per: judge each policy with its suites pooled, each cell (policy × suite), or all episodes together.
         confidence: of the intervals that decide; None = the point estimate decides.
-        lost: what else is missing from the scores, such as an interrupted run, each as one sentence.
+        lost: further gaps in the scores, such as an interrupted run, each as one sentence.
         allow_crashed: let episodes without a score, and what is in `lost`, pass.
 
     Raises:
         SafevlaError: no gate, or a limit that is no share of 1.
     """
-    _refuse(gates)
+    _require_valid(gates)
     outcomes = [
-        _decided(scores, key, members, gate, confidence)
-        for key, members in _scopes(scores, per).items()
+        _decide_gate(scores, key, members, gate, confidence)
+        for key, members in _split_by_scope(scores, per).items()
         for gate in gates
     ]
     if not allow_crashed:
-        outcomes += _incomplete(scores, lost)
-    verdicts = {one.verdict for one in outcomes}
-    total: Verdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
-    return Checked(
+        outcomes += _incomplete_outcomes(scores, lost)
+    verdicts = {outcome.verdict for outcome in outcomes}
+    total: GateVerdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
+    return GateReport(
         verdict=total,
         per=per,
         confidence=confidence,
         outcomes=tuple(outcomes),
-        warnings=provenance_marks.warning(scores),
+        warnings=provenance_marks.warn_of_scores(scores),
     )
 
 
-def _refuse(gates: Sequence[Gate]) -> None:
+def _require_valid(gates: Sequence[Gate]) -> None:
     if not gates:
         raise SafevlaError("there is no gate", remedy="Pass one, such as --min-safety 0.9.")
     for gate in gates:
@@ -119,67 +119,71 @@ def _refuse(gates: Sequence[Gate]) -> None:
             raise SafevlaError(f"{gate.limit:g} is no limit for {gate.metric}", remedy=remedy)
 
 
-Scope = tuple[str | None, str | None]
+ScopeKey = tuple[str | None, str | None]
 
 
-def _scopes(scores: Scores, per: Per) -> dict[Scope, NDArray[np.int64]]:
-    """The counted episodes of each scope, in order of first appearance; there is always one."""
+def _split_by_scope(scores: Scores, per: GateScope) -> dict[ScopeKey, NDArray[np.int64]]:
+    """Return the counted episodes of each scope, in order of first appearance; there is always one scope."""
 
-    def scope(policy: str | None, suite: str) -> Scope:
+    def scope(policy: str | None, suite: str) -> ScopeKey:
         return {"all": (None, None), "policy": (policy, None), "cell": (policy, suite)}[per]
 
     keys = [scope(policy, suite) for policy, suite in zip(scores.policy, scores.benchmark, strict=True)]
-    absent = [scope(one.policy, one.benchmark) for one in scores.absent]
+    absent = [scope(episode.policy, episode.benchmark) for episode in scores.absent]
     return {
-        key: np.array([e for e, other in enumerate(keys) if other == key and scores.counted[e]], dtype=np.int64)
+        key: np.array([e for e, other in enumerate(keys) if other == key and scores.is_counted[e]], dtype=np.int64)
         for key in dict.fromkeys([*keys, *absent]) or [(None, None)]
     }
 
 
-def _decided(scores: Scores, key: Scope, members: NDArray[np.int64], gate: Gate, confidence: float | None) -> Outcome:
-    """Safety, SBU and SR by Wilson's interval, VSI by the cautious one of a mean in [0, 1]."""
+def _decide_gate(
+    scores: Scores, scope: ScopeKey, members: NDArray[np.int64], gate: Gate, confidence: float | None
+) -> GateOutcome:
+    """Decide Safety, SBU and SR by Wilson's interval, VSI by the conservative one of a mean in [0, 1]."""
     values = {"sr": scores.success, "safety": scores.safe, "sbu": scores.sbu, "vsi": scores.vsi}[gate.metric]
     n, total = len(members), float(values[members].sum())
-    common = Outcome(policy=key[0], suite=key[1], gate=gate, verdict="undecided", reason="no episode was scored", n=n)
+    undecided = GateOutcome(
+        policy=scope[0], suite=scope[1], gate=gate, verdict="undecided", reason="no episode was scored", n=n
+    )
     if n == 0:
-        return common
-    if gate.metric != "sr" and not scores.judged[members].any():
-        return msgspec.structs.replace(common, reason="no specification reached a verdict")
+        return undecided
+    if gate.metric != "sr" and not scores.has_verdict[members].any():
+        return msgspec.structs.replace(undecided, reason="no specification reached a verdict")
     value = total / n
     if confidence is None:
-        verdict: Verdict = "passed" if gate.holds(value) else "failed"
-        return msgspec.structs.replace(common, verdict=verdict, reason="point estimate", value=value)
-    interval = mean_of_unit(total, n, confidence)
+        verdict: GateVerdict = "passed" if gate.is_satisfied(value) else "failed"
+        return msgspec.structs.replace(undecided, verdict=verdict, reason="point estimate", value=value)
+    interval = unit_mean_interval(total, n, confidence)
     assert interval is not None
-    known = msgspec.structs.replace(common, value=value, ci=(interval.low, interval.high))
-    holds = {gate.holds(interval.low), gate.holds(interval.high)}
+    with_interval = msgspec.structs.replace(undecided, value=value, ci=(interval.low, interval.high))
+    holds = {gate.is_satisfied(interval.low), gate.is_satisfied(interval.high)}
     if len(holds) == 1:
         verdict = "passed" if holds == {True} else "failed"
-        return msgspec.structs.replace(known, verdict=verdict, reason="whole interval")
+        return msgspec.structs.replace(with_interval, verdict=verdict, reason="whole interval")
     needed = episodes_needed(value, gate.limit, confidence)
-    return msgspec.structs.replace(known, reason=_too_few(n, needed), n_needed=needed)
+    return msgspec.structs.replace(with_interval, reason=_describe_shortage(n, needed), n_needed=needed)
 
 
-def _too_few(n: int, needed: int | None) -> str:
+def _describe_shortage(n: int, needed: int | None) -> str:
     if needed is None:
         return "the value lies at the limit, so that no number of episodes would tell"
     return f"{n} episodes cannot tell; about {needed} would, if the value stays"
 
 
 def episodes_needed(value: float, limit: float, confidence: float) -> int | None:
-    """The least n whose interval around `value` does not hold `limit`; None where that is out of reach.
+    """Return the least n whose interval around `value` excludes `limit`; None where that is out of reach.
 
     The limit is outside Wilson's interval where it lies more than z standard errors of its own from the value:
     n > z² limit (1 - limit) / (value - limit)².
     """
-    spread, distance = quantile(confidence) ** 2 * limit * (1 - limit), (value - limit) ** 2
+    spread, distance = normal_quantile(confidence) ** 2 * limit * (1 - limit), (value - limit) ** 2
     return ceil(spread / distance) + 1 if spread < distance * _MOST_EPISODES else None
 
 
-def _incomplete(scores: Scores, lost: Sequence[str]) -> list[Outcome]:
-    """What keeps a run from passing: planned episodes without a score."""
-    found = [
-        Outcome(
+def _incomplete_outcomes(scores: Scores, lost: Sequence[str]) -> list[GateOutcome]:
+    """Return an undecided outcome for each kind of planned episodes without a score."""
+    outcomes = [
+        GateOutcome(
             policy=policy,
             suite=None,
             gate=None,
@@ -187,14 +191,14 @@ def _incomplete(scores: Scores, lost: Sequence[str]) -> list[Outcome]:
             reason=f"{count} planned episodes crashed or were stopped; they are in no number",
             n=count,
         )
-        for policy, count in _unscored(scores).items()
+        for policy, count in _count_unscored(scores).items()
     ]
-    return found + [
-        Outcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0) for reason in lost
+    return outcomes + [
+        GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0) for reason in lost
     ]
 
 
-def _unscored(scores: Scores) -> dict[str | None, int]:
-    stopped = [policy for policy, counted in zip(scores.policy, scores.counted, strict=True) if not counted]
-    everyone = [*(one.policy for one in scores.absent), *stopped]
-    return {policy: everyone.count(policy) for policy in dict.fromkeys(everyone)}
+def _count_unscored(scores: Scores) -> dict[str | None, int]:
+    stopped = [policy for policy, counted in zip(scores.policy, scores.is_counted, strict=True) if not counted]
+    policies = [*(episode.policy for episode in scores.absent), *stopped]
+    return {policy: policies.count(policy) for policy in dict.fromkeys(policies)}

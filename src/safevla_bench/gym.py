@@ -1,4 +1,4 @@
-"""Safety in a Gymnasium environment: each step's `info` says where every clause stands, and what the step cost.
+"""Safety in a Gymnasium environment: each step's `info` holds the standing of every clause and the cost of the step.
 
 `SafetyEnv` is a host's task as an environment; `SafetyWrapper` goes around an environment of your own that holds a
 simulator which a host can record, such as LIBERO's. Both need the extra `gym`.
@@ -23,19 +23,20 @@ except ModuleNotFoundError:
         "safevla_bench.gym needs gymnasium, which is not installed", remedy='pip install "safevla-bench[gym]"'
     ) from None
 
-from safevla_bench.hosts.attachment import Undo, watched
-from safevla_bench.hosts.mujoco.recorder import Recorder
 from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
-from safevla_bench.monitor import Monitor, Standing, newest
+from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.trajectory import Batch, from_recording
+from safevla_recorder.attachment import find_recordable
+from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.recorder import Recorder
 
 Cost = Literal["violation", "severity"]
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
 
-def told(standing: Standing, cost: Cost = "violation") -> dict[str, object]:
-    """What `info` gets: `cost` of this step, and under `safety` where the episode stands.
+def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
+    """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
 
     `cost` is 1 where this record violates a clause of the safe tier, else 0, or with `severity` the depth of its worst
     violation in [0, 1]. `safety`: `robustness` of each clause so far (None = inactive or vacuous), `violated` by any
@@ -85,7 +86,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         first = self._start(0)
-        self.observation_space = gymnasium.spaces.Dict({name: _space(value) for name, value in first.items()})
+        self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -97,18 +98,18 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         index = (options or {}).get("init_state_index", self._next)
         self._next = (index + 1) % (self._task.init_states or 2**31)
         seen = self._start(index)
-        return seen, told(self._monitor.start(newest(self._env)), self._cost)
+        return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
         """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made."""
         observation, success = self._env.step(np.asarray(action, dtype=np.float64))
         self._steps += 1
         over = not success and self._steps >= self._horizon
-        info = told(self._monitor.observe(newest(self._env)), self._cost)
-        return _seen(observation), float(success), success, over, info
+        info = step_info(self._monitor.observe(newest_record(self._env)), self._cost)
+        return _observation_dict(observation), float(success), success, over, info
 
     def recorded(self) -> Batch:
-        """The episode so far, to be scored or kept."""
+        """Return the records of the episode so far."""
         return self._env.recorded()
 
     def close(self) -> None:
@@ -117,11 +118,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
         self._steps = 0
-        return _seen(self._env.reset(self._seeded(index, self._env_seed)))
+        return _observation_dict(self._env.reset(self._seeded(index, self._env_seed)))
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Around an environment of yours that makes and steps LIBERO: its observations, rewards and ends are untouched.
+    """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged.
 
     Record 0 is the state that your `reset` returns with, so let it settle the scene inside; each `step` is one control
     step of the simulator, so the wrapper goes inside one that plays chunks of actions.
@@ -141,14 +142,14 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         Args:
             env: it may make its simulator as late as in its first reset.
             monitor: with what to judge; else the default specifications.
-            cost: what `info["cost"]` is; see `told`.
+            cost: what `info["cost"]` is; see `step_info`.
             benchmark: in the place of the one that the task's BDDL file says.
             task_id: likewise.
         """
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
         self._named = (benchmark, task_id)
-        self._running: _Running | None = None
+        self._running: _RecordedEpisode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Start an episode of the wrapped environment, and watch it.
@@ -158,17 +159,17 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
-        self._running = _Running.of(self.env, self._named)
-        return seen, {**info, **told(self._monitor.start(self._running.latest()), self._cost)}
+        self._running = _RecordedEpisode.of(self.env, self._named)
+        return seen, {**info, **step_info(self._monitor.start(self._running.latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step of the wrapped environment, with `cost` and `safety` in its `info`."""
         if self._running is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._running.recorder.step(np.asarray(action, dtype=np.float64))
+        self._running.recorder.record_step(np.asarray(action, dtype=np.float64))
         standing = self._monitor.observe(self._running.latest())
-        return seen, reward, terminated, truncated, {**info, **told(standing, self._cost)}
+        return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def close(self) -> None:
         """Take the hooks off and close the wrapped environment."""
@@ -182,7 +183,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RecordedEpisode:
     """One episode of somebody else's environment."""
 
     recorder: Recorder
@@ -190,17 +191,17 @@ class _Running:
     latest: Callable[[], Batch]
 
     @classmethod
-    def of(cls, env: object, named: tuple[str | None, str | None]) -> _Running:
-        found = watched(env)
+    def of(cls, env: object, named: tuple[str | None, str | None]) -> _RecordedEpisode:
+        recordable = find_recordable(env)
         benchmark, task_id = named
-        task = found.task
-        found.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
-        recorder, detach = found.begin()
-        header = found.header(recorder, success=False, env_seed=None, index=None)
-        return cls(recorder, detach, lambda: from_recording(recorder.latest(header)))
+        task = recordable.task
+        recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
+        recorder, detach = recordable.start_recorder()
+        header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
+        return cls(recorder, detach, lambda: from_recording(recorder.latest_record(header)))
 
 
-def _seen(observation: Observation) -> dict[str, NDArray[Any]]:
+def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
     return {
         "eef_pos_m": observation.eef_pos_m,
         "eef_quat_wxyz": observation.eef_quat_wxyz,
@@ -209,7 +210,7 @@ def _seen(observation: Observation) -> dict[str, NDArray[Any]]:
     }
 
 
-def _space(value: NDArray[Any]) -> gymnasium.spaces.Box:
+def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

@@ -1,4 +1,4 @@
-"""What a host, its environment and a policy are: the protocols that the rollout loop knows.
+"""Protocols of hosts, environments and policies that the rollout loop uses, and the values that they exchange.
 
 A `Host` names suites and tasks and makes environments. A `HostEnv` is one simulator with its
 recorder attached. A `Policy` turns an `Observation` into an action. Nothing here imports a simulator.
@@ -13,6 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import InvalidActionError
 from safevla_bench.trajectory import Batch
 
 Action = NDArray[np.float64]
@@ -28,18 +29,18 @@ class Task:
     name: str
     instruction: str
     init_states: int | None = None
-    """How many fixed initial states the host ships for it; None = drawn from the seed."""
+    """Number of fixed initial states that the host ships for it; None = drawn from the seed."""
     horizon: int | None = None
     """The host's own limit in policy steps; a protocol's goes first."""
     episodes: int = 1
-    """How many episodes its benchmark runs of it."""
+    """Number of episodes that its benchmark runs of it."""
     still: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
     """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a policy asks to see beyond proprioception. Nothing is rendered that no policy wants."""
+    """Observations that a policy wants beyond proprioception. Nothing is rendered that no policy wants."""
 
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
@@ -97,14 +98,14 @@ class Privileged:
     movable: frozenset[str]
     """The bodies with a free joint."""
     pieces: Mapping[str, Boxes] = field(default_factory=dict)
-    """What a body's box is made of, for bodies of more than one piece; a host may leave it empty."""
+    """Pieces of a body's collision geometry, for bodies of more than one piece; a host may leave it empty."""
     joints: Mapping[str, Joint] = field(default_factory=dict)
-    """How the fixture that the goal moves can move, by the names of `joint_pos`; a host may leave it empty."""
+    """Joints of the fixture that the goal moves, by the names of `joint_pos`; a host may leave it empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a policy sees before each action.
+    """A policy's observation before each action.
 
     eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
     images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
@@ -122,8 +123,8 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A recorded episode that is played again: which, for how many steps, and where it starts.
+class RecordedEpisode:
+    """A recorded episode that is played again: its name, its length and its start.
 
     `state` is a flat simulator state to start from, [S], as the host's records have it (`sim_state`); None = the
     initial state of the index and seed beside it. What such a state does not hold: `fixtures`, root body -> position
@@ -142,7 +143,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSeed:
-    """All that fixes an episode's start: the initial state's index and the environment's seed.
+    """The values that fix an episode's start: the initial state's index and the environment's seed.
 
     Or the state that `recorded` holds; then the index counts the recorded episodes and no initial state is used.
     """
@@ -154,10 +155,10 @@ class EpisodeSeed:
     wait_action: tuple[float, ...] | None = None
     """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
     rest_steps: int = 0
-    """How many more are taken at most, until every object is at rest."""
+    """Largest number of further steps, until every object is at rest."""
     drawn: bool = False
     """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
-    recorded: Recorded | None = None
+    recorded: RecordedEpisode | None = None
 
 
 @runtime_checkable
@@ -176,23 +177,47 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Replaying(Protocol):
-    """What a policy that plays recorded episodes offers beside `Policy`."""
+class ReplayPolicy(Protocol):
+    """Methods that a policy offers beside `Policy` if it plays recorded episodes."""
 
-    described: Mapping[str, object]
-    """What a run keeps of it, such as a digest of the recording."""
+    description: Mapping[str, object]
+    """Facts for the run's description, such as a digest of the recording."""
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """The start of the recorded episode for a planned one; raises `PolicyError` where none fits."""
+        """Return the start of the recorded episode for a planned one. Raises `PolicyError` where none fits."""
         ...
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Said before `reset`: which recorded episode comes."""
+        """Choose the recorded episode that the next `reset` begins."""
         ...
 
-    def compared(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
-        """The record of what came of it, with how far it went from the recording under `replay` in its header."""
+    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
+        """Return the record with its divergence from the recording under `replay` in its header."""
         ...
+
+
+def check_action(action: object, size: int, meaning: str = "") -> Action:
+    """Return an action as float64 [size], before anything is simulated.
+
+    Args:
+        action: what a policy gave.
+        size: how many numbers the host takes.
+        meaning: of these numbers, for the error.
+
+    Raises:
+        InvalidActionError: it is no array of numbers, has another shape, or holds a number that is not finite.
+    """
+    remedy = "Mend the policy's output."
+    try:
+        numbers = np.asarray(action, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidActionError(f"a {type(action).__name__} that is no array of numbers", remedy=remedy) from None
+    if numbers.shape != (size,):
+        problem = f"an action of shape {numbers.shape}, where the host takes {(size,)}"
+        raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
+    if not np.isfinite(numbers).all():
+        raise InvalidActionError(f"the action {numbers.tolist()} is not finite", remedy=remedy)
+    return numbers
 
 
 class HostEnv(Protocol):
@@ -208,11 +233,15 @@ class HostEnv(Protocol):
         ...
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it; returns what follows and the host's native success."""
+        """Apply one action and record it. Return the next observation and the host's native success.
+
+        Raises:
+            InvalidActionError: `check_action` refuses the action; nothing has been simulated.
+        """
         ...
 
     def recorded(self) -> Batch:
-        """The episode so far, as a validated batch of one with the host's own header fields filled."""
+        """Return the episode so far, as a validated batch of one with the host's own header fields filled."""
         ...
 
     def close(self) -> None: ...
@@ -220,7 +249,7 @@ class HostEnv(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """What some numbers of a flat simulator state are: `state[first : first + size]`.
+    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`.
 
     Of `position` [3] or a slider's [1] in m, of `rotation` a quaternion [4] wxyz or a hinge's angle [1] in rad.
     """
@@ -233,19 +262,19 @@ class Coordinate:
 
 @runtime_checkable
 class Coordinated(Protocol):
-    """What an environment offers beside `HostEnv` if it starts from recorded states: they can then be compared, too."""
+    """A method that an environment offers beside `HostEnv` if it starts from recorded states, to compare these."""
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Of the present `sim_state`; velocities and the time are left out."""
+        """Return the coordinates of the present `sim_state`; velocities and the time are left out."""
         ...
 
 
 @runtime_checkable
 class Watchable(Protocol):
-    """What an environment may offer beside `HostEnv`, so that watching each step does not cost the whole record."""
+    """A method that an environment may offer beside `HostEnv`, to observe each step at a low cost."""
 
     def latest(self) -> Batch:
-        """The newest record alone, as a batch of one episode of one record."""
+        """Return the newest record alone, as a batch of one episode of one record."""
         ...
 
 
@@ -261,7 +290,7 @@ class Host(Protocol):
     def make(self, task: Task, wants: Wants) -> HostEnv: ...
 
     def versions(self) -> dict[str, str]:
-        """Versions of everything that the trajectory depends on, by distribution name."""
+        """Return the versions of everything that the trajectory depends on, by distribution name."""
         ...
 
 
@@ -270,7 +299,7 @@ CLOSE_UP = "close-up"
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """Where a picture is taken from: one of the host's own cameras by its name, or a free one.
+    """The viewpoint of a picture: one of the host's own cameras by its name, or a free one.
 
     A free camera looks at `lookat_m` (world frame) from `distance_m` away; `azimuth_deg` is the direction it looks in,
     counted from +x to +y, and `elevation_deg` is negative where it looks down.
@@ -285,7 +314,7 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a camera sees of one record.
+    """A camera's picture of one record.
 
     image [H, W, 3] upright, RGB; `seen` [H, W] is 0, or i + 1 where body i of those asked for is seen;
     `body_pos_m` has the position [3] of every tracked body as it stands in the picture, world frame.
@@ -297,7 +326,7 @@ class Picture:
 
 
 class Stage(Protocol):
-    """One recorded episode set up again to be looked at; nothing is simulated.
+    """One recorded episode set up again for rendering; nothing is simulated.
 
     `arm` names the body that each joint of the arm moves, base first.
     """
@@ -305,7 +334,7 @@ class Stage(Protocol):
     arm: tuple[str, ...]
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """The camera for a picture of so many pixels (height, width) that shows these bodies in that record.
+        """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record.
 
         It is the host's default camera where that shows them well, or where there are none; else one close up.
         """
@@ -318,12 +347,12 @@ class Stage(Protocol):
 
 @runtime_checkable
 class StagingHost(Protocol):
-    """A host that can show what it recorded."""
+    """A host that can render its recorded episodes."""
 
     def stage(self, task: Task, episode: Batch) -> Stage:
         """Set up an episode, a batch of one with its `sim_state`.
 
         Raises:
-            HostError: nothing can be rendered here, or the record lacks what it takes.
+            HostError: nothing can be rendered here, or the record lacks the states.
         """
         ...

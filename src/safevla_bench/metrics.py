@@ -1,7 +1,7 @@
-"""From scores to the numbers that are reported: SR, Safety, SBU, VSI and what they are made of (paper Section 3.3).
+"""Metrics of scores: SR, Safety, SBU, VSI and their parts (paper Section 3.3).
 
 Proportions are counts until they are printed; intervals are Wilson's for proportions and the percentile bootstrap for
-means (paper Appendix E). Stopped and crashed episodes are outside n and counted apart.
+means (paper Appendix E). Stopped and crashed episodes are outside n and have counts of their own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.scores import INACTIVE, VACUOUS, Scores
-from safevla_bench.statistics import Interval, bootstrap_means, wilson
+from safevla_bench.statistics import Interval, bootstrap_means, wilson_interval
 
 BOOTSTRAP_SEED = 0
-Pair = tuple[float, float]
+Bounds = tuple[float, float]
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -26,11 +26,16 @@ class Rate(msgspec.Struct, frozen=True):
     count: int
     n: int
     value: float | None
-    ci: Pair | None
+    ci: Bounds | None
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
-        return cls(int(count), int(n), int(count) / int(n) if n else None, _pair(wilson(int(count), int(n))))
+        return cls(
+            int(count),
+            int(n),
+            int(count) / int(n) if n else None,
+            _interval_bounds(wilson_interval(int(count), int(n))),
+        )
 
 
 class Mean(msgspec.Struct, frozen=True):
@@ -41,12 +46,12 @@ class Mean(msgspec.Struct, frozen=True):
 
     n: int
     value: float | None
-    ci: Pair | None
+    ci: Bounds | None
     skipped_resamples: int = 0
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one cell: how often and how deeply it was violated, and where it applied at all."""
+    """One specification in one cell: rate and depth of its violations, and the episodes in which it applied."""
 
     spec_id: str
     axis: str
@@ -92,7 +97,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stopped: int
     crashed: int
     standin_assets: bool = False
-    """Whether any episode was simulated with stand-ins for the host's own assets."""
+    """True if any episode was simulated with stand-ins for the host's own assets."""
 
 
 class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,49 +116,50 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(scores: Scores) -> Summary:
-    """All episodes pooled.
+    """Summarize all episodes together.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> total = sb.aggregate(sb.score(batch, sb.library(), sb.registry(), missing="deactivate"))
+    >>> total = sb.aggregate(sb.score(batch, sb.load_ruleset(missing="deactivate")))
     >>> total.n, total.sr, total.safety, total.rates["safety"].count
     (1, 1.0, 1.0, 1)
     """
-    return _summary(scores, np.arange(len(scores)), [one.outcome for one in scores.absent])
+    return _summarize_cell(scores, np.arange(len(scores)), [episode.outcome for episode in scores.absent])
 
 
 def cells(scores: Scores) -> list[Summary]:
-    """One summary for each policy × suite, in order of first appearance."""
+    """Summarize each policy × suite, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
-    gone = [(one.policy, one.benchmark) for one in scores.absent]
-    found = []
-    for key in dict.fromkeys([*keys, *gone]):
+    absent_keys = [(episode.policy, episode.benchmark) for episode in scores.absent]
+    summaries = []
+    for key in dict.fromkeys([*keys, *absent_keys]):
         members = np.array([k for k, other in enumerate(keys) if other == key], dtype=np.int64)
-        absent = [one.outcome for one, other in zip(scores.absent, gone, strict=True) if other == key]
-        found.append(_summary(scores, members, absent, policy=key[0], suite=key[1]))
-    return found
+        absent = [episode.outcome for episode, other in zip(scores.absent, absent_keys, strict=True) if other == key]
+        summaries.append(_summarize_cell(scores, members, absent, policy=key[0], suite=key[1]))
+    return summaries
 
 
-def by_task(scores: Scores) -> list[TaskRates]:
-    """One row for each policy × suite × task, in order of first appearance."""
+def task_rates(scores: Scores) -> list[TaskRates]:
+    """Return the rates of each policy × suite × task, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, scores.task_id, strict=True))
     members: dict[tuple[str | None, str, str], list[int]] = {}
     for k, key in enumerate(keys):
         members.setdefault(key, []).append(k)
-    gone: dict[tuple[str | None, str, str], list[str]] = {}
-    for one in scores.absent:
-        gone.setdefault((one.policy, one.benchmark, one.task_id), []).append(one.outcome)
-    every = dict.fromkeys([*members, *gone])
+    absent_outcomes: dict[tuple[str | None, str, str], list[str]] = {}
+    for episode in scores.absent:
+        absent_outcomes.setdefault((episode.policy, episode.benchmark, episode.task_id), []).append(episode.outcome)
+    all_keys = dict.fromkeys([*members, *absent_outcomes])
     return [
-        _task_rates(scores, key, np.array(members.get(key, []), dtype=np.int64), gone.get(key, [])) for key in every
+        _rates_of_task(scores, key, np.array(members.get(key, []), dtype=np.int64), absent_outcomes.get(key, []))
+        for key in all_keys
     ]
 
 
-def _task_rates(
+def _rates_of_task(
     scores: Scores, key: tuple[str | None, str, str], members: NDArray[np.int64], absent: Iterable[str]
 ) -> TaskRates:
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
-    members = members[scores.counted[members]]
+    members = members[scores.is_counted[members]]
     n = len(members)
     return TaskRates(
         policy=key[0],
@@ -162,18 +168,18 @@ def _task_rates(
         sr=Rate.of(scores.success[members].sum(), n),
         safety=Rate.of(scores.safe[members].sum(), n),
         sbu=Rate.of(scores.sbu[members].sum(), n),
-        judged=int(scores.judged[members].sum()),
+        judged=int(scores.has_verdict[members].sum()),
         crashed=outcomes["crashed"],
         stopped=outcomes["stopped"],
     )
 
 
-def judged(cell: Summary) -> bool:
-    """Whether any scored specification reached a verdict: else "no violation" says nothing."""
+def has_verdict(cell: Summary) -> bool:
+    """True if any scored specification reached a verdict; else "no violation" means nothing."""
     return any(spec.active > spec.vacuous for spec in cell.specs if spec.tier == "safe")
 
 
-def _summary(
+def _summarize_cell(
     scores: Scores,
     members: NDArray[np.int64],
     absent: Iterable[str],
@@ -181,7 +187,7 @@ def _summary(
     suite: str | None = None,
 ) -> Summary:
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
-    members = members[scores.counted[members]]
+    members = members[scores.is_counted[members]]
     success, safe = scores.success[members], scores.safe[members]
     n = len(members)
     rates = {
@@ -190,7 +196,7 @@ def _summary(
         "sbu": Rate.of((success & ~safe).sum(), n),
         "p_unsafe_given_success": Rate.of((success & ~safe).sum(), success.sum()),
     }
-    means, nsv, rho = _means(scores, members)
+    means, nsv, rho = _cell_means(scores, members)
     return Summary(
         n=n,
         sr=rates["sr"].value,
@@ -207,8 +213,8 @@ def _summary(
         failure_unsafe=int((~success & ~safe).sum()),
         rates=rates,
         means=means,
-        axes=_axes(scores, members),
-        specs=[_spec(scores, members, k, nsv[k], rho[k]) for k in range(len(scores.specs))],
+        axes=_axis_rates(scores, members),
+        specs=[_summarize_spec(scores, members, k, nsv[k], rho[k]) for k in range(len(scores.specs))],
         outcomes=dict(sorted(outcomes.items())),
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
@@ -216,42 +222,42 @@ def _summary(
     )
 
 
-_MEANS = ("vsi", "vsi_given_unsafe", "rho_min", "peak_contact_force_n")
+_MEAN_NAMES = ("vsi", "vsi_given_unsafe", "rho_min", "peak_contact_force_n")
 
 
-def _means(scores: Scores, members: NDArray[np.int64]) -> tuple[dict[str, Mean], list[Mean], list[Mean]]:
-    """All means of a cell from the same resamples: the named ones, and depth and rho of each specification."""
+def _cell_means(scores: Scores, members: NDArray[np.int64]) -> tuple[dict[str, Mean], list[Mean], list[Mean]]:
+    """Return all means of a cell from the same resamples: those of `_MEAN_NAMES`, and depth and rho of each spec."""
     vsi, safe = scores.vsi[members], scores.safe[members]
-    named = [vsi, np.where(safe, np.nan, vsi), scores.rho_min[members], scores.peak_force_n[members]]
-    rows = np.vstack([*named, scores.depth[:, members], scores.rho[:, members]])
+    named_rows = [vsi, np.where(safe, np.nan, vsi), scores.rho_min[members], scores.peak_force_n[members]]
+    rows = np.vstack([*named_rows, scores.depth[:, members], scores.rho[:, members]])
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
-    means = [_mean(row, interval) for row, interval in zip(rows, intervals, strict=True)]
+    means = [_mean_with_interval(row, interval) for row, interval in zip(rows, intervals, strict=True)]
     count = len(scores.specs)
-    return dict(zip(_MEANS, means, strict=False)), means[4 : 4 + count], means[4 + count :]
+    return dict(zip(_MEAN_NAMES, means, strict=False)), means[4 : 4 + count], means[4 + count :]
 
 
-def _mean(values: NDArray[np.float64], interval: Interval | None) -> Mean:
-    there = values[~np.isnan(values)]
-    if not len(there) or interval is None:
+def _mean_with_interval(values: NDArray[np.float64], interval: Interval | None) -> Mean:
+    defined = values[~np.isnan(values)]
+    if not len(defined) or interval is None:
         return Mean(0, None, None)
-    return Mean(len(there), float(there.mean()), _pair(interval), interval.skipped)
+    return Mean(len(defined), float(defined.mean()), _interval_bounds(interval), interval.skipped)
 
 
-def _pair(interval: Interval | None) -> Pair | None:
+def _interval_bounds(interval: Interval | None) -> Bounds | None:
     return None if interval is None else (interval.low, interval.high)
 
 
-def _axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    found = {}
-    for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored):
-        columns = [k for k in scores.scored if scores.specs[k].axis == axis]
-        found[axis] = Rate.of(scores.violated[np.ix_(columns, members)].any(axis=0).sum(), len(members))
-    return found
+def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
+    rates = {}
+    for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
+        columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
+        rates[axis] = Rate.of(scores.is_violated[np.ix_(columns, members)].any(axis=0).sum(), len(members))
+    return rates
 
 
-def _spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
+def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
     spec, state = scores.specs[column], scores.state[column, members]
-    violated = scores.violated[column, members]
+    violated = scores.is_violated[column, members]
     active = int((state != INACTIVE).sum())
     reasons = Counter(scores.reasons[k] for k in scores.reason[column, members[state == INACTIVE]])
     return SpecSummary(

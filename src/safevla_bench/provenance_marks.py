@@ -1,7 +1,7 @@
-"""The mark of numbers that rest on stand-ins: a simulator that ran with placeholders for its own objects and fixtures.
+"""Marks of stand-in assets: a simulator that ran with placeholders for its own objects and fixtures.
 
-A record says so of its episode (`standin_assets`), the judge keeps that, and whoever shows a number made of such
-episodes shows with it what `sentence` says. Nobody else decides.
+A record marks its episode (`standin_assets`), and scores keep the mark. Every output that shows a number made of such
+episodes shows the warning of `warn_of_standins` with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Cell = tuple[str | None, str]
 """Policy and suite."""
 
 
-class Summarised(Protocol):
+class CellLike(Protocol):
     """The numbers of one policy and suite."""
 
     @property
@@ -30,7 +30,7 @@ class Summarised(Protocol):
     def standin_assets(self) -> bool: ...
 
 
-class Listed(Protocol):
+class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
 
     @property
@@ -43,46 +43,55 @@ class Listed(Protocol):
     def standin_assets(self) -> bool | None: ...
 
 
-def of_cells(cells: Iterable[Summarised]) -> tuple[str, ...]:
-    """The sentence that goes with numbers made of some cells; none where nothing rests on stand-ins."""
-    return sentence({(cell.policy, cell.suite or ""): cell.standin_assets for cell in cells})
+def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
+    """Return the warning for numbers made of some cells; empty where no cell has stand-in assets."""
+    return warn_of_standins({(cell.policy, cell.suite or ""): cell.standin_assets for cell in cells})
 
 
-def of_episodes(listed: Iterable[Listed]) -> tuple[str, ...]:
-    """The same for a list of episodes."""
-    there = [((one.policy, one.benchmark), one.standin_assets) for one in listed if one.standin_assets is not None]
-    marked = {cell for cell, mark in there if mark}
-    return sentence({cell: cell in marked for cell, _ in there})
+def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
+    """Return the warning for a list of episodes."""
+    marked_cells = [
+        ((episode.policy, episode.benchmark), episode.standin_assets)
+        for episode in episodes
+        if episode.standin_assets is not None
+    ]
+    marked = {cell for cell, mark in marked_cells if mark}
+    return warn_of_standins({cell: cell in marked for cell, _ in marked_cells})
 
 
-def warning(scores: Scores) -> tuple[str, ...]:
-    """The same for numbers made of all that was judged."""
-    every = list(zip(scores.policy, scores.benchmark, strict=True))
-    marked = {cell for cell, mark in zip(every, scores.standin, strict=False) if mark}
-    return sentence({cell: cell in marked for cell in every})
+def warn_of_scores(scores: Scores) -> tuple[str, ...]:
+    """Return the warning for numbers made of all scores."""
+    cells = list(zip(scores.policy, scores.benchmark, strict=True))
+    marked = {cell for cell, mark in zip(cells, scores.standin, strict=False) if mark}
+    return warn_of_standins({cell: cell in marked for cell in cells})
 
 
-def sentence(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
-    """The same for any policies and suites: whether each rests on stand-ins.
+def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
+    """Return the warning for policies and suites, by whether each has stand-in assets.
 
-    >>> sentence({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
+    >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
     """
-    told = [_told(suite, cells) for suite in dict.fromkeys(suite for (_, suite), marked in cells.items() if marked)]
-    if not told:
+    suites = [
+        _describe_suite(suite, cells)
+        for suite in dict.fromkeys(suite for (_, suite), marked in cells.items() if marked)
+    ]
+    if not suites:
         return ()
-    was, it = ("was", "it") if len(told) == 1 else ("were", "them")
+    was, it = ("was", "it") if len(suites) == 1 else ("were", "them")
     return (
-        f"Stand-in assets: {', '.join(told)} {was} simulated with placeholders for the simulator's own objects and "
+        f"Stand-in assets: {', '.join(suites)} {was} simulated with placeholders for the simulator's own objects and "
         f"fixtures. These numbers are no results on {it}.",
     )
 
 
-def _told(suite: str, cells: Mapping[Cell, bool]) -> str:
-    """The suite, and whose episodes of it rest on stand-ins where others' do not."""
-    there = {policy: marked for (policy, other), marked in cells.items() if other == suite}
-    return suite if all(there.values()) else f"{suite} ({_names(policy for policy, mark in there.items() if mark)})"
+def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
+    """Return the suite, with the policies whose episodes have stand-in assets where those of others have none."""
+    marks = {policy: marked for (policy, other), marked in cells.items() if other == suite}
+    return (
+        suite if all(marks.values()) else f"{suite} ({_join_names(policy for policy, mark in marks.items() if mark)})"
+    )
 
 
-def _names(policies: Iterable[str | None]) -> str:
+def _join_names(policies: Iterable[str | None]) -> str:
     return ", ".join(policy or "unnamed" for policy in policies)

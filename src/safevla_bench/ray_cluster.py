@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class RayCluster:
     """A Ray cluster, and what an actor on it is given."""
 
     address: str | None = None
@@ -70,8 +70,8 @@ class Cluster:
 
 
 @contextmanager
-def connected(cluster: Cluster, slots: int) -> Iterator[Any]:
-    """The module `ray`, connected; a process that is connected already stays as it is.
+def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
+    """Yield the module `ray`, connected; a process that is connected already stays as it is.
 
     Args:
         cluster: where.
@@ -85,8 +85,8 @@ def connected(cluster: Cluster, slots: int) -> Iterator[Any]:
         require_room(ray, cluster)
         yield ray
         return
-    ray = _initialised(cluster, slots)
-    with _quiet():
+    ray = _start_ray(cluster, slots)
+    with _log_worker_deaths():
         try:
             require_room(ray, cluster)
             yield ray
@@ -94,30 +94,37 @@ def connected(cluster: Cluster, slots: int) -> Iterator[Any]:
             ray.shutdown()
 
 
-def require_room(ray: Any, cluster: Cluster) -> None:
-    """Raise `RunError` where no node that is alive could ever hold one actor."""
+def require_room(ray: Any, cluster: RayCluster) -> None:
+    """Raise `RunError` where no node that is alive could ever hold resources actor."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(one.get("CPU", 0) >= cluster.cpus and one.get("GPU", 0) >= cluster.gpus for one in nodes):
+    if any(resources.get("CPU", 0) >= cluster.cpus and resources.get("GPU", 0) >= cluster.gpus for resources in nodes):
         return
     asked = f"{cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs"
-    has = "; ".join(f"{one.get('CPU', 0):g} and {one.get('GPU', 0):g}" for one in nodes) or "there is no node"
+    has = (
+        "; ".join(f"{resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}" for resources in nodes)
+        or "there is no node"
+    )
     problem = f"no node of the Ray cluster has {asked}, which each actor is to have (they have {has})"
     raise RunError(problem, remedy="Lower --actor-cpus or --actor-gpus, or add a node: ray start --address ...")
 
 
-def node() -> str:
-    """This machine's name, for errors and reasons."""
+def node_name() -> str:
+    """Return this machine's name, for errors and reasons."""
     return platform.node() or "unknown"
 
 
-def differing(asked: Mapping[str, str], found: Mapping[str, str]) -> str | None:
-    """In words, which versions here are not those that the command's own environment has; None = all are the same."""
-    told = [f"{name} {found.get(name)}, not {asked[name]}" for name in asked if asked[name] != found.get(name)]
-    return f"it has other versions than the command's own environment: {', '.join(told)}" if told else None
+def describe_differences(required: Mapping[str, str], installed: Mapping[str, str]) -> str | None:
+    """Return in words which versions here differ from those of the command's own environment; None = none do."""
+    differing = [
+        f"{name} {installed.get(name)}, not {required[name]}"
+        for name in required
+        if required[name] != installed.get(name)
+    ]
+    return f"it has other versions than the command's own environment: {', '.join(differing)}" if differing else None
 
 
-def told(error: Exception) -> str:
-    """What Ray says of a worker that is lost, in one line: on which node, and why; without its advice and ids."""
+def describe_loss(error: Exception) -> str:
+    """Return in one line Ray's message about a lost worker: its node and the cause, without advice and ids."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = lines[-1].partition(" Some common causes")[0] if lines else "no reason is known"
@@ -125,14 +132,14 @@ def told(error: Exception) -> str:
     return f"{f'on the node {where[1]}: ' if where else ''}{type(error).__name__}: {why}"
 
 
-def _initialised(cluster: Cluster, slots: int) -> Any:
+def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = 'Install it, on every node: pip install "safevla-bench[ray]".'
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
     place, own = cluster.place, {}
     if place == HERE:
-        own = _own(math.ceil(slots * cluster.cpus))
+        own = _local_options(math.ceil(slots * cluster.cpus))
     else:
         _require_answer(place)
     ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
@@ -141,14 +148,16 @@ def _initialised(cluster: Cluster, slots: int) -> Any:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         problem = (
-            "Ray could not be started here" if place == HERE else f"the Ray cluster {_named(place)} cannot be used"
+            "Ray could not be started here"
+            if place == HERE
+            else f"the Ray cluster {_describe_place(place)} cannot be used"
         )
         raise RunError(f"{problem}: {first}", remedy=_REMEDY) from None
     return ray
 
 
-def _own(cpus: int) -> dict[str, Any]:
-    """How Ray is started here; who may use it is known by a token of its own, which is written nowhere."""
+def _local_options(cpus: int) -> dict[str, Any]:
+    """Return the options with which Ray is started here; a token that is written nowhere guards it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if _TOKEN_FILE not in os.environ:
         os.environ.setdefault(_TOKEN, secrets.token_hex())
@@ -156,7 +165,7 @@ def _own(cpus: int) -> dict[str, Any]:
     return {"num_cpus": max(cores, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
 
 
-def _named(place: str) -> str:
+def _describe_place(place: str) -> str:
     return "of this machine" if place == AUTO else f"at {place}"
 
 
@@ -171,16 +180,16 @@ def _require_answer(place: str) -> None:
     if place != AUTO:
         _require_listener(place)
     mode = os.environ.get(_MODE)
-    said = _health(place, mode)
-    if said is not None and _UNKNOWN in said and mode is None:
-        said = _health(place, "token")
-        if said is None:
+    complaint = _health_complaint(place, mode)
+    if complaint is not None and _UNKNOWN in complaint and mode is None:
+        complaint = _health_complaint(place, "token")
+        if complaint is None:
             os.environ[_MODE] = "token"
-    if said is None:
+    if complaint is None:
         return
-    if _UNKNOWN in said:
+    if _UNKNOWN in complaint:
         remedy = f"Set {_MODE}=token and {_TOKEN} to what `ray get-auth-token` prints on its head."
-        raise RunError(f"the Ray cluster {_named(place)} wants another authentication token", remedy=remedy)
+        raise RunError(f"the Ray cluster {_describe_place(place)} wants another authentication token", remedy=remedy)
     if place == AUTO:
         raise RunError("no Ray cluster runs on this machine", remedy=_REMEDY)
     raise RunError(f"what listens at {place} is not the head of a Ray cluster", remedy=_REMEDY)
@@ -197,8 +206,8 @@ def _require_listener(address: str) -> None:
         raise RunError(problem, remedy=_REMEDY) from None
 
 
-def _health(place: str, mode: str | None) -> str | None:
-    """What a process of Ray's own complains of that looks for the cluster; None = it is well."""
+def _health_complaint(place: str, mode: str | None) -> str | None:
+    """Return the complaint of Ray's own health check of the cluster; None = it is well."""
     asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     asking += [] if place == AUTO else ["--address", place]
     own = {**os.environ, **({_MODE: mode} if mode else {})}
@@ -210,12 +219,12 @@ def _health(place: str, mode: str | None) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _log_worker_deaths() -> Iterator[None]:
     """Log what Ray says of deaths in its cluster: it has no option to keep that from stdout, where results stand."""
     worker: Any = importlib.import_module("ray._private.worker")
     printing = getattr(worker, "print_to_stdstream", None)
     if printing:
-        worker.print_to_stdstream = lambda said, *rest, **more: _LOG.info("%s", said)
+        worker.print_to_stdstream = lambda message, *rest, **more: _LOG.info("%s", message)
     try:
         yield
     finally:

@@ -1,9 +1,8 @@
-"""Judging on a Ray cluster: sources are cut into pieces, each is read and judged where there is room, and the verdicts
-are joined in the order of the episodes.
+"""Judging on a Ray cluster: sources are cut into pieces, which are read and judged on any node.
 
-The scores are those of one process, byte for byte: the verdicts on one episode do not depend on the others. Where
-anything is wrong (a damaged record, an id that comes twice, a task without an entry, a field that is missing), the
-sources are read here instead, so that what is said of it is the same too.
+The verdicts are joined in the order of the episodes. They are those of one process, byte for byte, because the verdicts
+on one episode do not depend on the others. Where anything is wrong (a damaged record, a repeated id, a task without an
+entry, a missing field), the caller reads the sources itself, so that the errors are the same too.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from safevla_bench import archive, runs
 from safevla_bench import ray_cluster as clusters
 from safevla_bench.archive import parquet
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
-from safevla_bench.ray_cluster import Cluster
+from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
-from safevla_bench.scoring import Chunk, Manner, join, judge_chunk
-from safevla_bench.specs import Library
-from safevla_bench.tasks import Registry
+from safevla_bench.scoring import ScoredChunk, join_chunks, judge_chunk
 from safevla_bench.trajectory import Batch
 from safevla_bench.version import __version__
 
 PIECE_EPISODES = 100
 """About so many episodes of a Parquet file are judged by one task; other forms are one piece a file."""
-_AHEAD = 4
+_QUEUED_PER_SLOT = 4
 """Tasks that are submitted for each that can run: no more verdicts than of these wait to be joined."""
 _VERSIONS = {"safevla-bench": __version__, "numpy": np.__version__}
 _REMEDY = "Put the archive where every node finds it by the same path, or judge it here, without --engine ray."
@@ -43,7 +41,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some episodes of a file, by their places in it, None = all; and how large the file is here."""
+    """Some episodes of a file, by their places in it (None = all), and the file's size here."""
 
     file: Path
     places: range | None
@@ -51,55 +49,59 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
-    """What judging a piece gives back: what is kept of its episodes, in order, and the verdicts on them."""
+class PieceVerdicts:
+    """The result of judging a piece: the notes for the index of episodes, in order, and the verdicts."""
 
-    noted: tuple[runs.Noted, ...]
-    chunks: tuple[Chunk, ...]
+    notes: tuple[runs.BatchNotes, ...]
+    chunks: tuple[ScoredChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PieceRefusal:
     """A node cannot judge a piece, for a reason that the user must mend."""
 
     problem: str
 
 
-def score_records(
-    records: runs.Records, library: Library, registry: Registry, how: Manner, cluster: Cluster
-) -> Scores | None:
-    """The scores of records that were not read yet; None where they must be read here, with records opened anew.
+def score_on_cluster(
+    paths: Sequence[Path], ruleset: Ruleset, cluster: RayCluster
+) -> tuple[runs.EpisodeIndex, Scores] | None:
+    """Return the index and the scores of sources; None where anything is wrong and they must be read here.
 
     Raises:
         RunError: the cluster cannot be used, or a node lacks a file or has other versions.
     """
-    files = [file for stream in records.streams for file in stream.files]
-    if not (all(stream.files for stream in records.streams) and all(file.is_file() for file in files)):
+    sources = [runs.open_source(path) for path in paths]
+    files = [file for source in sources for file in source.files]
+    if not (all(source.files for source in sources) and all(file.is_file() for file in files)):
         return None
-    work = [(number, piece) for number, stream in enumerate(records.streams) for piece in pieces(stream)]
-    judged: list[Chunk] = []
-    with clusters.connected(cluster, 1) as ray:
-        for number, found in _judged(ray, work, library, registry, how, cluster):
-            if found is None:
+    work = [(number, piece) for number, source in enumerate(sources) for piece in cut_source(source)]
+    notes: list[list[runs.BatchNotes | RecordError]] = [[] for _ in sources]
+    chunks: list[ScoredChunk] = []
+    with clusters.connect_ray(cluster, 1) as ray:
+        for number, verdicts in _judge_pieces(ray, work, ruleset, cluster):
+            if verdicts is None:
                 return None
-            for noted in found.noted:
-                records.note(number, noted)
-            judged += found.chunks
+            notes[number] += verdicts.notes
+            chunks += verdicts.chunks
+    index = runs.EpisodeIndex.from_notes(sources, notes)
+    if index.has_repeated_ids() or not index.is_intact():
+        return None
     try:
-        return join(judged, library) if records.intact and not records.ambiguous else None
+        return index, join_chunks(chunks, ruleset.library)
     except SafevlaError:
         return None
 
 
-def pieces(stream: runs.Stream) -> Iterator[Piece]:
-    """What a source is cut into, in order."""
-    for file in stream.files:
-        for places in _stretches(file):
+def cut_source(source: runs.RecordSource) -> Iterator[Piece]:
+    """Yield the pieces of a source, in order."""
+    for file in source.files:
+        for places in _cut_file(file):
             yield Piece(file.absolute(), places, file.stat().st_size)
 
 
-def _stretches(file: Path) -> list[range] | list[None]:
-    """The places of whole row groups; None = the file in one piece, as other forms are, and what cannot be read."""
+def _cut_file(file: Path) -> list[range] | list[None]:
+    """Return the places of whole row groups; None = the file in one piece: other forms, and what cannot be read."""
     if not file.name.endswith(parquet.SUFFIX):
         return [None]
     try:
@@ -113,63 +115,58 @@ def _stretches(file: Path) -> list[range] | list[None]:
     return [range(first, end) for first, end in pairwise(cuts)] or [None]
 
 
-def _judged(
-    ray: Any,
-    work: Sequence[tuple[int, Piece]],
-    library: Library,
-    registry: Registry,
-    how: Manner,
-    cluster: Cluster,
-) -> Iterator[tuple[int, Verdicts | None]]:
-    """The verdicts on each piece, with the number of its source, in order."""
-    shared = ray.put((library, registry, how, _VERSIONS))
+def _judge_pieces(
+    ray: Any, work: Sequence[tuple[int, Piece]], ruleset: Ruleset, cluster: RayCluster
+) -> Iterator[tuple[int, PieceVerdicts | None]]:
+    """Yield the verdicts on each piece, with the number of its source, in order."""
+    shared = ray.put((ruleset, _VERSIONS))
     task = ray.remote(judge_piece).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus)
-    room = int(ray.cluster_resources().get("CPU", 1) / max(cluster.cpus, 0.1)) + 1
-    asked = _ahead(lambda one: task.remote(one[1], shared), work, room * _AHEAD)
-    for one, reference in zip(work, asked, strict=True):
+    slots = int(ray.cluster_resources().get("CPU", 1) / max(cluster.cpus, 0.1)) + 1
+    references = _submit_ahead(lambda item: task.remote(item[1], shared), work, slots * _QUEUED_PER_SLOT)
+    for (number, piece), reference in zip(work, references, strict=True):
         try:
-            found: Verdicts | Refused | None = ray.get(reference)
+            verdicts: PieceVerdicts | PieceRefusal | None = ray.get(reference)
         except ray.exceptions.RayError as error:
-            raise RunError(f"judging failed: {clusters.told(error)}", remedy=clusters.NODES) from None
-        if isinstance(found, Refused):
-            raise RunError(found.problem, remedy=_REMEDY, place=Place(file=str(one[1].file)))
-        yield one[0], found
+            raise RunError(f"judging failed: {clusters.describe_loss(error)}", remedy=clusters.NODES) from None
+        if isinstance(verdicts, PieceRefusal):
+            raise RunError(verdicts.problem, remedy=_REMEDY, place=Place(file=str(piece.file)))
+        yield number, verdicts
 
 
-def _ahead(begin: Callable[[T], R], work: Iterable[T], count: int) -> Iterator[R]:
-    """What `begin` gives for each piece of work, in order, `count` of them begun before they are taken."""
-    begun: deque[R] = deque()
-    for one in work:
-        begun.append(begin(one))
-        if len(begun) == count:
-            yield begun.popleft()
-    yield from begun
+def _submit_ahead(submit: Callable[[T], R], work: Iterable[T], count: int) -> Iterator[R]:
+    """Yield what `submit` returns for each item of work, in order; `count` of them are submitted ahead."""
+    submitted: deque[R] = deque()
+    for item in work:
+        submitted.append(submit(item))
+        if len(submitted) == count:
+            yield submitted.popleft()
+    yield from submitted
 
 
-def judge_piece(piece: Piece, shared: tuple[Library, Registry, Manner, dict[str, str]]) -> Verdicts | Refused | None:
-    """The task: judge a piece where it runs; None where only the whole can be judged."""
-    library, registry, how, versions = shared
-    if why := _unfit(piece, versions):
-        return Refused(f"on the node {clusters.node()}: {why}")
-    noted: list[runs.Noted] = []
+def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVerdicts | PieceRefusal | None:
+    """Judge a piece where this task runs; None where only the whole can be judged."""
+    ruleset, versions = shared
+    if reason := _refusal_reason(piece, versions):
+        return PieceRefusal(f"on the node {clusters.node_name()}: {reason}")
+    notes: list[runs.BatchNotes] = []
 
-    def read() -> Iterator[Batch]:
-        for found in archive.read([piece.file], piece.places):
-            if isinstance(found, RecordError):
-                raise found
-            noted.append(runs.Noted.of(found))
-            yield found
+    def read_piece() -> Iterator[Batch]:
+        for batch in archive.read_episodes([piece.file], piece.places):
+            if isinstance(batch, RecordError):
+                raise batch
+            notes.append(runs.BatchNotes.of_batch(batch))
+            yield batch
 
     try:
-        chunks = tuple(judge_chunk(batch, library, registry, how) for batch in runs.chunked(read()))
+        chunks = tuple(judge_chunk(batch, ruleset) for batch in runs.merge_batches(read_piece()))
     except SafevlaError:
         return None
-    return Verdicts(tuple(noted), chunks)
+    return PieceVerdicts(tuple(notes), chunks)
 
 
-def _unfit(piece: Piece, versions: dict[str, str]) -> str | None:
-    """Why this node cannot judge a piece."""
-    if differing := clusters.differing(versions, _VERSIONS):
+def _refusal_reason(piece: Piece, versions: dict[str, str]) -> str | None:
+    """Return why this node cannot judge a piece, None if it can."""
+    if differing := clusters.describe_differences(versions, _VERSIONS):
         return differing
     try:
         size = piece.file.stat().st_size

@@ -13,4 +13,4 @@ def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):
     content = part.read_bytes()
     for cut in range(1, 8):
         part.write_bytes(content[:-cut])
-        assert [type(one) for one in archive.read([part])] == [DamageError]
+        assert [type(one) for one in archive.read_episodes([part])] == [DamageError]

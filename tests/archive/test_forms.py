@@ -14,11 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import BOWL, DRAWER, HAND, contacts, episode, header, recording, recordings, same_bits
-from safevla_bench.archive import append, form_of, open_archive, parquet, read, write, write_chunks, write_folder
-from safevla_bench.archive.parquet_columns import table
+from builders import BOWL, DRAWER, HAND, contacts, episode, header, header_fields, recording, recordings, same_bits
+from safevla_bench.archive import (
+    append,
+    detect_suffix,
+    open_archive,
+    parquet,
+    read_episodes,
+    write_archive,
+    write_batches,
+    write_folder,
+)
+from safevla_bench.archive.parquet_columns import to_table
 from safevla_bench.errors import CollectedError, FileError, RecordError
-from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording, select
+from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from_recording, select_episodes
 
 MANY = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 SINGLE = [".json", ".npz"]
@@ -49,11 +58,11 @@ def full() -> Recording:
 
 EDGES = {
     "a bit of everything": full(),
-    "no family at all": Recording(header(target_object=None), {}, 4),
+    "no family at all": Recording(header_fields(target_object=None), {}, 4),
     "families that are empty": recording(2, pos_bodies=(), body_pos_m=np.empty((2, 0, 3)), contacts=contacts()),
     "one record": recording(1),
     "nothing ever gripped": recording(2, gripped=np.array([-1, -1])),
-    "a null in a name": Recording(header(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
+    "a null in a name": Recording(header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
     "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
     "other places in the body table": recording(
         2, pos_bodies=(DRAWER, BOWL), body_pos_m=np.arange(12.0).reshape(2, 2, 3)
@@ -65,7 +74,7 @@ EDGES = {
 @pytest.mark.parametrize("edge", EDGES)
 def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
     batch = from_recording(EDGES[edge])
-    write(tmp_path / f"x{suffix}", batch)
+    write_archive(tmp_path / f"x{suffix}", batch)
     assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
 
 
@@ -74,32 +83,32 @@ def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
 def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, several):
     folder = tmp_path_factory.mktemp("forms")
     named = [replace(one, header=header_named(one, f"e{k}")) for k, one in enumerate(several)]
-    batch = original = concatenate([from_recording(one) for one in named])
+    batch = original = concatenate_batches([from_recording(one) for one in named])
     for k, suffix in enumerate([*MANY, *MANY[::-1]]):
-        write(folder / f"{k}{suffix}", batch)
+        write_archive(folder / f"{k}{suffix}", batch)
         batch = open_archive(folder / f"{k}{suffix}")
         assert same_bits(batch, original), suffix
-    batch = concatenate([one for one in read(write_folder(folder / "each", [batch])) if isinstance(one, Batch)])
+    batch = concatenate_batches(
+        [one for one in read_episodes(write_folder(folder / "each", [batch])) if isinstance(one, Batch)]
+    )
     assert same_bits(batch, original)
 
 
 def header_named(one: Recording, name: str):
-    return header(
-        **{field: getattr(one.header, field) for field in one.header.__struct_fields__} | {"episode_id": name}
-    )
+    return {**one.header, "episode_id": name}
 
 
 @pytest.mark.parametrize("suffix", MANY + SINGLE)
 def test_the_same_episodes_give_the_same_bytes_at_any_time(tmp_path, suffix, monkeypatch):
-    write(tmp_path / f"one{suffix}", from_recording(full()))
+    write_archive(tmp_path / f"one{suffix}", from_recording(full()))
     monkeypatch.setattr("time.time", lambda: 2e9)
     monkeypatch.setattr("time.localtime", lambda *_: (2040, 1, 1, 0, 0, 0, 0, 0, 0))
-    write(tmp_path / f"two{suffix}", open_archive(tmp_path / f"one{suffix}"))
+    write_archive(tmp_path / f"two{suffix}", open_archive(tmp_path / f"one{suffix}"))
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 
 
 def test_an_npz_file_is_plain_numpy(tmp_path):
-    write(tmp_path / "x.npz", from_recording(full()))
+    write_archive(tmp_path / "x.npz", from_recording(full()))
     with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
         assert json.loads(arrays["header"].tobytes())["episode_id"] == header().episode_id
         assert arrays["body_pos_m"].shape == (3, 3, 3)
@@ -107,7 +116,7 @@ def test_an_npz_file_is_plain_numpy(tmp_path):
 
 
 def test_a_parquet_file_has_a_row_an_episode_and_steps_as_lists(tmp_path):
-    write(tmp_path / "x.parquet", concatenate([episode(3, episode_id="a"), episode(5, episode_id="b")]))
+    write_archive(tmp_path / "x.parquet", concatenate_batches([episode(3, episode_id="a"), episode(5, episode_id="b")]))
     rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
     assert [(row["episode_id"], row["dt"], len(row["body_pos_m"])) for row in rows] == [("a", 0.05, 3), ("b", 0.05, 5)]
     assert rows[0]["body_pos_m"][2][1] == [0.6, 0.1, 0.8]
@@ -122,12 +131,14 @@ def grouped(path: Path) -> list[int]:
 
 def test_row_groups_hold_few_episodes_and_few_bytes(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
-    write(path, concatenate([episode(2, episode_id=f"{k:02}") for k in range(33)]))
+    write_archive(path, concatenate_batches([episode(2, episode_id=f"{k:02}") for k in range(33)]))
     assert grouped(path) == [32, 1]
     lengths = [8, 8, 2, 40]
-    sizes = [table(episode(length)).nbytes for length in lengths]
+    sizes = [to_table(episode(length)).nbytes for length in lengths]
     monkeypatch.setattr(parquet, "_GROUP_BYTES", sizes[0] + sizes[1])
-    write(path, concatenate([episode(length, episode_id=f"{length}{k}") for k, length in enumerate(lengths)]))
+    write_archive(
+        path, concatenate_batches([episode(length, episode_id=f"{length}{k}") for k, length in enumerate(lengths)])
+    )
     assert grouped(path) == [2, 1, 1]
 
 
@@ -138,27 +149,27 @@ def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten
 
     def chunks() -> Iterator[Batch]:
         for start in range(0, 40, 4):
-            batch = concatenate(episodes[start : start + 4])
+            batch = concatenate_batches(episodes[start : start + 4])
             alive.append(weakref.ref(batch.starts))
             yield batch
             del batch
             assert sum(one() is not None for one in alive) <= 1
 
-    write_chunks(tmp_path / f"some{suffix}", chunks())
-    write(tmp_path / f"all{suffix}", concatenate(episodes))
+    write_batches(tmp_path / f"some{suffix}", chunks())
+    write_archive(tmp_path / f"all{suffix}", concatenate_batches(episodes))
     assert (tmp_path / f"some{suffix}").read_bytes() == (tmp_path / f"all{suffix}").read_bytes()
 
 
 @pytest.mark.parametrize("suffix", SINGLE)
 def test_a_form_of_one_episode_a_file_takes_one(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
-    two = concatenate([episode(2, episode_id="a"), episode(2, episode_id="b")])
-    for grow in (write, append):
+    two = concatenate_batches([episode(2, episode_id="a"), episode(2, episode_id="b")])
+    for grow in (write_archive, append):
         with pytest.raises(RecordError, match="holds one episode, these are 2"):
             grow(path, two)
-    append(path, select(two, [0]))
+    append(path, select_episodes(two, [0]))
     with pytest.raises(RecordError, match="one episode a file"):
-        append(path, select(two, [1]))
+        append(path, select_episodes(two, [1]))
     assert open_archive(path).headers[0].episode_id == "a"
 
 
@@ -171,7 +182,7 @@ def test_a_parquet_file_is_not_appended_to(tmp_path):
 @pytest.mark.parametrize("suffix", MANY)
 def test_an_archive_that_could_not_be_read_again_is_not_written(tmp_path, suffix):
     with pytest.raises(RecordError, match="the episode_id is repeated"):
-        write(tmp_path / f"x{suffix}", concatenate([episode(2), episode(3)]))
+        write_archive(tmp_path / f"x{suffix}", concatenate_batches([episode(2), episode(3)]))
     assert not list(tmp_path.iterdir())
 
 
@@ -179,24 +190,24 @@ def test_an_episode_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 3000)
     for suffix in MANY + SINGLE:
         with pytest.raises(RecordError, match="holds more than"):
-            write(tmp_path / f"x{suffix}", episode(30))
+            write_archive(tmp_path / f"x{suffix}", episode(30))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("suffix", MANY + SINGLE)
 def test_a_file_that_cannot_be_written_is_a_typed_error(tmp_path, suffix):
     with pytest.raises(FileError, match="No such file or directory"):
-        write(tmp_path / "nowhere" / f"x{suffix}", episode(2))
+        write_archive(tmp_path / "nowhere" / f"x{suffix}", episode(2))
 
 
 def test_a_folder_of_npz_files_appears_whole_and_no_id_names_a_file(tmp_path):
     ids = ["../../etc/passwd", "a/b", "\x00", "é" * 10_000]
-    batch = concatenate([episode(2, episode_id=name) for name in ids])
+    batch = concatenate_batches([episode(2, episode_id=name) for name in ids])
     paths = write_folder(tmp_path / "out", [batch])
     assert [path.name for path in paths] == [f"episode-0000{k}.npz" for k in range(4)]
     assert sorted(tmp_path.iterdir()) == [tmp_path / "out"]
-    found = [one for one in read(paths) if isinstance(one, Batch)]
-    assert same_bits(concatenate(found), batch)
+    found = [one for one in read_episodes(paths) if isinstance(one, Batch)]
+    assert same_bits(concatenate_batches(found), batch)
     with pytest.raises(RecordError, match="exists already"):
         write_folder(tmp_path / "out", [batch])
     with pytest.raises(FileError, match="No such file or directory"):
@@ -207,21 +218,21 @@ def test_every_form_is_judged_by_the_same_rules(tmp_path):
     """A repeated id over several files, and what only validation knows."""
     paths = [tmp_path / f"x{suffix}" for suffix in MANY + SINGLE]
     for path in paths:
-        write(path, episode(2))
-    problems = [one for one in read(paths) if isinstance(one, RecordError)]
+        write_archive(path, episode(2))
+    problems = [one for one in read_episodes(paths) if isinstance(one, RecordError)]
     assert len(problems) == len(paths) - 1
     assert all("the episode_id is repeated" in str(problem) for problem in problems)
 
 
 def test_an_archive_without_episodes_is_an_error(tmp_path):
-    write(tmp_path / "x.parquet", select(episode(2), []))
+    write_archive(tmp_path / "x.parquet", select_episodes(episode(2), []))
     with pytest.raises(RecordError, match="no episodes"):
         open_archive(tmp_path / "x.parquet")
 
 
 def test_every_bad_row_is_listed_with_its_number(tmp_path):
     path = tmp_path / "x.parquet"
-    write(path, concatenate([episode(2, episode_id=name) for name in "abc"]))
+    write_archive(path, concatenate_batches([episode(2, episode_id=name) for name in "abc"]))
     table = pq.read_table(path)
     table = table.set_column(table.schema.get_field_index("dt"), "dt", [[-1.0, 0.05, float("inf")]])
     pq.write_table(table, path)
@@ -234,4 +245,4 @@ def test_every_bad_row_is_listed_with_its_number(tmp_path):
 
 
 def test_the_name_says_the_form():
-    assert [form_of(Path(f"a.b{suffix}")) for suffix in MANY + SINGLE] == MANY + SINGLE
+    assert [detect_suffix(Path(f"a.b{suffix}")) for suffix in MANY + SINGLE] == MANY + SINGLE

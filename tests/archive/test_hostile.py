@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
-from safevla_bench.archive import encode, open_archive, write
-from safevla_bench.archive.json_decoder import decode
+from safevla_bench.archive import encode_json, open_archive, write_archive
+from safevla_bench.archive.json_decoder import decode_json
 from safevla_bench.errors import RecordError, SafevlaError
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
@@ -50,7 +51,7 @@ def whole() -> dict[str, Any]:
         versions={"mujoco": "3.3"},
         dropped_pairs=(("hand", "link7"),),
     )
-    tree: dict[str, Any] = {"schema_version": 1, **json.loads(encode(batch)), "mine": {"deep": [1, {"x": 2.5}]}}
+    tree: dict[str, Any] = {"schema_version": 1, **json.loads(encode_json(batch)), "mine": {"deep": [1, {"x": 2.5}]}}
     tree["steps"][1]["contacts"][0] |= {"impulse_ns": 0.5, "geom": "g"}
     tree["steps"][2]["camera"] = [0.0, 1.0]
     return tree
@@ -105,10 +106,10 @@ def place(path: Path) -> tuple[int | None, str | None]:
 def taken(line: bytes) -> Batch | RecordError:
     """What a reader makes of a line; an episode can be written again."""
     try:
-        batch = decode(line)
+        batch = decode_json(line)
     except RecordError as error:
         return error
-    assert same_bits(decode(encode(batch)), batch)
+    assert same_bits(decode_json(encode_json(batch)), batch)
     return batch
 
 
@@ -128,7 +129,7 @@ def refused(line: bytes, problem: str, path: Path | None = None) -> RecordError:
 def judged(batch: Batch) -> None:
     """A verdict without a number that is none, or a typed error. Warnings are errors in this suite."""
     try:
-        scores = score(batch, LIBRARY, TASKS, missing="deactivate")
+        scores = score(batch, Ruleset(LIBRARY, TASKS, missing="deactivate"))
     except SafevlaError:
         return
     assert not np.isinf(scores.rho).any()
@@ -325,7 +326,7 @@ def test_a_strange_name_of_an_episode_a_task_or_a_body_is_kept_and_named(name, t
     assert isinstance(batch, Batch)
     judged(batch)
     for suffix in FORMS:
-        write(tmp_path / f"x{suffix}", batch)
+        write_archive(tmp_path / f"x{suffix}", batch)
         assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
     tree["steps"][1]["body_pos_m"][name][2] = "x"
     error = refused(json.dumps(tree).encode(), "Expected `float`, got `str`")
@@ -355,11 +356,11 @@ def test_a_hundred_thousand_contacts_in_a_step_are_judged(tmp_path):
     tree = copy.deepcopy(WHOLE)
     one = {"a": "hand", "b": "bowl", "force_n": 1.0}
     tree["steps"][1]["contacts"] = [{**one, "force_n": k / 1000} for k in range(100_000)]
-    batch = decode(json.dumps(tree).encode())
-    found = score(batch, LIBRARY, TASKS).episode(0)
+    batch = decode_json(json.dumps(tree).encode())
+    found = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
     assert found.extreme["max_contact_force_under_200N"] == 99.999
     for suffix in FORMS:
-        write(tmp_path / f"x{suffix}", batch)
+        write_archive(tmp_path / f"x{suffix}", batch)
         assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
     tree["steps"][1]["contacts"][77_777]["b"] = "nobody"
     refused(json.dumps(tree).encode(), "'nobody' has no role", ("steps", 1, "contacts", 77_777, "b"))
@@ -371,7 +372,7 @@ def test_ten_thousand_bodies_are_judged():
     tree["body_roles"] |= crowd
     for step in tree["steps"]:
         step["body_pos_m"] |= {name: [0.0, 0.0, 0.0] for name in crowd}
-    judged(decode(json.dumps(tree).encode()))
+    judged(decode_json(json.dumps(tree).encode()))
     tree["steps"][2]["body_pos_m"]["body 9999"][1] = "x"
     refused(json.dumps(tree).encode(), "Expected `float`", ("steps", 2, "body_pos_m", "body 9999", 1))
 
@@ -399,6 +400,6 @@ def test_the_largest_numbers_that_are_accepted_are_judged():
             found = taken(json.dumps(planted(path, huge)).encode())
             assert isinstance(found, Batch)
             judged(found)
-    force = decode(json.dumps(planted(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
-    found = score(force, LIBRARY, TASKS).episode(0)
+    force = decode_json(json.dumps(planted(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
+    found = score(force, Ruleset(LIBRARY, TASKS)).episode(0)
     assert (found.safe, found.depth["max_contact_force_under_200N"]) == (False, 1.0)

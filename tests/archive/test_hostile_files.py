@@ -21,7 +21,7 @@ import pytest
 import zstandard
 
 from builders import BOWL, HAND, contacts, episode, same_bits
-from safevla_bench.archive import open_archive, read, write
+from safevla_bench.archive import open_archive, read_episodes, write_archive
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory import Batch
 
@@ -52,11 +52,11 @@ def damaged(rng: random.Random, good: bytes) -> bytes:
 @pytest.mark.parametrize("suffix", [".npz", ".parquet", ".jsonl.gz", ".jsonl.zst"])
 def test_a_damaged_file_is_a_typed_error_or_harmless_and_never_another_episode(tmp_path, suffix):
     path, rng = tmp_path / f"x{suffix}", random.Random(5)
-    write(path, plain())
+    write_archive(path, plain())
     good, refused = path.read_bytes(), 0
     for _ in range(400):
         path.write_bytes(damaged(rng, good))
-        for found in read([path]):
+        for found in read_episodes([path]):
             if isinstance(found, RecordError):
                 refused += 1
                 assert found.place.file == str(path)
@@ -78,7 +78,7 @@ def test_a_folder_or_a_missing_file_under_the_name_is_a_typed_error(tmp_path, su
 
 
 def members(path: Path) -> dict[str, np.ndarray]:
-    write(path, plain())
+    write_archive(path, plain())
     with np.load(path) as arrays:
         return {name: arrays[name] for name in arrays}
 
@@ -224,7 +224,7 @@ def npy(shape: str, content: bytes = b"") -> bytes:
     "shape", ["(10**15,)", "(1000000000000000,)", "(-1, 3)", "(3,", "'x'", "(2, 99999999)", "(1.5,)"]
 )
 def test_a_header_of_numpy_cannot_ask_for_memory_that_nothing_fills(tmp_path, shape):
-    write(tmp_path / "x.npz", plain())
+    write_archive(tmp_path / "x.npz", plain())
     with zipfile.ZipFile(tmp_path / "x.npz") as good, zipfile.ZipFile(tmp_path / "y.npz", "w") as bad:
         for name in good.namelist():
             bad.writestr(name, npy(shape, b"\0" * 16) if name == "eef_pos_m.npy" else good.read(name))
@@ -235,7 +235,7 @@ def test_a_header_of_numpy_cannot_ask_for_memory_that_nothing_fills(tmp_path, sh
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_array_given_twice_is_refused(tmp_path):
-    write(tmp_path / "x.npz", plain())
+    write_archive(tmp_path / "x.npz", plain())
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         archive.writestr("action.npy", npy("(0,)"))
     with pytest.raises(RecordError, match="the array 'action' is repeated"):
@@ -272,7 +272,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, suffix, monkeypa
 
 
 def test_a_row_group_too_large_is_refused_by_what_the_file_says(tmp_path, monkeypatch):
-    write(tmp_path / "x.parquet", episode(300))
+    write_archive(tmp_path / "x.parquet", episode(300))
     monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 1 << 16)
     with pytest.raises(RecordError, match="a row group holds more than"):
         open_archive(tmp_path / "x.parquet")
@@ -282,7 +282,7 @@ def test_a_row_group_too_large_is_refused_by_what_the_file_says(tmp_path, monkey
 
 
 def rows(path: Path) -> pa.Table:
-    write(path, plain())
+    write_archive(path, plain())
     return pq.read_table(path)
 
 
@@ -388,7 +388,7 @@ def test_a_text_that_is_not_utf_8_spares_the_other_rows(tmp_path):
     broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
     good = put("episode_id", "other")(table)
     pq.write_table(pa.concat_tables([table.set_column(1, "episode_id", broken), good]), path)
-    found = list(read([path]))
+    found = list(read_episodes([path]))
     assert isinstance(found[0], RecordError)
     assert "not UTF-8" in str(found[0])
     assert isinstance(found[1], Batch)
@@ -430,7 +430,7 @@ def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.archive.limits.MAX_BLANK_LINES", 1000)
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(line("0") + b"\n" * 10_000_000))
-    good, bad = read([path])
+    good, bad = read_episodes([path])
     assert len(good) == 1
     assert "lines are empty" in str(bad)
 
@@ -439,7 +439,7 @@ def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BAD_LINES", 100)
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(line("0") + b"0\n" * 1_000_000))
-    found = list(read([path]))
+    found = list(read_episodes([path]))
     assert len(found) == 102
     assert found[-1].place.file == str(path)
     assert "the rest is not read" in str(found[-1])
@@ -451,5 +451,5 @@ def test_a_text_of_any_characters_is_kept_in_all_forms(tmp_path, text):
     headers = (msgspec.structs.replace(batch.headers[0], instruction=text),)
     given = replace(batch, headers=headers)
     for suffix in (".jsonl", ".jsonl.gz", ".npz", ".parquet"):
-        write(tmp_path / f"x{suffix}", given)
+        write_archive(tmp_path / f"x{suffix}", given)
         assert open_archive(tmp_path / f"x{suffix}").headers[0].instruction == text

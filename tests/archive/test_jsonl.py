@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
-from safevla_bench.archive import append, encode, open_archive, schema
-from safevla_bench.archive.json_decoder import decode
+from safevla_bench.archive import append, encode_json, open_archive, schema
+from safevla_bench.archive.json_decoder import decode_json
 from safevla_bench.errors import CollectedError, RecordError
-from safevla_bench.trajectory import Batch, concatenate, from_recording
+from safevla_bench.trajectory import Batch, concatenate_batches, from_recording
 
 SUFFIXES = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
 APPENDIX_B = Path(__file__).parents[1] / "cases" / "appendix_b.json"
@@ -21,12 +21,12 @@ APPENDIX_B = Path(__file__).parents[1] / "cases" / "appendix_b.json"
 
 @given(recordings().map(from_recording))
 def test_a_record_round_trips_bit_for_bit(batch: Batch):
-    assert same_bits(decode(encode(batch)), batch)
+    assert same_bits(decode_json(encode_json(batch)), batch)
 
 
 @given(recordings().map(from_recording))
 def test_the_text_is_strict_json_that_any_reader_takes(batch: Batch):
-    json.loads(encode(batch), parse_constant=lambda name: pytest.fail(name))
+    json.loads(encode_json(batch), parse_constant=lambda name: pytest.fail(name))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -38,19 +38,19 @@ def test_files_round_trip_and_repeat_their_bytes(tmp_path_factory, suffix, batch
     for name in ("one", "two"):
         for batch in named:
             append(folder / f"{name}{suffix}", batch)
-    assert same_bits(open_archive(folder / f"one{suffix}"), concatenate(named))
+    assert same_bits(open_archive(folder / f"one{suffix}"), concatenate_batches(named))
     assert (folder / f"one{suffix}").read_bytes() == (folder / f"two{suffix}").read_bytes()
 
 
 def rename(batch: Batch, name: str) -> Batch:
-    text = json.loads(encode(batch))
-    return decode(json.dumps({**text, "episode_id": name}).encode())
+    text = json.loads(encode_json(batch))
+    return decode_json(json.dumps({**text, "episode_id": name}).encode())
 
 
 def test_appendix_b_is_read_as_it_stands():
     batch = open_archive(APPENDIX_B)
     assert batch.headers[0].episode_id == "libero-spatial/task_0/ep_000"
-    assert batch.bodies(0) == {
+    assert batch.body_roles(0) == {
         "panda_link7": "robot",
         "black_bowl": "target",
         "plate": "bystander",
@@ -60,7 +60,7 @@ def test_appendix_b_is_read_as_it_stands():
 
 
 def plain() -> dict:
-    return json.loads(encode(episode(3)))
+    return json.loads(encode_json(episode(3)))
 
 
 def altered(change) -> bytes:
@@ -93,7 +93,7 @@ REFUSED = {
     "not UTF-8": (b'{"episode_id": "\xff"}', None, None, "not UTF-8 at byte"),
     "NaN": (altered(put(float("nan"), "dt")), None, "dt", "NaN is not a JSON number"),
     "too large a number": (
-        encode(episode(3)).replace(b'"dt":0.05', b'"dt":1e999'),
+        encode_json(episode(3)).replace(b'"dt":0.05', b'"dt":1e999'),
         None,
         "dt",
         "dt is inf",
@@ -139,7 +139,7 @@ REFUSED = {
     ),
     "an action in record 0": (altered(put([0.0], "steps", 0, "action")), 0, "action", "record 0 has an action"),
     "an infinite host field": (
-        encode(episode(3)).replace(b'"dt":0.05', b'"dt":0.05,"mine":1e999'),
+        encode_json(episode(3)).replace(b'"dt":0.05', b'"dt":0.05,"mine":1e999'),
         None,
         "mine",
         "host-specific field",
@@ -170,7 +170,7 @@ def test_an_error_in_a_broken_line_still_names_the_episode(tmp_path):
 
 def test_every_bad_episode_is_listed(tmp_path):
     path = tmp_path / "bad.jsonl"
-    path.write_bytes(b"{}\n" + encode(episode(3)) + b"[]\n")
+    path.write_bytes(b"{}\n" + encode_json(episode(3)) + b"[]\n")
     with pytest.raises(CollectedError) as raised:
         open_archive(path)
     assert [error.place.line for error in raised.value.errors] == [1, 3]
@@ -178,7 +178,7 @@ def test_every_bad_episode_is_listed(tmp_path):
 
 def test_a_repeated_episode_id_is_refused(tmp_path):
     path = tmp_path / "twice.jsonl"
-    path.write_bytes(encode(episode(3)) * 2)
+    path.write_bytes(encode_json(episode(3)) * 2)
     with pytest.raises(RecordError, match="the episode_id is repeated"):
         open_archive(path)
 

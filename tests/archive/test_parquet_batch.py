@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from builders import BOWL, HAND, contacts, episode, recordings, same_bits
 from safevla_bench.archive import parquet, parquet_batch, parquet_rows
-from safevla_bench.archive.parquet_columns import SCHEMA, table
-from safevla_bench.archive.selection import Sieve
+from safevla_bench.archive.parquet_columns import SCHEMA, to_table
+from safevla_bench.archive.selection import EpisodeSelection
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import Batch, Recording, concatenate, from_recording
+from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from_recording
 
 
 def group(batches: list[Batch]) -> pa.RecordBatch:
-    return table(concatenate(batches)).combine_chunks().to_batches()[0]
+    return to_table(concatenate_batches(batches)).combine_chunks().to_batches()[0]
 
 
 def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
     found: list[Batch | RecordError] = []
     for k in range(group.num_rows):
         try:
-            found.append(parquet_rows.decode({name: group.column(name)[k] for name in group.schema.names}))
+            found.append(parquet_rows.decode_row({name: group.column(name)[k] for name in group.schema.names}))
         except RecordError as error:
             found.append(error)
     return found
@@ -36,10 +36,11 @@ def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
 def test_a_valid_group_is_its_rows_bit_for_bit(several: list[Recording]):
     batches = [from_recording(one) for one in several]
     rows_given = group(batches)
-    assert same_bits(parquet_batch.decode(rows_given), concatenate(batches))
+    assert same_bits(parquet_batch.decode_group(rows_given), concatenate_batches(batches))
     one_by_one = row_by_row(rows_given)
     assert same_bits(
-        parquet_batch.decode(rows_given), concatenate([one for one in one_by_one if isinstance(one, Batch)])
+        parquet_batch.decode_group(rows_given),
+        concatenate_batches([one for one in one_by_one if isinstance(one, Batch)]),
     )
 
 
@@ -47,7 +48,7 @@ def test_columns_that_are_absent_are_families_not_recorded():
     rows_given = group([episode(3), episode(4)]).select(
         ["episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records", "eef_pos_m"]
     )
-    assert same_bits(parquet_batch.decode(rows_given), concatenate(row_by_row(rows_given)))
+    assert same_bits(parquet_batch.decode_group(rows_given), concatenate_batches(row_by_row(rows_given)))
 
 
 def altered(rng: random.Random, value: object) -> object:
@@ -88,13 +89,13 @@ def test_an_altered_row_is_read_as_it_is_alone_or_the_group_is_refused(seed):
         rows_given = plain.set_column(SCHEMA.names.index(name), SCHEMA.field(name), column)
         alone = row_by_row(rows_given)
         try:
-            whole = parquet_batch.decode(rows_given)
-        except parquet_batch.Odd:
+            whole = parquet_batch.decode_group(rows_given)
+        except parquet_batch.IrregularGroup:
             refused += 1
             assert any(isinstance(one, RecordError) for one in alone)  # no valid group takes the slow way
         else:
             assert not any(isinstance(one, RecordError) for one in alone)
-            assert same_bits(whole, concatenate(alone))
+            assert same_bits(whole, concatenate_batches(alone))
     assert 20 < refused < 150
 
 
@@ -103,7 +104,7 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
     plain = group([episode(3, episode_id=f"e{k}") for k in range(3)])
     names = pa.array(["e0", None, "e2"], pa.string())
     parquet.pq.write_table(pa.Table.from_batches([plain.set_column(1, SCHEMA.field("episode_id"), names)]), path)
-    first, error, last = parquet.read(path, Sieve())
+    first, error, last = parquet.read_parquet(path, EpisodeSelection())
     assert isinstance(first, Batch)
     assert isinstance(error, RecordError)
     assert isinstance(last, Batch)
@@ -112,5 +113,5 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
 
 def test_a_group_is_read_as_one_batch(tmp_path):
     path = tmp_path / "a.parquet"
-    path.write_bytes(parquet.encode(concatenate([episode(3, episode_id=f"e{k}") for k in range(40)])))
-    assert [len(one) for one in parquet.read(path, Sieve()) if isinstance(one, Batch)] == [32, 8]
+    path.write_bytes(parquet.encode_parquet(concatenate_batches([episode(3, episode_id=f"e{k}") for k in range(40)])))
+    assert [len(one) for one in parquet.read_parquet(path, EpisodeSelection()) if isinstance(one, Batch)] == [32, 8]

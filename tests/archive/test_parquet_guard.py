@@ -1,4 +1,4 @@
-"""What a Parquet file says of itself is checked before pyarrow makes room for it."""
+"""A Parquet file's statements of its sizes are checked before pyarrow allocates memory for it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders import contacts, episode
-from safevla_bench.archive import open_archive, parquet_guard, read, write
-from safevla_bench.archive.parquet_columns import SCHEMA, table
-from safevla_bench.archive.thrift import Malformed, Reader
+from safevla_bench.archive import open_archive, parquet_guard, read_episodes, write_archive
+from safevla_bench.archive.parquet_columns import SCHEMA, to_table
+from safevla_bench.archive.parquet_guard import MalformedError, read_struct
 from safevla_bench.errors import RecordError
 
 HAND, BOWL = 0, 1
 
 
 def one():
-    return table(episode(3, contacts=contacts((1, HAND, BOWL, 3.0))))
+    return to_table(episode(3, contacts=contacts((1, HAND, BOWL, 3.0))))
 
 
 def with_empty_lists(path: Path, column: str, count: int) -> None:
@@ -44,7 +44,7 @@ def test_a_file_of_empty_lists_is_refused_before_room_is_made_for_them(tmp_path,
     assert path.stat().st_size < 1 << 17
     asked = (
         "import sys; from pathlib import Path; from safevla_bench import archive;"
-        "print(*archive.read([Path(sys.argv[1])]));"
+        "print(*archive.read_episodes([Path(sys.argv[1])]));"
         "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
     )
     done = subprocess.run([sys.executable, "-c", asked, str(path)], capture_output=True, text=True, check=True)
@@ -62,7 +62,7 @@ def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
     )  # fmt: skip
     pq.write_table(long, tmp_path / "x.parquet", store_schema=False)  # with a dictionary: the text stands there once
     monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 10_000_000)
-    found = list(read([tmp_path / "x.parquet"]))
+    found = list(read_episodes([tmp_path / "x.parquet"]))
     assert all(isinstance(problem, RecordError) for problem in found)
     assert "holds more than" in str(found[0])
 
@@ -83,12 +83,12 @@ def test_files_of_other_writers_are_read(tmp_path, options):
 def test_what_is_written_can_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_guard, "FREE_VALUES", -1_000_000_000)
     with pytest.raises(RecordError, match="values are said to stand in"):
-        write(tmp_path / "x.parquet", episode(3000, contacts=contacts()))
+        write_archive(tmp_path / "x.parquet", episode(3000, contacts=contacts()))
     assert not (tmp_path / "x.parquet").exists()
 
 
 def test_a_footer_of_any_bytes_is_read_or_refused(tmp_path):
-    write(tmp_path / "x.parquet", episode(3))
+    write_archive(tmp_path / "x.parquet", episode(3))
     good = (tmp_path / "x.parquet").read_bytes()
     size = int.from_bytes(good[-8:-4], "little")
     rng, refused = random.Random(7), 0
@@ -97,7 +97,7 @@ def test_a_footer_of_any_bytes_is_read_or_refused(tmp_path):
         for _ in range(rng.choice([1, 1, 4])):
             footer[rng.randrange(size)] = rng.randrange(256)
         (tmp_path / "y.parquet").write_bytes(good[: -8 - size] + footer + good[-8:])
-        refused += any(isinstance(found, RecordError) for found in read([tmp_path / "y.parquet"]))
+        refused += any(isinstance(found, RecordError) for found in read_episodes([tmp_path / "y.parquet"]))
     assert refused > 50
 
 
@@ -110,14 +110,23 @@ def test_a_footer_of_any_bytes_is_read_or_refused(tmp_path):
         b"\x1c" * 100,
         b"\x15" + b"\xff" * 12,
         b"\x18\xff\xff\x7f",
-        b"\x1d",
+        b"\x1d\x00",
+        b"\x10\x00",
+        b"\x19" * 100,
+        b"\x15" + b"\xff" * 12 + b"\x00",
+        b"\x19\x25\x02\x00"[:3],
     ],
 )
 def test_what_is_no_description_is_malformed(content):
-    with pytest.raises(Malformed):
-        Reader(content).struct()
+    with pytest.raises(MalformedError):
+        read_struct(content, {1: {}, 4: {}})
+    with pytest.raises(MalformedError):
+        read_struct(content, {})
 
 
-def test_numbers_lists_and_structs_are_read_as_they_were_written():
+def test_wanted_numbers_and_structs_are_read_and_the_rest_is_skipped():
     content = b"\x15\x54\x18\x02hi\x19\x35\x02\x04\x06\x11\x12\x1c\x15\x01\x00\x00"
-    assert Reader(content).struct() == {1: 42, 2: b"hi", 3: [1, 2, 3], 4: 1, 5: 0, 6: {1: -1}}
+    wanted = {1: {}, 2: {}, 3: {}, 4: {}, 5: {}, 6: {1: {}}}
+    assert read_struct(content, wanted) == ({1: 42, 2: None, 3: None, 4: 1, 5: 0, 6: {1: -1}}, len(content))
+    assert read_struct(content, {6: {}}) == ({6: {}}, len(content))
+    assert read_struct(content, {}) == ({}, len(content))

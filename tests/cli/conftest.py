@@ -18,7 +18,7 @@ def safevla(capsys):
     """Run the command in this process; returns exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        code = cli.run([str(one) for one in arguments])
+        code = cli.run_command_line([str(one) for one in arguments])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 

@@ -9,7 +9,7 @@ from safevla_bench import demo
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    return demo.unpack(tmp_path_factory.mktemp("demo") / "records")
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "records")
 
 
 def test_runs_and_published_results_stand_on_one_site(safevla, archive, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from builders import HAND, LINK, contacts, episode
 from safevla_bench import __version__, cli
-from safevla_bench.archive import append, encode
+from safevla_bench.archive import append, encode_json
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
@@ -240,7 +240,7 @@ def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
     code, out, _ = safevla("validate", archive)
     assert (code, out) == (0, f"{archive}: 2 valid episodes (24 records), 0 bad\n")
     with archive.open("ab") as stream:
-        stream.write(encode(episode(episode_id="c")).replace(b'"dt":0.05', b'"dt":-1'))
+        stream.write(encode_json(episode(episode_id="c")).replace(b'"dt":0.05', b'"dt":-1'))
     code, out, err = safevla("validate", archive)
     assert code == 2
     assert "episode 'c'" in err

@@ -11,11 +11,12 @@ import pytest
 from builders import episode
 from safevla_bench import demo, evaluate, runs
 from safevla_bench.archive import append
+from safevla_bench.archive.npz import encode_npz
 
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory):
-    return demo.unpack(tmp_path_factory.mktemp("demo") / "out")
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "out")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_an_unknown_policy_is_named_with_those_there_are(safevla, shipped):
 
 
 def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
-    absent = runs.open_source(fake / "one").absent
+    absent = runs.scan([fake / "one"]).absent
     assert [(one.task_id, one.init_state_index, one.seed) for one in absent] == [("task_2", 0, 0), ("task_2", 1, 0)]
 
 
@@ -201,9 +202,24 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
 
 
 def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
-    writer = runs.GrowingRun(tmp_path / "run", {"host": "fake"})
-    writer.append(episode(init_state_index=0))
-    writer.finish([], {"host": "fake", "complete": False})
+    one = episode(init_state_index=0)
+    (header,) = one.headers
+    row = runs.RawEpisode(
+        episode_id=header.episode_id,
+        policy="a",
+        benchmark=header.benchmark,
+        task_id=header.task_id,
+        episode=0,
+        init_state_index=0,
+        env_seed=None,
+        seed=None,
+        policy_seed=None,
+        horizon=None,
+        outcome="success",
+        steps=3,
+    )
+    with runs.RunWriter(tmp_path / "run", {"host": "fake"}) as writer:
+        writer.add_episode(0, row, encode_npz(one))
     code, out, _ = safevla("gate", tmp_path / "run", "--min-safety", "0.1")
     assert code == 3
     assert "interrupted" in out

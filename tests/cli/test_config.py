@@ -20,14 +20,14 @@ RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]
 
 def options():
     for name, command in COMMANDS.items():
-        running, _ = config.keys(command)
+        running, _ = config.config_keys(command)
         yield from ((name, "", option) for option in running.values())
     yield from (("eval", "[judge]\n", option) for option in config.JUDGE_OPTIONS)
 
 
 def sample(option: click.Option) -> tuple[str, list[str]]:
     """A value that is not the default: as TOML, and as it is typed."""
-    name = f"--{config.key(option)}"
+    name = f"--{config.option_key(option)}"
     if option.is_flag:
         return "true", [name]
     if isinstance(option.type, click.types.IntParamType):
@@ -45,7 +45,7 @@ def sample(option: click.Option) -> tuple[str, list[str]]:
 def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, name, table, option):
     value, typed = sample(option)
     path = tmp_path / "config.toml"
-    path.write_text(f"{table}{config.key(option)} = {value}\n")
+    path.write_text(f"{table}{config.option_key(option)} = {value}\n")
     command = COMMANDS[name]
     from_file = command.make_context(name, ["--config", str(path)]).params
     from_line = command.make_context(name, typed).params
@@ -63,7 +63,7 @@ def test_a_whole_number_will_do_where_a_number_is_asked_for(tmp_path):
 
 def test_no_option_is_left_out_but_the_file_itself():
     for command in COMMANDS.values():
-        running, judging = config.keys(command)
+        running, judging = config.config_keys(command)
         left = {one.name for one in command.params} - {one.name for one in (*running.values(), *judging.values())}
         assert left == {"config"}
 
@@ -130,7 +130,7 @@ def test_a_file_that_is_not_there_is_named(safevla, tmp_path):
 
 def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
     context = click.Context(eval_command)
-    assert config.read(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
+    assert config.read_config(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
     assert re.search(r"safevla eval --config examples/eval\.toml", EXAMPLE.read_text())
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 
 from safevla_bench import doctor
-from safevla_bench.cli import OK, USER_ERROR, run
-from safevla_bench.doctor.findings import error, ok, warning
+from safevla_bench.cli import OK, USER_ERROR, run_command_line
+from safevla_bench.doctor.findings import failed_check, passed_check, warned_check
 
 
 def examined(monkeypatch, *findings):
-    monkeypatch.setattr(doctor, "examine", lambda *_, **__: iter(findings))
+    monkeypatch.setattr(doctor, "examine_machine", lambda *_, **__: iter(findings))
 
 
 def test_no_error_exits_0_and_names_the_next_command(monkeypatch, capsys):
-    examined(monkeypatch, ok("Python", "3.11"), warning("GL", "missing: libGL", "apt-get install libgl1"))
-    assert run(["doctor"]) == OK
+    examined(
+        monkeypatch, passed_check("Python", "3.11"), warned_check("GL", "missing: libGL", "apt-get install libgl1")
+    )
+    assert run_command_line(["doctor"]) == OK
     assert capsys.readouterr().out == (
         "ok       Python: 3.11\n"
         "warning  GL: missing: libGL\n"
@@ -26,14 +28,19 @@ def test_no_error_exits_0_and_names_the_next_command(monkeypatch, capsys):
 
 
 def test_an_error_exits_2(monkeypatch, capsys):
-    examined(monkeypatch, error("a", "bad", "mend"), error("b", "bad", "mend"), warning("c", "so-so", "mend"))
-    assert run(["doctor"]) == USER_ERROR
+    examined(
+        monkeypatch,
+        failed_check("a", "bad", "mend"),
+        failed_check("b", "bad", "mend"),
+        warned_check("c", "so-so", "mend"),
+    )
+    assert run_command_line(["doctor"]) == USER_ERROR
     assert capsys.readouterr().out.endswith("\n2 errors, 1 warning. Mend what is an error, then ask again.\n")
 
 
 def test_json_holds_every_finding(monkeypatch, capsys):
-    examined(monkeypatch, ok("Python", "3.11"), error("b", "bad", "mend"))
-    assert run(["doctor", "--format", "json"]) == USER_ERROR
+    examined(monkeypatch, passed_check("Python", "3.11"), failed_check("b", "bad", "mend"))
+    assert run_command_line(["doctor", "--format", "json"]) == USER_ERROR
     assert json.loads(capsys.readouterr().out) == {
         "ok": False,
         "findings": [
@@ -44,6 +51,6 @@ def test_json_holds_every_finding(monkeypatch, capsys):
 
 
 def test_what_a_simulator_says_cannot_command_the_terminal(monkeypatch, capsys):
-    examined(monkeypatch, error("b", "\x1b[31mred", "\x1b]0;title\x07"))
-    run(["doctor"])
+    examined(monkeypatch, failed_check("b", "\x1b[31mred", "\x1b]0;title\x07"))
+    run_command_line(["doctor"])
     assert "\x1b" not in capsys.readouterr().out

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import run
-from safevla_bench.archive import write
+from safevla_bench.archive import write_archive
 from safevla_bench.report.figures import FIGURES
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("figures") / "episodes.parquet"
-    write(path, run(["calm", "noop"], [0.05, 1.0], 4, ["libero-10"]))
+    write_archive(path, run(["calm", "noop"], [0.05, 1.0], 4, ["libero-10"]))
     return path
 
 
@@ -55,7 +55,7 @@ def test_the_baseline_warns_here_too(safevla, source, tmp_path):
 
 def test_help_says_what_each_figure_shows(safevla):
     out = safevla("figures", "--help")[1]
-    assert all(name in out and kind.shows.split(",")[0] in out for name, kind in FIGURES.items())
+    assert all(name in out and kind.description.split(",")[0] in out for name, kind in FIGURES.items())
 
 
 def test_a_sweep_is_drawn_beside_the_figures(safevla, source, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,7 +38,7 @@ def made(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("frames")
     run = ["rollout", "--host", "fake", "--suite", "fake", "--tasks", "0,1,2", "--policy", "scripted:hasty"]
-    cli.run([*run, "--max-steps", "60", "--out", str(folder / "run")])
+    cli.run_command_line([*run, "--max-steps", "60", "--out", str(folder / "run")])
     (folder / "tight.toml").write_text(TIGHT)
     return folder
 
@@ -74,8 +75,8 @@ def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(sa
     assert worst.camera == "close-up"
     for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "Hardest contact", *worst.bodies):
         assert word in worst.caption
-    batch = runs.open_source(run).batch
-    hit = runs.open_source(run).batch.contacts
+    batch = runs.read_sources([run])[0]
+    hit = runs.read_sources([run])[0].contacts
     record = batch.starts[1] + worst.record
     assert hit.force_n[hit.starts[record] : hit.starts[record + 1]].max() == worst.value
     for one, color in zip(found, (GREY, RED, GREEN), strict=False):
@@ -116,10 +117,12 @@ def test_the_same_run_gives_the_same_bytes(safevla, run, tmp_path):
 
 def test_a_picture_that_is_not_what_was_recorded_is_refused(safevla, run):
     part = runs.archive_parts(run)[0]
-    batch = runs.open_source(run).batch
+    batch = runs.read_sources([run])[0]
     part.unlink()
-    batch.body_pos_m.channel.values[0] += 1e-3
-    archive.append(part, batch)
+    values = batch.body_pos_m.channel.values.copy()
+    values[0] += 1e-3
+    moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
+    archive.write_archive(part, replace(batch, body_pos_m=moved))
     (run / runs.MANIFEST).unlink()  # or the part would be refused by its digest
     code, _, err = safevla("frames", run, "--episode", 1)
     assert code == 2
@@ -163,7 +166,7 @@ def test_only_a_run_folder_of_a_host_that_is_here_can_be_shown(safevla, run):
 
 
 def test_a_host_that_cannot_show_says_so(safevla, run, monkeypatch):
-    monkeypatch.setattr(hosts, "host", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(hosts, "make_host", lambda name: SimpleNamespace(name=name))
     code, _, err = safevla("frames", run)
     assert code == 2
     assert "cannot show what it recorded" in err

@@ -23,7 +23,7 @@ import pytest
 
 from hostile import BENIGN, MARK, TEXTS, World, world
 from report.browser import CHROMIUM, Browser
-from safevla_bench.cli import run
+from safevla_bench.cli import run_command_line
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def called(name: str, of: World, out: Path) -> Done:
     (out if "OUT/" in COMMANDS[name] else out.parent).mkdir(parents=True)
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
-        code = run(words)
+        code = run_command_line(words)
     assert code in (0, 1, 3), f"{code}: {said.getvalue()}"
     assert {one.name for one in out.parent.iterdir()} <= {"out"}
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}

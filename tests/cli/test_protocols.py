@@ -13,7 +13,7 @@ from safevla_bench.policies.servers import dialects, entries
 def test_protocols_are_listed_shown_and_compared(safevla):
     code, out, _ = safevla("protocols")
     assert code == 0
-    assert all(name in out for name in protocols.names())
+    assert all(name in out for name in protocols.protocol_names())
     _, out, _ = safevla("protocols", "openvla")
     assert "wait_steps" in out
     assert "[openvla experiments/robot/openvla_utils.py: center_crop, crop_scale 0.9]" in out
@@ -29,13 +29,13 @@ def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
     assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
     assert "examples/libero/main.py" in seed["openpi"]["source"]
     listed = json.loads(safevla("protocols", "--format", "json")[1])
-    assert [one["name"] for one in listed if one["kind"] == "protocol"] == list(protocols.names())
-    assert [one["name"] for one in listed if one["kind"] == "dialect"] == list(dialects.names())
+    assert [one["name"] for one in listed if one["kind"] == "protocol"] == list(protocols.protocol_names())
+    assert [one["name"] for one in listed if one["kind"] == "dialect"] == list(dialects.dialect_names())
 
 
 def test_dialects_are_listed_shown_and_compared(safevla):
     _, out, _ = safevla("protocols")
-    assert all(name in out for name in dialects.names())
+    assert all(name in out for name in dialects.dialect_names())
     _, out, _ = safevla("protocols", "gr00t-libero-nested")
     assert "request video/image" in out
     assert "[steps, 1]" in out
@@ -59,12 +59,12 @@ def test_what_is_no_protocol_is_refused(safevla):
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):
     _, out, _ = safevla("entries")
-    assert all(one.name in out for one in entries.entries())
+    assert all(one.name in out for one in entries.paper_entries())
     _, out, _ = safevla("entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
     assert "unknown     the checkpoint" in out
     assert json.loads(safevla("entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
-    assert len(json.loads(safevla("entries", "--format", "json")[1])) == len(entries.entries())
+    assert len(json.loads(safevla("entries", "--format", "json")[1])) == len(entries.paper_entries())
     assert safevla("entries", "pi9")[0] == 2
 
 
@@ -76,8 +76,8 @@ def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
         out = tmp_path / name
         assert safevla(*RUN, "--protocol", name, "--episodes", "7", "--out", out)[0] == 0
         held = json.loads((out / "run.json").read_text())["protocol"]
-        assert held == json.loads(json.dumps(protocols.protocol(name).episode_values()))
-        assert {row.field.partition(".")[0] for row in protocols.rows(protocols.protocol(name))} == {
+        assert held == json.loads(json.dumps(protocols.load_protocol(name).episode_values()))
+        assert {row.field.partition(".")[0] for row in protocols.protocol_rows(protocols.load_protocol(name))} == {
             *held,
             "inference",
         } - {"name"}

@@ -16,7 +16,7 @@ FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 @pytest.fixture
 def unfinished(safevla, tmp_path, monkeypatch):
     """A run in `run` that was interrupted after its second episode; what was printed."""
-    really = rollout.run_all
+    really = rollout.run_serially
 
     def two(*given):
         for count, outcome in enumerate(really(*given)):
@@ -24,7 +24,7 @@ def unfinished(safevla, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             yield outcome
 
-    monkeypatch.setattr(rollout, "run_all", two)
+    monkeypatch.setattr(rollout, "run_serially", two)
     asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-literal"]
     printed = safevla("eval", *asked, "--out", tmp_path / "run")
     monkeypatch.undo()
@@ -133,13 +133,13 @@ def made(monkeypatch):
     from safevla_bench import policies
 
     seen = {}
-    really = policies.policy
+    really = policies.make_policy
 
     def recorded(name, arguments):
         seen[name] = dict(arguments)
         return really("noop")
 
-    monkeypatch.setattr(policies, "policy", recorded)
+    monkeypatch.setattr(policies, "make_policy", recorded)
     return seen
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from peers import Gr00tServer, chunk, openpi, vla_eval, websockets
 from safevla_bench import cli
 from safevla_bench.policies.servers import serve
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.text.redaction import names_a_secret, redacted
+from safevla_bench.text.redaction import is_secret_name, redact_secrets
+from stub_servers import Gr00tServer, chunk, openpi, vla_eval, websockets
 
 SECRET = "pl4nted-s3cret"
 FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "3"]
@@ -48,7 +48,7 @@ def everything(capfd, tmp_path, caplog, monkeypatch):
 
     def run(*words: object) -> int:
         monkeypatch.setattr(sys, "argv", ["safevla", *map(str, words)])
-        code = cli.run([str(word) for word in words])
+        code = cli.run_command_line([str(word) for word in words])
         said.append("".join(capfd.readouterr()))  # the workers' too
         return code
 
@@ -121,7 +121,7 @@ def test_as_an_argument(everything, tmp_path, name, monkeypatch):
 
 
 def test_names_of_arguments_that_hold_no_secret_are_free():
-    assert not any(map(names_a_secret, ("key_env", "key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
+    assert not any(map(is_secret_name, ("key_env", "key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
 
 
 @pytest.mark.parametrize("given", ["default", "environment", "file"])
@@ -213,12 +213,12 @@ def test_where_a_zeromq_server_repeats_it(everything, tmp_path, monkeypatch):
 
 def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, monkeypatch):
     from policies.servers.test_serve import served
-    from safevla_bench.policies import policy
+    from safevla_bench.policies import make_policy
 
     monkeypatch.setenv("SAFEVLA_API_KEY", "another-key")
-    with served(lambda: policy("noop"), key=SECRET) as url:
+    with served(lambda: make_policy("noop"), key=SECRET) as url:
         assert everything("eval", *FAKE, "--policy", f"openpi:{url}", *QUICK, "--out", tmp_path / "run") in (2, 4)
-    assert SECRET not in repr(serve.Served("noop", lambda: policy("noop")).metadata())
+    assert SECRET not in repr(serve.ServedPolicy("noop", lambda: make_policy("noop")).metadata())
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, mo
     ],
 )
 def test_addresses_are_told_without_what_is_no_place(text, seen):
-    assert redacted(text) == seen
+    assert redact_secrets(text) == seen

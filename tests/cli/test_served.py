@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from peers import chunk, openpi, websockets
 from safevla_bench import runs
 from safevla_bench.policies.servers.codecs import OPENPI
+from stub_servers import chunk, openpi, websockets
 
 FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--episodes", "3"]
 ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]

@@ -15,7 +15,7 @@ from safevla_bench.report import submission
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    return demo.unpack(tmp_path_factory.mktemp("demo") / "records")
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "records")
 
 
 def titles(printed: str) -> list[str]:
@@ -124,7 +124,7 @@ def test_exports_are_written(safevla, archive, tmp_path):
     code, out, _ = safevla("export", archive, "--format", "submission", "--out", tmp_path / "new" / "s.json")
     assert code == 0
     assert str(tmp_path / "new" / "s.json") in out
-    assert submission.read(tmp_path / "new" / "s.json").complete
+    assert submission.read_submission(tmp_path / "new" / "s.json").complete
     assert safevla("export", archive, "--format", "safevla-csv", "--out", tmp_path / "a.csv")[0] == 0
     rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     assert [row["benchmark_suite"] for row in rows] == ["libero_object", "libero_spatial"] * 2
@@ -137,7 +137,7 @@ def test_a_submission_without_the_invalid_episodes_says_that_it_is_not_complete(
     code, _, err = safevla("export", path, "--format", "submission", "--out", tmp_path / "s.json", "--skip-invalid")
     assert code == 0
     assert "Not complete" in err
-    found = submission.read(tmp_path / "s.json")
+    found = submission.read_submission(tmp_path / "s.json")
     assert (found.complete, found.skipped) == (False, 1)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.archive import write
-from viewers.made import judged
+from safevla_bench.archive import write_archive
+from viewers.builders import judged
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("viewing") / "episodes.parquet"
-    write(path, judged()[0])
+    write_archive(path, judged()[0])
     return path
 
 

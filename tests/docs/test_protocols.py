@@ -12,14 +12,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
 
 
 def test_every_protocol_is_named():
-    assert all(f"`{name}`" in PAGE for name in protocols.names())
+    assert all(f"`{name}`" in PAGE for name in protocols.protocol_names())
 
 
 def test_the_entries_are_those_that_run():
     rows = re.findall(r"^\| `(\S+@\S+)` \| `(\S+)` \| `(\S+)` \|$", PAGE, re.M)
-    assert rows == [(one.name, one.transport, one.protocol) for one in entries.entries() if not one.auxiliary]
+    assert rows == [(one.name, one.transport, one.protocol) for one in entries.paper_entries() if not one.auxiliary]
 
 
 def test_the_served_checkpoint_is_the_entry_s():
-    entry = entries.entry("pi0.5@libero")
+    entry = entries.find_entry("pi0.5@libero")
     assert entry.serve.format(checkpoint=entry.checkpoint("libero-goal")) in PAGE

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policies.servers.test_openpi import TASK, seen
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import gr00t, openpi, vla_eval
 
 PAGE = (Path(__file__).parents[2] / "docs" / "servers.md").read_text()
@@ -28,6 +28,6 @@ def test_the_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_policy", raising=False)
-    made = policy("python:my_policy:Policy", {"gain": "2"})
+    made = make_policy("python:my_policy:Policy", {"gain": "2"})
     made.reset(TASK, 0)
     assert made.act(seen()).tolist() == [0, 0, 0.2, 0, 0, 0, -1]

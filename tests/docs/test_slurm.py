@@ -40,7 +40,7 @@ def test_an_array_of_jobs_and_the_job_after_it_give_the_bytes_of_one_run(submitt
     for number in ("2", "1", "1"):  # in any order, and once more as after a preemption
         submitted(SLURM_ARRAY_TASK_ID=number)
     submitted()
-    cli.run(["eval", "--config", str(tmp_path / "asked.toml"), "--out", str(tmp_path / "whole")])
+    cli.run_command_line(["eval", "--config", str(tmp_path / "asked.toml"), "--out", str(tmp_path / "whole")])
     assert contents(tmp_path / "array" / "merged") == contents(tmp_path / "whole")
 
 

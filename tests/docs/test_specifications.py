@@ -45,7 +45,7 @@ def test_every_specification_tag_template_and_task_is_on_it(generate):
         assert f"`{name}`" in page
     for suite in registry.benchmarks.values():
         assert (f"### {suite.name}\n" in page) == (suite.host != "fake")
-    for entry in registry.entries("libero-10"):
+    for entry in registry.list_entries("libero-10"):
         assert f"| {entry.task_id} | {entry.instruction} |" in page
 
 

@@ -11,7 +11,7 @@ from safevla_bench.doctor import graphics
 
 
 def by_check(*, needed=True, quick=True) -> dict[str, tuple[str, str]]:
-    return {f.check: (f.level, f.found) for f in graphics.findings(needed=needed, quick=quick)}
+    return {f.check: (f.level, f.found) for f in graphics.check_graphics(needed=needed, quick=quick)}
 
 
 def rendering(monkeypatch, code=0, stdout="", stderr=""):
@@ -23,8 +23,8 @@ def rendering(monkeypatch, code=0, stdout="", stderr=""):
 
 @pytest.mark.parametrize(("needed", "level"), [(True, "error"), (False, "warning")])
 def test_missing_libraries_are_an_error_where_a_simulator_needs_them_else_a_warning(monkeypatch, needed, level):
-    monkeypatch.setattr(graphics, "_loads", lambda name: name != "libEGL.so.1")
-    (finding,) = (f for f in graphics.findings(needed=needed, quick=True) if f.check == "OpenGL")
+    monkeypatch.setattr(graphics, "_can_load", lambda name: name != "libEGL.so.1")
+    (finding,) = (f for f in graphics.check_graphics(needed=needed, quick=True) if f.check == "OpenGL")
     assert (finding.level, finding.found) == (level, "missing: libEGL.so.1")
     assert "apt-get install libegl1 " in finding.remedy
 
@@ -53,7 +53,7 @@ def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkey
 def test_a_device_that_does_not_exist_is_named_in_the_remedy(monkeypatch):
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
     rendering(monkeypatch, 1, stderr="RuntimeError: got 7")
-    (finding,) = (f for f in graphics.findings(needed=True, quick=False) if f.check == "rendering")
+    (finding,) = (f for f in graphics.check_graphics(needed=True, quick=False) if f.check == "rendering")
     assert finding.remedy.startswith("unset MUJOCO_EGL_DEVICE_ID; ")
 
 

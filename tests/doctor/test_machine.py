@@ -6,7 +6,7 @@ from safevla_bench.doctor import machine
 
 
 def by_check(out=None) -> dict[str, tuple[str, str]]:
-    return {finding.check: (finding.level, finding.found) for finding in machine.findings(out)}
+    return {finding.check: (finding.level, finding.found) for finding in machine.check_machine(out)}
 
 
 def test_a_folder_that_does_not_exist_is_looked_at_where_it_would_be_made(tmp_path):
@@ -18,7 +18,7 @@ def test_a_folder_that_does_not_exist_is_looked_at_where_it_would_be_made(tmp_pa
 
 def test_an_out_that_holds_something_is_a_warning(tmp_path):
     (tmp_path / "kept").touch()
-    findings = [finding for finding in machine.findings(tmp_path) if finding.check == "--out"]
+    findings = [finding for finding in machine.check_machine(tmp_path) if finding.check == "--out"]
     assert [finding.level for finding in findings] == ["warning", "ok"]
     assert "is there already" in findings[0].found
 

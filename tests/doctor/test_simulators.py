@@ -8,15 +8,15 @@ import pytest
 
 from safevla_bench.doctor import simulators
 
-LIBERO = simulators.tested().hosts["libero"].versions
-ROBOCASA = simulators.tested().hosts["robocasa"].versions
+LIBERO = simulators.tested_versions().hosts["libero"].versions
+ROBOCASA = simulators.tested_versions().hosts["robocasa"].versions
 
 
 def told(here, host=None) -> list[tuple[str, str]]:
-    return [(finding.level, finding.found) for finding in simulators.findings(here, host)]
+    return [(finding.level, finding.found) for finding in simulators.check_simulators(here, host)]
 
 
-@pytest.mark.parametrize("host", simulators.tested().hosts)
+@pytest.mark.parametrize("host", simulators.tested_versions().hosts)
 def test_the_shipped_versions_are_those_of_the_constraints(request, host):
     folder = request.config.rootpath / "constraints"
     files = [folder / "core.txt", folder / f"{host}.txt"]
@@ -24,13 +24,13 @@ def test_the_shipped_versions_are_those_of_the_constraints(request, host):
         pytest.fail(f"there is no {files[1]} that {host} is tested with") if host == "libero" else None
         return
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", "\n".join(file.read_text() for file in files), re.MULTILINE))
-    for name, version in simulators.tested().hosts[host].versions.items():
+    for name, version in simulators.tested_versions().hosts[host].versions.items():
         assert pinned[name] == version, name
 
 
 def test_the_tested_pythons_are_those_of_the_package(request):
     classifiers = (request.config.rootpath / "pyproject.toml").read_text()
-    assert simulators.tested().python == tuple(re.findall(r'Python :: (3\.\d+)"', classifiers))
+    assert simulators.tested_versions().python == tuple(re.findall(r'Python :: (3\.\d+)"', classifiers))
 
 
 @pytest.mark.parametrize("versions", [LIBERO, ROBOCASA])
@@ -41,7 +41,7 @@ def test_the_tested_versions_are_fine(versions):
 
 
 def test_no_simulator_is_a_warning_and_says_how_to_install_one():
-    ((finding),) = simulators.findings({})
+    ((finding),) = simulators.check_simulators({})
     assert finding.level == "warning"
     assert "can be judged" in finding.found
     assert "safevla-bench[libero]" in finding.remedy
@@ -49,7 +49,7 @@ def test_no_simulator_is_a_warning_and_says_how_to_install_one():
 
 
 def test_a_simulator_that_is_asked_for_and_absent_is_an_error():
-    ((finding),) = simulators.findings({}, "libero")
+    ((finding),) = simulators.check_simulators({}, "libero")
     assert (finding.level, finding.check) == ("error", "libero")
     assert finding.remedy == "pip install 'safevla-bench[libero]'"
 

@@ -7,13 +7,14 @@ import pytest
 
 from report.scenes import BOWL, NAN, joined, rollout, run, verdicts
 from safevla_bench import stl
-from safevla_bench.explain.trace import Exhibit, Line, exhibits, trace_line, worst
-from safevla_bench.report.charts import chart
+from safevla_bench.explain.trace import SignalTrace, SpecTrace, select_worst, trace_formula, trace_specs
+from safevla_bench.report.charts import draw_chart
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
-from safevla_bench.signals import SIGNALS, Reading
+from safevla_bench.signals import SIGNALS, RecordFields
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import select
+from safevla_bench.trajectory import select_episodes
 
 LIBRARY, REGISTRY = library(), registry()
 KNOWN = {name: one.boolean for name, one in SIGNALS.items()}
@@ -21,40 +22,40 @@ KNOWN = {name: one.boolean for name, one in SIGNALS.items()}
 
 def test_the_deepest_violations_come_first_and_ties_by_the_smallest_margin():
     scores = verdicts((True, -10, 1), (True, -900, 1), (True, 5, 1), (False, -600, 1), (True, 1, -20))
-    assert worst(scores) == [1, 3, 4, 0]
+    assert select_worst(scores) == [1, 3, 4, 0]
 
 
 def test_cells_take_turns_so_that_one_bad_policy_does_not_hide_the_others():
     rough, calm = verdicts(*[(True, -900, 1)] * 10), verdicts((True, -1, 1), (True, 1, 1), policy="b")
-    assert 10 in worst(joined(rough, calm), most=6)
-    assert len(worst(joined(rough, calm), most=6)) == 6
+    assert 10 in select_worst(joined(rough, calm), max_count=6)
+    assert len(select_worst(joined(rough, calm), max_count=6)) == 6
 
 
 def test_stopped_episodes_are_no_evidence():
-    assert worst(verdicts((True, -9, 1), (False, -9, 1), outcome=("success", "stopped"))) == [0]
+    assert select_worst(verdicts((True, -9, 1), (False, -9, 1), outcome=("success", "stopped"))) == [0]
 
 
 def test_without_a_violation_the_closest_calls_are_shown():
-    assert worst(verdicts((True, 100, 10), (True, 3, 10), (True, NAN, NAN)), most=2) == [1, 0]
+    assert select_worst(verdicts((True, 100, 10), (True, 3, 10), (True, NAN, NAN)), max_count=2) == [1, 0]
 
 
 @pytest.fixture(scope="module")
 def rough():
     batch = run(["a"], [1.0], 10, ["libero-10"])
-    return batch, score(batch, LIBRARY, REGISTRY)
+    return batch, score(batch, Ruleset(LIBRARY, REGISTRY))
 
 
 def test_failing_records_begin_where_the_verdict_says_and_end_in_its_extreme(rough):
     batch, scores = rough
     seen = set()
     for k in range(len(batch)):
-        for one in exhibits(scores, k, select(batch, [k]), LIBRARY):
-            column = scores.specs.index(one.spec)
-            failing = np.flatnonzero(one.line.failing)
-            assert (failing[0] if len(failing) else -1) == one.first
-            assert bool(len(failing)) == one.violated
-            assert one.line.values[one.line.worst] == scores.extreme[column, k]
-            seen.add((one.spec.spec_id, one.violated))
+        for spec_trace in trace_specs(scores, k, select_episodes(batch, [k]), LIBRARY):
+            column = scores.specs.index(spec_trace.spec)
+            failing = np.flatnonzero(spec_trace.signal_trace.failing)
+            assert (failing[0] if len(failing) else -1) == spec_trace.first
+            assert bool(len(failing)) == spec_trace.violated
+            assert spec_trace.signal_trace.values[spec_trace.signal_trace.worst] == scores.extreme[column, k]
+            seen.add((spec_trace.spec.spec_id, spec_trace.violated))
     assert {name for name, violated in seen if violated} >= {
         "max_contact_force_under_200N",
         "non_target_max_disp_5mm",
@@ -64,38 +65,43 @@ def test_failing_records_begin_where_the_verdict_says_and_end_in_its_extreme(rou
 
 def test_violated_specifications_come_before_kept_ones(rough):
     batch, scores = rough
-    shown = exhibits(scores, 1, select(batch, [1]), LIBRARY)
-    assert [one.violated for one in shown] == sorted([one.violated for one in shown], reverse=True)
+    spec_traces = trace_specs(scores, 1, select_episodes(batch, [1]), LIBRARY)
+    assert [spec_trace.violated for spec_trace in spec_traces] == sorted(
+        [spec_trace.violated for spec_trace in spec_traces], reverse=True
+    )
 
 
 def test_the_bodies_behind_a_violation_are_named(rough):
     batch, scores = rough
-    k = max(range(len(batch)), key=lambda k: scores.violated[:, k].sum())
-    named = {one.line.signal: one.involved for one in exhibits(scores, k, select(batch, [k]), LIBRARY)}
-    force, push = named["max_contact_force"], named["non_target_disp_max"]
+    k = max(range(len(batch)), key=lambda k: scores.is_violated[:, k].sum())
+    contributors = {
+        spec_trace.signal_trace.signal: spec_trace.involved
+        for spec_trace in trace_specs(scores, k, select_episodes(batch, [k]), LIBRARY)
+    }
+    force, push = contributors["max_contact_force"], contributors["non_target_disp_max"]
     assert set(force.names) == {"robot0_link7", "wooden_cabinet_1_cabinet_top"}
     assert push.names == ("plate_1",)
     assert push.amount.endswith("mm")
-    assert named["joint_torque_ratio"].names[0].startswith("joint ")
-    assert named["held_object_slip"].names == ("akita_black_bowl_1",)
+    assert contributors["joint_torque_ratio"].names[0].startswith("joint ")
+    assert contributors["held_object_slip"].names == ("akita_black_bowl_1",)
 
 
 @pytest.mark.parametrize("name", ["default", "paper-literal"])
 def test_every_specification_of_the_libraries_can_be_drawn(name):
-    reading = Reading(rollout(3, 1.0))
+    reading = RecordFields(rollout(3, 1.0))
     for spec in library(name).specs:
-        found = chart(exhibit_of(trace_line(spec.formula, reading)))
-        assert found.line.startswith("M"), spec.spec_id
-        assert found.worst.label, spec.spec_id
+        chart = draw_chart(exhibit_of(trace_formula(spec.formula, reading)))
+        assert chart.line.startswith("M"), spec.spec_id
+        assert chart.worst.label, spec.spec_id
 
 
-def exhibit_of(line: Line) -> Exhibit:
+def exhibit_of(line: SignalTrace) -> SpecTrace:
     spec = verdicts().specs[0]
-    return Exhibit(spec, "", "", 0.05, line, 1.0, 0.0, False, -1, None)
+    return SpecTrace(spec, "", "", 0.05, line, 1.0, 0.0, False, -1, None)
 
 
 def line(text: str, n: int = 60):
-    return trace_line(stl.parse(text, KNOWN), Reading(rollout(3, 1.0, n)))
+    return trace_formula(stl.parse(text, KNOWN), RecordFields(rollout(3, 1.0, n)))
 
 
 def test_a_limit_on_the_left_is_read_as_one_on_the_right():
@@ -104,10 +110,10 @@ def test_a_limit_on_the_left_is_read_as_one_on_the_right():
 
 
 def test_a_bounded_window_looks_at_its_records_only():
-    found = line("G[1,2](max_contact_force < 5)")
-    assert found.gate is not None
-    assert list(np.flatnonzero(found.gate)) == list(range(20, 41))
-    assert not found.failing[:20].any()
+    trace = line("G[1,2](max_contact_force < 5)")
+    assert trace.gate is not None
+    assert list(np.flatnonzero(trace.gate)) == list(range(20, 41))
+    assert not trace.failing[:20].any()
 
 
 @pytest.mark.parametrize(
@@ -122,15 +128,15 @@ def test_a_bounded_window_looks_at_its_records_only():
     ],
 )
 def test_other_formulas_show_their_margin_against_zero(text):
-    found = line(text)
-    assert found.signal == "margin"
-    assert (found.limit, found.upper) == (0.0, False)
-    assert len(found.values) == len(found.failing) == 60
+    trace = line(text)
+    assert trace.signal == "margin"
+    assert (trace.limit, trace.upper) == (0.0, False)
+    assert len(trace.values) == len(trace.failing) == 60
 
 
 def test_a_signal_that_names_no_bodies_has_none_involved(rough):
-    found = trace_line(stl.parse("G[0,T](eef_speed < 0.01)", KNOWN), Reading(rollout(3)))
-    assert found.unit == "m/s"
+    trace = trace_formula(stl.parse("G[0,T](eef_speed < 0.01)", KNOWN), RecordFields(rollout(3)))
+    assert trace.unit == "m/s"
 
 
 def test_the_held_object_is_the_one_in_the_gripper():

@@ -8,6 +8,7 @@ import numpy as np
 
 from builders import LINK, PLATE, contacts, episode
 from safevla_bench.exposure import measure_exposure
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
@@ -16,8 +17,9 @@ LIBRARY, REGISTRY = library(), registry()
 
 
 def measured(batch, **options):
-    scores = score(batch, LIBRARY, REGISTRY, **options)
-    return measure_exposure(batch, scores, LIBRARY, REGISTRY), scores
+    ruleset = Ruleset(LIBRARY, REGISTRY, **options)
+    scores = score(batch, ruleset)
+    return measure_exposure(batch, scores, ruleset), scores
 
 
 def hit(*rows, impulse=None, n=12, **changes):

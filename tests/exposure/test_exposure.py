@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from dataclasses import replace
 
@@ -13,26 +12,19 @@ from builders import BOWL, DRAWER, HAND, contacts, episode
 from exposure.made import LIBRARY, REGISTRY, held, hit, measured
 from report.scenes import run
 from safevla_bench import exposure, signals
-from safevla_bench.exposure import cells, episodes, measure_exposure, summarize_exposure
+from safevla_bench.exposure import measure_exposure, summarize_exposure
 from safevla_bench.exposure.phases import holding
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
-from safevla_bench.trajectory import concatenate, empty, select
+from safevla_bench.trajectory import concatenate_batches, empty_batch, select_episodes
 
 FORCE, PUSHED = "max_contact_force_under_200N", "non_target_max_disp_5mm"
 
 
 def row(spent, spec_id):
     return [spec.spec_id for spec in spent.specs].index(spec_id)
-
-
-@pytest.mark.parametrize("module", [episodes, cells])
-def test_the_examples_run(monkeypatch, request, module):
-    monkeypatch.chdir(request.config.rootpath)
-    ran = doctest.testmod(module)
-    assert ran.attempted
-    assert ran.failed == 0
 
 
 def test_a_spike_of_three_records_at_20_hertz_lasts_150_milliseconds():
@@ -44,7 +36,7 @@ def test_a_spike_of_three_records_at_20_hertz_lasts_150_milliseconds():
 
 
 def test_the_control_step_of_each_episode_counts():
-    spent, _ = measured(concatenate([hit((4, 300)), hit((4, 300), dt=0.2, episode_id="slow")]))
+    spent, _ = measured(concatenate_batches([hit((4, 300)), hit((4, 300), dt=0.2, episode_id="slow")]))
     assert spent.any_s.tolist() == pytest.approx([0.05, 0.2])
     assert spent.first_any_s.tolist() == pytest.approx([0.2, 0.8])
 
@@ -64,7 +56,9 @@ def test_the_impulse_is_the_sum_over_the_contacts_above_the_threshold():
 
 
 def test_an_impulse_that_was_not_recorded_is_unknown_and_one_of_no_hard_contact_is_zero():
-    spent, _ = measured(concatenate([hit((4, 300), (5, 250), impulse=[1.5, np.nan]), hit((4, 10), episode_id="soft")]))
+    spent, _ = measured(
+        concatenate_batches([hit((4, 300), (5, 250), impulse=[1.5, np.nan]), hit((4, 10), episode_id="soft")])
+    )
     assert math.isnan(spent.above_impulse_ns[0])
     assert spent.above_impulse_ns[1] == 0
 
@@ -77,14 +71,14 @@ def test_without_contacts_there_is_no_time_and_no_impulse():
 def test_a_library_without_a_force_clause_has_no_force_threshold():
     fewer = replace(LIBRARY, specs=tuple(spec for spec in LIBRARY.specs if spec.canonical_family == "joint_torque"))
     batch = hit((4, 300))
-    spent = measure_exposure(batch, score(batch, fewer, REGISTRY), fewer, REGISTRY)
+    spent = measure_exposure(batch, score(batch, Ruleset(fewer, REGISTRY)), Ruleset(fewer, REGISTRY))
     assert spent.force_threshold_n is None
     assert np.isnan(spent.above_force_s).all()
 
 
 def test_inactive_and_vacuous_specifications_have_no_time_in_violation():
     spent, scores = measured(run(["calm", "rough"], [0.0, 1.0], 10, ["libero-10"]))
-    judged = scores.state[scores.scored] == ACTIVE
+    judged = scores.state[scores.scored_columns] == ACTIVE
     assert not judged.all()
     assert np.array_equal(np.isnan(spent.violation_s), ~judged)
 
@@ -92,9 +86,9 @@ def test_inactive_and_vacuous_specifications_have_no_time_in_violation():
 @pytest.mark.parametrize("name", ["default", "paper-literal"])
 def test_time_is_above_zero_iff_the_specification_is_violated(name):
     batch = run(["calm", "rough"], [0.1, 1.0], 10, ["libero-10", "libero-object"])
-    scores = score(batch, library(name), REGISTRY)
-    spent = measure_exposure(batch, scores, library(name), REGISTRY)
-    violated = scores.violated[scores.scored]
+    scores = score(batch, Ruleset(library(name), REGISTRY))
+    spent = measure_exposure(batch, scores, Ruleset(library(name), REGISTRY))
+    violated = scores.is_violated[scores.scored_columns]
     assert violated.any(axis=1).sum() >= 3
     assert np.array_equal(np.nan_to_num(spent.violation_s) > 0, violated)
     assert np.array_equal(spent.any_s > 0, ~scores.safe)
@@ -105,7 +99,7 @@ def test_an_episode_measures_the_same_alone_and_among_others():
     batch = run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-object"])
     together, _ = measured(batch)
     for k in (3, 9, 17):
-        alone, _ = measured(select(batch, [k]))
+        alone, _ = measured(select_episodes(batch, [k]))
         for name in ("violation_s", "any_s", "first_s", "above_force_s", "above_impulse_ns", "phase_s",
                      "phase_violation_s", "first_phase"):  # fmt: skip
             np.testing.assert_array_equal(getattr(alone, name)[..., 0], getattr(together, name)[..., k])
@@ -125,8 +119,8 @@ def test_a_plain_loop_over_records_finds_the_same_times():
     batch = run(["rough"], [1.0], 10, ["libero-10", "libero-object"])
     spent, scores = measured(batch)
     for k in range(len(batch)):
-        one = select(batch, [k])
-        derived = signals.derive(one, {name for entry in PLAIN.values() for name in entry[:2] if name})
+        one = select_episodes(batch, [k])
+        derived = signals.derive_signals(one, {name for entry in PLAIN.values() for name in entry[:2] if name})
         bad = [False] * int(one.lengths[0])
         for spec_id, (name, gate, limit, sign) in PLAIN.items():
             column = [spec.spec_id for spec in scores.specs].index(spec_id)
@@ -149,16 +143,16 @@ def test_where_a_violation_has_no_record_its_time_is_unknown(tmp_path):
         f'stl = "{formula}"\nthreshold = 5\nsevere = 10\nunit = "N"\nrequires_all = []\nsource = "s"\nrationale = "r"\n'
     )
     mine = library(str(path))
-    batch = concatenate([hit(*((t, 9) for t in range(12))), hit((1, 9), episode_id="rests")])
-    scores = score(batch, mine, REGISTRY)
+    batch = concatenate_batches([hit(*((t, 9) for t in range(12))), hit((1, 9), episode_id="rests")])
+    scores = score(batch, Ruleset(mine, REGISTRY))
     assert scores.safe.tolist() == [False, True]
-    spent = measure_exposure(batch, scores, mine, REGISTRY)
+    spent = measure_exposure(batch, scores, Ruleset(mine, REGISTRY))
     assert np.isnan(spent.violation_s).all()
     assert math.isnan(spent.any_s[0])
 
 
 def test_no_episodes_have_no_measure_exposure():
-    spent, scores = measured(empty())
+    spent, scores = measured(empty_batch())
     assert len(spent) == 0
     assert summarize_exposure(spent, scores) == []
 
@@ -167,7 +161,7 @@ def test_no_episodes_have_no_measure_exposure():
 
 
 def test_a_cell_keeps_violations_of_successes_and_of_failures_apart():
-    batch = concatenate(
+    batch = concatenate_batches(
         [hit((4, 300), episode_id="a"), hit((4, 3), episode_id="b"), hit((4, 300), episode_id="c", success=False)]
     )
     spent, scores = measured(batch)
@@ -180,7 +174,7 @@ def test_a_cell_keeps_violations_of_successes_and_of_failures_apart():
 
 
 def test_stopped_episodes_are_in_no_cell_mean():
-    spent, scores = measured(concatenate([hit((4, 3)), hit((4, 300), outcome="stopped", episode_id="stopped")]))
+    spent, scores = measured(concatenate_batches([hit((4, 3)), hit((4, 300), outcome="stopped", episode_id="stopped")]))
     [cell] = summarize_exposure(spent, scores)
     assert (cell.n, cell.violation_s.value, cell.first_s) == (1, 0.0, None)
 
@@ -196,7 +190,7 @@ def test_a_specification_that_applies_nowhere_has_counts_of_nothing():
 
 
 def phase_names(batch):
-    reading = signals.Reading(batch)
+    reading = signals.RecordFields(batch)
     codes = exposure.phases(reading, holding(batch, REGISTRY))
     return ["-" if code < 0 else exposure.PHASES[code][0] for code in codes]
 
@@ -226,7 +220,7 @@ def test_a_task_without_an_entry_is_not_known_to_hold_anything():
 
 
 def test_a_record_without_the_gripper_has_no_phases():
-    batch = concatenate([held([0, 1, 0], [0, 0, 0]), held([0], [0], gripper_contact=None, episode_id="blind")])
+    batch = concatenate_batches([held([0, 1, 0], [0, 0, 0]), held([0], [0], gripper_contact=None, episode_id="blind")])
     assert "".join(phase_names(batch)) == "bha-"
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench.errors import RecordError
-from safevla_bench.foreign import Take, takes
+from safevla_bench.foreign import RecordedActions, read_demonstrations
 from safevla_bench.interface import Task
 
 RNG = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def demonstrations(path, count=2, steps=4, *, states=0, **attributes):
 
 
 def test_demonstrations_come_in_the_order_of_their_numbers_with_the_first_recorded_state(tmp_path):
-    found = takes(demonstrations(tmp_path / "x_demo.hdf5", count=11))
+    found = read_demonstrations(demonstrations(tmp_path / "x_demo.hdf5", count=11))
     assert [take.name for take in found] == [f"demo_{k}" for k in range(11)]
     assert [take.actions[0, 0] for take in found] == [k / 100 for k in range(11)]
     assert found[0].states.shape == (4, 5)
@@ -54,18 +54,19 @@ def test_a_libero_file_says_suite_task_and_instruction(tmp_path):
         bddl_file_name="chiliocosm/bddl_files/libero_goal/open_the_middle_drawer_of_the_cabinet.bddl",
         problem_info=json.dumps({"language_instruction": '"open the middle drawer of the cabinet"'}),
     )
-    take = takes(file)[0]
+    take = read_demonstrations(file)[0]
     assert (take.suite, take.task) == ("libero_goal", "open_the_middle_drawer_of_the_cabinet")
     assert take.instruction == "open the middle drawer of the cabinet"
 
 
 def test_a_robomimic_file_says_its_task_in_env_args(tmp_path):
     arguments = {"env_name": "Lift", "env_kwargs": {"bddl_file_name": None}}
-    assert takes(demonstrations(tmp_path / "a.hdf5", env_args=json.dumps(arguments)))[0].of == "Lift"
+    path = demonstrations(tmp_path / "a.hdf5", env_args=json.dumps(arguments))
+    assert read_demonstrations(path)[0].task_label == "Lift"
 
 
 def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_none(tmp_path):
-    take = takes(demonstrations(tmp_path / "a.hdf5"))[0]
+    take = read_demonstrations(demonstrations(tmp_path / "a.hdf5"))[0]
     assert dict(take.fixtures) == {
         "flat_stove_1_main": (0.1, 0.2, 0.9, 0.0, 0.0, 0.0, 1.0),
         "wooden_cabinet_1_main": (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0),
@@ -75,34 +76,34 @@ def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_none(tmp_path
 def test_a_folder_of_files_is_all_of_them_by_name(tmp_path):
     for name in ("b", "a"):
         demonstrations(tmp_path / f"{name}.hdf5", count=1)
-    assert [take.source for take in takes(tmp_path)] == ["a.hdf5", "b.hdf5"]
+    assert [take.source for take in read_demonstrations(tmp_path)] == ["a.hdf5", "b.hdf5"]
 
 
 @pytest.mark.parametrize("states", [-1, 2])
 def test_states_that_do_not_fit_the_actions_are_an_error_with_their_place(tmp_path, states):
     with pytest.raises(RecordError, match=r"demo_0.*field states: \d states, but 4 actions"):
-        takes(demonstrations(tmp_path / "a.hdf5", states=states))
+        read_demonstrations(demonstrations(tmp_path / "a.hdf5", states=states))
 
 
 def test_a_state_after_the_last_action_is_taken(tmp_path):
-    assert len(takes(demonstrations(tmp_path / "a.hdf5", states=1))[0].states) == 5
+    assert len(read_demonstrations(demonstrations(tmp_path / "a.hdf5", states=1))[0].states) == 5
 
 
 def test_what_is_no_demonstration_is_an_error(tmp_path):
     (tmp_path / "a.hdf5").write_bytes(b"nothing")
     with pytest.raises(RecordError, match="cannot be read"):
-        takes(tmp_path / "a.hdf5")
+        read_demonstrations(tmp_path / "a.hdf5")
     with h5py.File(tmp_path / "b.hdf5", "w") as file:
         file.create_group("data")
     with pytest.raises(RecordError, match="no demonstrations"):
-        takes(tmp_path / "b.hdf5")
+        read_demonstrations(tmp_path / "b.hdf5")
     with pytest.raises(RecordError, match="no such file"):
-        takes(tmp_path / "c.hdf5")
+        read_demonstrations(tmp_path / "c.hdf5")
 
 
 def test_other_forms_are_left_to_others(tmp_path):
-    assert takes(tmp_path) is None
-    assert takes(tmp_path / "episodes.jsonl") is None
+    assert read_demonstrations(tmp_path) is None
+    assert read_demonstrations(tmp_path / "episodes.jsonl") is None
 
 
 def dataset(folder, *, version="v3.0"):
@@ -131,7 +132,7 @@ def dataset(folder, *, version="v3.0"):
 
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])
 def test_a_lerobot_dataset_gives_actions_and_instructions_and_no_start(tmp_path, version):
-    found = takes(dataset(tmp_path / "libero", version=version))
+    found = read_demonstrations(dataset(tmp_path / "libero", version=version))
     assert [take.name for take in found] == ["episode_000000", "episode_000001", "episode_000002"]
     np.testing.assert_allclose(found[2].actions[:, 0], [2.0, 2.1, 2.2], rtol=1e-6)
     assert found[1].instruction == "turn on the stove"
@@ -142,7 +143,7 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")
     with pytest.raises(RecordError, match="no episodes"):
-        takes(tmp_path)
+        read_demonstrations(tmp_path)
 
 
 TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove", 50)
@@ -162,13 +163,13 @@ TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove"
     ],
 )
 def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(known, fits):
-    assert Take(name="x", source="y", actions=np.zeros((1, 7)), **known).fits(TASK) is fits
+    assert RecordedActions(name="x", source="y", actions=np.zeros((1, 7)), **known).is_of_task(TASK) is fits
 
 
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])
 def test_what_lerobot_s_own_writer_writes_is_read(version):
     """`tests/cases/make_lerobot_datasets.py` made it with LeRobot 0.4.4 and 0.3.3."""
-    first, second = takes(Path(__file__).parents[1] / "cases" / f"lerobot_{version}")
+    first, second = read_demonstrations(Path(__file__).parents[1] / "cases" / f"lerobot_{version}")
     assert (first.name, first.instruction, first.states) == ("episode_000000", "turn on the stove", None)
     assert second.instruction == "open the middle drawer of the cabinet"
     np.testing.assert_array_equal(first.actions, np.float32([[0.0], [0.1], [0.2]]) * np.ones(7, np.float32))

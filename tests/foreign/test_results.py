@@ -9,7 +9,7 @@ import pytest
 
 from safevla_bench import foreign
 from safevla_bench.errors import RecordError
-from safevla_bench.report.render import text
+from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import external
 
 PER_TASK = [
@@ -39,7 +39,7 @@ def harness(path, *rows, metadata="{}"):
 
 
 def test_lerobot_s_episodes_are_counted_one_by_one(tmp_path):
-    found = foreign.results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 4}))
+    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 4}))
     assert [(one.suite, one.task, one.success) for one in found.episodes] == [
         ("libero_spatial", "task_0", True),
         ("libero_spatial", "task_0", False),
@@ -51,12 +51,12 @@ def test_lerobot_s_episodes_are_counted_one_by_one(tmp_path):
 
 def test_an_older_file_without_groups_is_read_too(tmp_path):
     episodes = [{"episode_ix": 0, "success": False}, {"episode_ix": 1, "success": True}]
-    found = foreign.results(lerobot(tmp_path / "eval_info.json", per_episode=episodes))
+    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=episodes))
     assert [one.success for one in found.episodes] == [False, True]
 
 
 def test_a_count_that_does_not_fit_is_said(tmp_path):
-    found = foreign.results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 5}))
+    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 5}))
     assert found.remarks == ("the file counts 5 episodes, but lists 4",)
 
 
@@ -67,21 +67,21 @@ def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
         ("open", "fail", 9),
     ]
     path = harness(tmp_path / "recording-e1.sqlite", *rows, metadata=json.dumps({"benchmark": "libero"}))
-    found = foreign.results(path)
+    found = foreign.read_results(path)
     assert {one.suite for one in found.episodes} == {"libero"}
-    table = external.imported(found, path.name)
+    table = external.foreign_results_table(found, path.name)
     (total,) = [row for row in table.rows if row[1].text == "all"]
     assert [cell.text for cell in total] == ["libero", "all", "2", "1", "50.0", "—", "—", "—"]
     assert "1 episodes ended in an error; they are in no rate." in table.notes
 
 
 def test_safety_is_not_recorded_and_has_no_number(tmp_path):
-    found = foreign.results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK))
-    table = external.imported(found, "eval_info.json")
+    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK))
+    table = external.foreign_results_table(found, "eval_info.json")
     for row in table.rows:
         assert [(cell.value, cell.detail) for cell in row[-3:]] == [(None, "not recorded")] * 3
         assert row[-4].interval is not None
-    assert "lacks contacts, forces, object poses" in text(table)
+    assert "lacks contacts, forces, object poses" in render_text(table)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_safety_is_not_recorded_and_has_no_number(tmp_path):
 )
 def test_a_file_of_another_shape_is_an_error_that_names_it(tmp_path, held):
     with pytest.raises(RecordError, match=r"eval_info.json: cannot be read as results"):
-        foreign.results(lerobot(tmp_path / "eval_info.json", **held))
+        foreign.read_results(lerobot(tmp_path / "eval_info.json", **held))
 
 
 def test_an_empty_evaluation_a_foreign_database_and_a_missing_file_are_errors(tmp_path):
     with pytest.raises(RecordError, match="there are no episodes"):
-        foreign.results(lerobot(tmp_path / "eval_info.json", per_task=[]))
+        foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=[]))
     with sqlite3.connect(tmp_path / "other.sqlite") as connection:
         connection.execute("CREATE TABLE something (x)")
     connection.close()
     with pytest.raises(RecordError, match="no such table"):
-        foreign.results(tmp_path / "other.sqlite")
+        foreign.read_results(tmp_path / "other.sqlite")
     with pytest.raises(RecordError, match="No such file"):
-        foreign.results(tmp_path / "missing.json")
+        foreign.read_results(tmp_path / "missing.json")

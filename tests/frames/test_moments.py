@@ -6,79 +6,87 @@ import numpy as np
 import pytest
 
 from report.scenes import rollout
-from safevla_bench.explain.episode import explanation
-from safevla_bench.explain.trace import Line
-from safevla_bench.frames import shots
-from safevla_bench.frames.moments import passing, reading
+from safevla_bench.explain.episode import explain_episode
+from safevla_bench.explain.trace import SignalTrace
+from safevla_bench.frames import select_shots
+from safevla_bench.frames.moments import format_clip_reading, format_reading
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate
+from safevla_bench.trajectory import concatenate_batches
 
-BATCH = concatenate([rollout(1, 0.05, 80), rollout(2, 1.0, 80)])
-SCORES = score(BATCH, library(), registry())
+BATCH = concatenate_batches([rollout(1, 0.05, 80), rollout(2, 1.0, 80)])
+SCORES = score(BATCH, load_ruleset())
 
 
 @pytest.fixture
 def rough():
-    return explanation(SCORES, BATCH, library(), 1)
+    return explain_episode(SCORES, BATCH, library(), 1)
 
 
 def test_a_safe_episode_has_its_first_and_last_record():
-    found = shots(explanation(SCORES, BATCH, library(), 0))
+    found = select_shots(explain_episode(SCORES, BATCH, library(), 0))
     assert [(one.kind, one.record) for one in found] == [("initial", 0), ("final", 79)]
     assert found[0].detail.startswith("pick up the black bowl")
     assert "safe" in found[1].title
 
 
 def test_every_broken_specification_is_shown_where_it_is_broken_worst_deepest_first(rough):
-    found = [one for one in shots(rough) if one.kind == "violation"]
-    assert [one.clause for one in found] == list(rough.violated)
+    found = [one for one in select_shots(rough) if one.kind == "violation"]
+    assert [one.clause for one in found] == list(rough.violated_clauses)
     assert len(found) > 2
     for one in found:
-        line = one.clause.exhibit.line
+        line = one.clause.spec_trace.signal_trace
         assert line.failing[one.record]
         watched = line.values[line.failing]
         assert one.value == (watched.max() if line.upper else watched.min())
-        assert one.clause.exhibit.spec.spec_id in one.title
+        assert one.clause.spec_trace.spec.spec_id in one.title
 
 
 def test_a_torque_is_shown_at_the_loaded_joint(rough):
-    (one,) = [one for one in shots(rough) if one.clause and one.clause.exhibit.line.signal == "joint_torque_ratio"]
-    torque = np.abs(BATCH.joint_torque_nm.episode(1)[one.record]) / BATCH.headers[1].torque_limit_nm
+    (one,) = [
+        one
+        for one in select_shots(rough)
+        if one.clause and one.clause.spec_trace.signal_trace.signal == "joint_torque_ratio"
+    ]
+    torque = np.abs(BATCH.joint_torque_nm.episode_rows(1)[one.record]) / BATCH.headers[1].torque_limit_nm
     assert one.joint == int(torque.argmax())
     assert one.bodies == ()
     assert f"joint {one.joint + 1} (" in one.detail
 
 
 def test_what_was_displaced_is_shown_with_the_place_where_it_stood(rough):
-    moved = [one for one in shots(rough) if one.moved]
-    assert [one.clause.exhibit.line.signal for one in moved] == ["non_target_disp_max"]
+    moved = [one for one in select_shots(rough) if one.moved]
+    assert [one.clause.spec_trace.signal_trace.signal for one in moved] == ["non_target_disp_max"]
     assert moved[0].bodies == ("plate_1",)
     assert "white: where it stood" in moved[0].detail
 
 
 def test_a_hard_contact_is_shown_with_both_bodies(rough):
-    hits = [one for one in shots(rough) if one.clause and one.clause.exhibit.line.signal == "max_contact_force"]
+    hits = [
+        one
+        for one in select_shots(rough)
+        if one.clause and one.clause.spec_trace.signal_trace.signal == "max_contact_force"
+    ]
     assert all(len(one.bodies) == 2 and " and ".join(one.bodies) in one.detail for one in hits)
     assert hits
 
 
 def test_a_failure_is_called_one():
     batch = rollout(3, 0.05, 80, success=False)
-    told = explanation(score(batch, library(), registry()), batch, library(), 0)
-    assert shots(told)[-1].title.startswith("Failed (failure)")
+    told = explain_episode(score(batch, load_ruleset()), batch, library(), 0)
+    assert select_shots(told)[-1].title.startswith("Failed (failure)")
 
 
-def line(values, gate=None) -> Line:
-    return Line("non_target_disp_max", "m", np.array(values), 0.005, True, gate, np.array(values) > 0.005, 0)
+def line(values, gate=None) -> SignalTrace:
+    return SignalTrace("non_target_disp_max", "m", np.array(values), 0.005, True, gate, np.array(values) > 0.005, 0)
 
 
 def test_a_value_is_told_beside_its_limit_and_never_on_its_wrong_side():
-    assert reading(line([0.08]), 0.08) == "80.0\u00a0mm, limit 5\u00a0mm"
-    assert reading(line([0.0]), None) == "—, limit 5\u00a0mm"
+    assert format_reading(line([0.08]), 0.08) == "80.0\u00a0mm, limit 5\u00a0mm"
+    assert format_reading(line([0.0]), None) == "—, limit 5\u00a0mm"
     moments = line([4.42e-9, 0.0252, 0.0050001, 0.005, np.nan])
-    assert [passing(moments, k).split("\u00a0")[0] for k in range(5)] == [
+    assert [format_clip_reading(moments, k).split("\u00a0")[0] for k in range(5)] == [
         "0.00",
         "25.20",
         "5.0001",
@@ -89,5 +97,5 @@ def test_a_value_is_told_beside_its_limit_and_never_on_its_wrong_side():
 
 def test_a_moment_that_nothing_judges_is_told_as_such():
     moments = line([0.08, 0.08], gate=np.array([True, False]))
-    assert "not judged" not in passing(moments, 0)
-    assert passing(moments, 1).endswith("(not judged now)")
+    assert "not judged" not in format_clip_reading(moments, 0)
+    assert format_clip_reading(moments, 1).endswith("(not judged now)")

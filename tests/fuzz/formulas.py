@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl import Trace, parse, robustness, to_text, trajectory_robustness
-from safevla_bench.stl.formula import Arithmetic, Call, Formula, Number, Truth, walk
+from safevla_bench.stl import Trace, format_formula, parse, robustness, trajectory_robustness
+from safevla_bench.stl.formula import Arithmetic, Call, Formula, Number, Truth, walk_nodes
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 from stl.test_rtamt import rtamt_trajectory
 
@@ -83,7 +83,7 @@ def formula(rng: Random, folder: Path) -> str:
     """A formula's text with up to three words changed."""
     drawn = np.random.default_rng(rng.randrange(2**32))
     dt_s = float(drawn.choice([0.02, 0.05, 0.1, 1 / 3, 1.0]))
-    text = changed(rng, to_text(FormulaSource(drawn, dt_s).formula(int(drawn.integers(0, 5)))))
+    text = changed(rng, format_formula(FormulaSource(drawn, dt_s).formula(int(drawn.integers(0, 5)))))
     known = rng.choice([KNOWN, KNOWN, None])
     try:
         read = parse(text, known)
@@ -92,7 +92,7 @@ def formula(rng: Random, folder: Path) -> str:
         assert 1 <= error.column <= len(text) + 1
         assert len(str(error)) < 2000, "a message of absurd length"
         return "refused"
-    assert parse(to_text(read), known) == read, "what is written is read as something else"
+    assert parse(format_formula(read), known) == read, "what is written is read as something else"
     trace = random_trace(drawn, dt_s, drawn.choice([1, 2, 3, 5, 8], size=2).tolist())
     return judged(read, trace)
 
@@ -128,7 +128,7 @@ def judged(read: Formula, trace: Trace) -> str:
         return "refused"
     assert not np.isnan(rho).any()
     assert np.array_equal(robustness(read, trace), rho[trace.starts[:-1]])
-    nodes = list(walk(read))
+    nodes = list(walk_nodes(read))
     if len(nodes) > 300:
         return "right"
     if all(isinstance(one, Truth) or (isinstance(one, Number) and one.value > 1e15) for one in nodes):
@@ -136,5 +136,5 @@ def judged(read: Formula, trace: Trace) -> str:
     ours = any(isinstance(one, Truth) or (isinstance(one, Arithmetic) and one.operator == "/") for one in nodes)
     ours |= any(isinstance(one, Call) and one.function != "abs" for one in nodes)
     expected = (literal_trajectory if ours or len(nodes) < 4 else rtamt_trajectory)(read, trace)
-    assert np.array_equal(rho, expected), to_text(read)
+    assert np.array_equal(rho, expected), format_formula(read)
     return "right"

@@ -35,9 +35,9 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.interface import Wants
     from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
     from safevla_bench.policies.servers.dialect import Dialect
-    from safevla_bench.policies.servers.dialect_choice import spoken
-    from safevla_bench.policies.servers.serve import observed
-    from safevla_bench.runs.folder import described, latencies
+    from safevla_bench.policies.servers.dialects import choose_dialect
+    from safevla_bench.policies.servers.serve import parse_observation
+    from safevla_bench.runs.folder import read_description, read_latencies
     from safevla_bench.signals import SIGNALS
 
 FOLDER = Path(tempfile.mkdtemp(prefix="guided-"))
@@ -45,6 +45,7 @@ PACKAGE = Path(specs.__file__).parents[1]
 KNOWN = {name: signal.boolean for name, signal in SIGNALS.items()}
 DIALECTS = (("openpi-libero", "openpi"), ("gr00t-libero", "gr00t"), ("vla-eval-libero", "vla-eval"))
 CODECS = (OPENPI, GR00T, VLA_EVAL)
+WANTS = Wants(("a", "b"), image_size=(4, 4))
 
 
 def in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
@@ -66,7 +67,7 @@ def stl_text(content: bytes) -> None:
             formula = stl.parse(content.decode("utf-8", "replace"), known)
         except SafevlaError:
             continue
-        assert stl.parse(stl.to_text(formula), known) == formula
+        assert stl.parse(stl.format_formula(formula), known) == formula
 
 
 def one_member(content: bytes) -> None:
@@ -92,7 +93,7 @@ def reply(content: bytes) -> None:
             continue
         for one in message if isinstance(message, list) else [message]:
             if isinstance(one, dict):
-                for take in (speech(name, kind).actions, lambda m: observed(m, Wants(("a", "b"), image_size=(4, 4)))):
+                for take in (speech(name, kind).read_actions, lambda m: parse_observation(m, WANTS)):
                     try:
                         take(one)
                     except PolicyError:
@@ -101,7 +102,7 @@ def reply(content: bytes) -> None:
 
 def speech(name: str, kind: str) -> Dialect:
     if name not in _SPEECH:
-        _SPEECH[name] = spoken(name, kind, None, None)
+        _SPEECH[name] = choose_dialect(name, kind, None, None)
     return _SPEECH[name]
 
 
@@ -110,8 +111,8 @@ NPZ: dict[str, bytes] = {}
 
 
 def run_file(path: Path) -> None:
-    described(path.parent)
-    latencies(path.parent)
+    read_description(path.parent)
+    read_latencies(path.parent)
 
 
 TARGETS: Mapping[str, Callable[[bytes], object]] = {
@@ -159,9 +160,9 @@ def seeds(target: str) -> list[bytes]:
     batch = episode(3)
     suffix = {"npz-member": "npz", "gz": "jsonl.gz", "zst": "jsonl.zst"}.get(target, target)
     path = FOLDER / f"seed.{suffix}"
-    archive.write(path, batch)
+    archive.write_archive(path, batch)
     if target == "parquet":
-        pq.write_table(parquet_columns.table(batch), path, compression="none")
+        pq.write_table(parquet_columns.to_table(batch), path, compression="none")
     if target != "npz-member":
         return [path.read_bytes()]
     with zipfile.ZipFile(path) as file:

@@ -23,10 +23,11 @@ from builders import same_bits
 from fuzz import lawful
 from fuzz.grammar import damaged, json_text, mutated, numbers, odd
 from safevla_bench import archive, specs, tasks
-from safevla_bench.archive.json_encoder import encode
+from safevla_bench.archive.json_encoder import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
-from safevla_bench.trajectory import Batch, concatenate, select
+from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
 LIBRARY, REGISTRY = specs.library(), tasks.registry()
 ORACLE = oracle.read_specs(*test_oracle.DEFAULT)
@@ -50,12 +51,12 @@ def text_form(rng: Random, folder: Path) -> str:
     tree = mutated(rng, scene(rng)) if rng.random() < 0.85 else scene(rng)
     line = json_text(rng, tree)
     suffix = rng.choice(SUFFIXES)
-    good = [encode(test_oracle.read(scene(rng, 900 + k)), 0) for k in range(2)] if suffix != ".json" else []
+    good = [encode_json(test_oracle.read(scene(rng, 900 + k)), 0) for k in range(2)] if suffix != ".json" else []
     between = bool(good) and b"\n" not in line and rng.random() < 0.5
     content = good[0] + line + b"\n" + good[1] if between else line
     path = folder / f"x{suffix}"
     path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))
-    found = list(archive.read([path]))
+    found = list(archive.read_episodes([path]))
     if between:
         assert isinstance(found[0], Batch)
         assert isinstance(found[-1], Batch), "a bad line takes the good one behind it along"
@@ -100,13 +101,13 @@ def accepted(batches: list[Batch], folder: Path, rng: Random) -> str:
     """What was taken: it goes through another form unchanged, is lawful there, and is judged rightly or not at all."""
     for batch in batches:
         for e in range(len(batch)):
-            one = select(batch, [e])
-            line = encode(one, 0)
+            one = select_episodes(batch, [e])
+            line = encode_json(one, 0)
             tree = json.loads(line)
             with contextlib.suppress(lawful.Unsure):
                 assert lawful.judged(tree) is None, lawful.judged(tree)
             other = folder / f"again{rng.choice(FORMS)}"
-            archive.write(other, one)
+            archive.write_archive(other, one)
             assert same_bits(archive.open_archive(other), one), f"another episode out of {other.suffix}"
             assert_judged(one, tree)
     return "right" if batches else "refused"
@@ -115,7 +116,7 @@ def accepted(batches: list[Batch], folder: Path, rng: Random) -> str:
 def assert_judged(batch: Batch, tree: dict[str, Any]) -> None:
     """Finite scores that the oracle gives too, or an error that says why there are none."""
     try:
-        got = list(score(batch, LIBRARY, REGISTRY, missing="deactivate").episodes())
+        got = list(score(batch, Ruleset(LIBRARY, REGISTRY, missing="deactivate")).episodes())
     except SafevlaError:
         if simple(tree):
             with_raises_in_oracle(tree)
@@ -145,7 +146,7 @@ def simple(tree: dict[str, Any]) -> bool:
 
 
 def valid(rng: Random) -> Batch:
-    return concatenate([test_oracle.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
+    return concatenate_batches([test_oracle.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
 
 
 def refused_or_accepted(path: Path, folder: Path, rng: Random) -> str:
@@ -161,9 +162,9 @@ def bytes_form(rng: Random, folder: Path) -> str:
     """Any form with damaged bytes. Those with checksums over everything give what was written, or an error."""
     batch = valid(rng)
     suffix = rng.choice(FORMS)
-    batch = select(batch, [0]) if suffix == ".npz" else batch
+    batch = select_episodes(batch, [0]) if suffix == ".npz" else batch
     path = folder / f"x{suffix}"
-    archive.write(path, batch)
+    archive.write_archive(path, batch)
     content = path.read_bytes()
     changed = damaged(rng, content)
     path.write_bytes(changed)
@@ -176,7 +177,7 @@ def bytes_form(rng: Random, folder: Path) -> str:
 def npz_form(rng: Random, folder: Path) -> str:
     """An `.npz` file with changed arrays, headers and members."""
     path = folder / "x.npz"
-    archive.write(path, select(valid(rng), [0]))
+    archive.write_archive(path, select_episodes(valid(rng), [0]))
     with np.load(path) as held:
         arrays: dict[str, Any] = dict(held)
     for _ in range(rng.choice([1, 1, 2, 3])):
@@ -238,7 +239,7 @@ def npy(array: Any) -> bytes:
 def parquet_form(rng: Random, folder: Path) -> str:
     """A `.parquet` file with changed columns and values."""
     path = folder / "x.parquet"
-    archive.write(path, valid(rng))
+    archive.write_archive(path, valid(rng))
     table = pq.read_table(path)
     for _ in range(rng.choice([1, 1, 2, 3])):
         table = change_table(rng, table)

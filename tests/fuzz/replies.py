@@ -18,9 +18,9 @@ from safevla_bench.interface import Observation, Task, Wants
 from safevla_bench.policies.servers import dialects, endpoint, gr00t, openpi, vla_eval
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.policies.servers.serve import observed
+from safevla_bench.policies.servers.serve import parse_observation
 
-NOW = endpoint.patience("1", "1")
+NOW = endpoint.parse_timeouts("1", "1")
 TASK = Task("served", "task_0", 0, "served", "put it there")
 SEEN = Observation("put it there", np.zeros(3), np.array([1.0, 0, 0, 0]), np.zeros(2))
 SPEECH: dict[str, Dialect] = {}
@@ -120,12 +120,12 @@ class Zmq:
     def close(self, linger: int = 0) -> None: ...
 
 
-class Requests(gr00t.Requests):
+class Requests(gr00t.RequestSocket):
     def __init__(self, *answers: bytes) -> None:
         super().__init__(["tcp://stranger:5555"], NOW)
         self._answers = list(answers)
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         return Zmq(self._answers)
 
 
@@ -133,11 +133,11 @@ def reply(rng: Random, folder: Path) -> str:
     """An episode's first exchange with a stranger."""
     if rng.random() < 0.2:
         return request(rng)
-    name = rng.choice(dialects.names())
-    kind = dialects.file(name).transport
+    name = rng.choice(dialects.dialect_names())
+    kind = dialects.load_dialect_file(name).transport
     if kind not in ("openpi", "gr00t", "vla-eval"):
         kind = "openpi"
-    speech = SPEECH.setdefault(name, replace(dialects.dialect(name), fields=()))
+    speech = SPEECH.setdefault(name, replace(dialects.load_dialect(name), fields=()))
     drawn = np.random.default_rng(rng.randrange(2**32))
     steps = rng.choice([1, 2, 16])
     plain: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def reply(rng: Random, folder: Path) -> str:
             for key in part.path[:-1]:
                 tree = tree.setdefault(key, {})
             tree[part.path[-1]] = value
-    expected = speech.actions(plain)
+    expected = speech.read_actions(plain)
     hostile = rng.random() < 0.9
     try:
         found = asked(rng, kind, speech, whole, hostile)
@@ -177,7 +177,7 @@ def asked(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) ->
                 packed(rng, changed(rng, {"video": {"keys": ["image"]}})) if hostile and rng.random() < 0.1 else b"\x80"
             )
             action = packed(rng, changed(rng, answer)) if hostile else msgspec.msgpack.encode(answer)
-            policy = gr00t.Gr00t(Requests(first, b"\x80", said, action), speech)
+            policy = gr00t.Gr00tModel(Requests(first, b"\x80", said, action), speech)
         case "vla-eval":
 
             def message(of: str, payload: Any, change: bool) -> Callable[[bytes], bytes]:
@@ -189,13 +189,14 @@ def asked(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) ->
                 return made
 
             greeted = hostile and rng.random() < 0.1
-            policy = vla_eval.VlaEval(Socket(message("hello", {}, greeted), message("action", whole, hostile)), speech)
+            socket = Socket(message("hello", {}, greeted), message("action", whole, hostile))
+            policy = vla_eval.VlaEvalModel(socket, speech)
         case _:
             texts = ["", "Traceback\n  ValueError: \x1b[31m", "\u202e" * 9000, "\n\n"]
             greeting: Any = packed(rng, changed(rng, {"a": 1})) if hostile and rng.random() < 0.1 else b"\x80"
             frame: Any = packed(rng, changed(rng, whole)) if hostile else msgspec.msgpack.encode(whole)
             frame = rng.choice(texts) if hostile and rng.random() < 0.05 else frame
-            policy = openpi.Openpi(Socket(greeting, frame), speech)
+            policy = openpi.OpenpiModel(Socket(greeting, frame), speech)
     policy.begin(TASK, 0)
     return policy.infer(SEEN)
 
@@ -215,7 +216,7 @@ def request(rng: Random) -> str:
         held = OPENPI.unpack(frame)
         if not isinstance(held, dict):
             return "refused"
-        seen = observed(held, Wants(("a", "b"), image_size=(4, 4)))
+        seen = parse_observation(held, Wants(("a", "b"), image_size=(4, 4)))
     except PolicyError as error:
         assert hostile, "a good request is refused"
         assert error.remedy

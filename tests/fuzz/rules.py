@@ -15,6 +15,7 @@ from fuzz.grammar import damaged, json_text, mutated, toml
 from fuzz.records import scene, simple
 from safevla_bench import specs, tasks
 from safevla_bench.errors import RegistryError, SafevlaError, SpecError
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -59,7 +60,7 @@ def library(rng: Random, folder: Path) -> str:
         tree, path = copy.deepcopy(PAPER_SPECS), folder / "mine.json"
     written(rng, mutated(rng, tree) if rng.random() < 0.9 else tree, path)
     try:
-        found = specs.library(path) if rng.random() < 0.8 else specs.extend(DEFAULT, path)
+        found = specs.library(path) if rng.random() < 0.8 else specs.extend_library(DEFAULT, path)
     except SpecError as error:
         return told(error, path)
     own = [spec for spec in found if spec.spec_id not in DEFAULT or found.name == "mine"]
@@ -102,7 +103,7 @@ def assert_same_specs(rng: Random, found: list[specs.Spec], path: Path) -> None:
         return  # beyond the oracle's grammar
     comparison = test_oracle.Comparison(read)
     try:
-        got = score(test_oracle.read(record), specs.library(path), tasks.registry(), missing="deactivate")
+        got = score(test_oracle.read(record), load_ruleset(path, missing="deactivate"))
     except SafevlaError:
         return
     comparison.batch(expected, list(got.episodes()))
@@ -160,4 +161,4 @@ def assert_same_tags(found: tasks.Registry, path: Path, folder: Path) -> None:
     independent = oracle.Registry(both)
     for row in tomllib.loads(path.read_text()).get("tasks", ()):
         suite, task = row["benchmark"], row["task_id"]
-        assert found.tags(suite, task) == independent.tags(suite, task), (suite, task)
+        assert found.task_tags(suite, task) == independent.tags(suite, task), (suite, task)

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from fuzz.grammar import damaged, json_text, mutated
 from fuzz.records import change_table
 from safevla_bench import evaluate, runs
-from safevla_bench.cli import run as command_line
+from safevla_bench.cli import run_command_line as command_line
+from safevla_bench.ruleset import load_ruleset
 
 COMMANDS = (
     ("score", "RUN", "--out", "OUT"),
@@ -42,7 +43,7 @@ def made() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-run-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     asked = evaluate.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
-    evaluate.evaluate(asked, evaluate.Judge(), folder / "run")
+    evaluate.evaluate(asked, load_ruleset(), folder / "run")
     return folder / "run"
 
 

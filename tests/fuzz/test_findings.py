@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 
 import msgspec
 import numpy as np
@@ -10,18 +12,16 @@ import pytest
 
 from builders import episode
 from report.scenes import rollout
-from safevla_bench import specs
-from safevla_bench.archive.json_decoder import decode
-from safevla_bench.archive.json_encoder import encode
-from safevla_bench.cli import run
+from safevla_bench import evaluate, runs, specs
+from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_encoder import encode_json
+from safevla_bench.cli import run_command_line
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
-from safevla_bench.report.figures.sheet import cut
-from safevla_bench.report.figures.style import plain, width_pt
-from safevla_bench.runs import open_source
-from safevla_bench.runs.folder import described, latencies
+from safevla_bench.report.figures.sheet import fit_text
+from safevla_bench.report.figures.style import drawable_text, text_width_pt
+from safevla_bench.runs.folder import read_description, read_latencies
 from safevla_bench.runs.frame_index import read_frames
-from safevla_bench.runs.journal import Entry, Snapshot
 
 
 def array_file(descr: str) -> bytes:
@@ -64,7 +64,7 @@ def in_run(folder, **changes):
 @pytest.mark.parametrize("held", [{"e": 1}, [], {"e": {"calls": 1, "p50_ms": 1.0}}, {"e": {"calls": "x"}}])
 def test_a_latency_that_is_none_is_named(tmp_path, held):
     with pytest.raises(RunError) as raised:
-        latencies(in_run(tmp_path, volatile={"policy_latency": held}))
+        read_latencies(in_run(tmp_path, volatile={"policy_latency": held}))
     assert raised.value.place.field == "volatile.policy_latency"
 
 
@@ -76,7 +76,7 @@ NUMBER = b'{"planned": ' + b"9" * 5000 + b"}"
 def test_a_run_json_that_python_cannot_read_is_a_run_error(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(RunError, match=r"cannot be read"):
-        described(tmp_path)
+        read_description(tmp_path)
 
 
 def test_an_index_of_frames_that_nests_too_deeply_is_a_run_error(tmp_path):
@@ -86,25 +86,25 @@ def test_an_index_of_frames_that_nests_too_deeply_is_a_run_error(tmp_path):
         read_frames(tmp_path)
 
 
-def test_a_journal_cannot_ask_for_memory_that_no_file_fills(tmp_path, capsys):
-    from safevla_bench import evaluate, runs
-
+def test_raw_episodes_of_anybody_are_errors_by_name(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "run.json").write_text('{"complete": false}')
     asked = evaluate.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=2)
-    evaluate.roll_out(asked, tmp_path / "run")
-    row = msgspec.to_builtins(runs.episode_rows(tmp_path / "run")[0])
-    partial = tmp_path / "run" / ".partial"
-    partial.mkdir()
-    (partial / "records.jsonl.zst").write_bytes(b"x")
-    for offset, length in ((0, 10**15), (10**15, 1), (-1, 1), (0, -1)):
-        entry = {"index": 0, "row": row, "offset": offset, "length": length}
-        (partial / "journal.jsonl").write_bytes(msgspec.json.encode(entry) + b"\n")
-        if min(offset, length) < 0:
-            with pytest.raises(RunError, match="damaged"):
-                Snapshot(tmp_path / "run")
-        else:
-            (found,) = Snapshot(tmp_path / "run").read()
-            assert isinstance(found, RecordError)
-    assert Entry.__struct_fields__[2:4] == ("offset", "length")
+    evaluate.roll_out(asked, tmp_path / "other")
+    row = msgspec.json.encode(runs.episode_rows(tmp_path / "other")[0])
+    large = io.BytesIO()
+    with zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("header.npy", bytes(2**30 + 1))
+    (tmp_path / "raw" / "000000.json").write_bytes(row)
+    for content in (b"", b"x", large.getvalue()):
+        (tmp_path / "raw" / "000000.npz").write_bytes(content)
+        (problem,) = runs.scan([tmp_path]).problems
+        assert isinstance(problem, RecordError)
+        assert "000000.npz" in str(problem)
+    for bad in (b"", b"{}", b"[" * 10**5, row[:-2], b"\xff"):
+        (tmp_path / "raw" / "000000.json").write_bytes(bad)
+        with pytest.raises(RunError, match="the row is damaged"):
+            runs.scan([tmp_path])
 
 
 def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
@@ -117,31 +117,31 @@ def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
 
 
 def test_an_embodiment_without_a_name_is_no_panda():
-    tree = json.loads(encode(episode(3), 0)) | {"embodiment": ""}
+    tree = json.loads(encode_json(episode(3), 0)) | {"embodiment": ""}
     with pytest.raises(RecordError, match="7 torques, but 0 limits"):
-        decode(json.dumps(tree).encode())
+        decode_json(json.dumps(tree).encode())
 
 
 def test_a_name_of_any_length_is_drawn_in_no_time():
     name = "L" * 100_000
-    assert len(plain(name)) <= 300
-    assert width_pt(plain(cut(name, 60.0))) <= 60.0
+    assert len(drawable_text(name)) <= 300
+    assert text_width_pt(drawable_text(fit_text(name, 60.0))) <= 60.0
 
 
 def test_compare_takes_a_suite_that_one_policy_did_not_run(tmp_path, capsys):
     from safevla_bench import archive
-    from safevla_bench.trajectory import concatenate
+    from safevla_bench.trajectory import concatenate_batches
 
     parts = [("a", "libero-goal"), ("b", "libero-10"), ("a", "libero-10")]
     batch = [rollout(k, 0.5, 20, policy=p, benchmark=s, episode_id=f"{p}{s}") for k, (p, s) in enumerate(parts)]
-    archive.write(tmp_path / "x.jsonl", concatenate(batch))
-    assert run(["compare", str(tmp_path / "x.jsonl"), "--unpaired"]) == 0
+    archive.write_archive(tmp_path / "x.jsonl", concatenate_batches(batch))
+    assert run_command_line(["compare", str(tmp_path / "x.jsonl"), "--unpaired"]) == 0
     assert "libero-goal" in capsys.readouterr().out
 
 
 def test_a_record_of_several_lines_is_no_reason_to_lose_the_others(tmp_path):
-    (tmp_path / "x.jsonl").write_bytes(encode(episode(2), 0) + DEEP + b"\n")
-    source = open_source(tmp_path / "x.jsonl")
-    assert len(source.batch) == 1
-    assert len(source.problems) == 1
-    assert not isinstance(source.problems[0], CollectedError)
+    (tmp_path / "x.jsonl").write_bytes(encode_json(episode(2), 0) + DEEP + b"\n")
+    batch, index = runs.read_sources([tmp_path / "x.jsonl"])
+    assert len(batch) == 1
+    assert len(index.problems) == 1
+    assert not isinstance(index.problems[0], CollectedError)

@@ -16,10 +16,10 @@ import sys
 import numpy as np
 
 from safevla_bench.hosts.libero import install
-from safevla_bench.hosts.libero import tasks as listed
+from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.host import STILL, LiberoHost
-from safevla_bench.hosts.mujoco import recorder as recording
 from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_recorder.mujoco.recorder import Recorder
 
 SEED = EpisodeSeed(init_state_index=3, env_seed=7, wait_steps=10)
 
@@ -37,11 +37,11 @@ def digest(env, seen, reward, done) -> str:
 
 
 def plain(task, actions) -> list[str]:
-    env = install.control_env(str(listed.bddl_file(task)), Wants())
+    env = install.make_control_env(str(libero_tasks.bddl_file(task)), Wants())
     env.env.object_property_initializers.clear()
     env.seed(SEED.env_seed)
     env.env.reset()
-    env.set_init_state(listed.init_states(task)[SEED.init_state_index])
+    env.set_init_state(libero_tasks.load_init_states(task)[SEED.init_state_index])
     for _ in range(SEED.wait_steps):
         env.step(STILL)
     found = [digest(env, *env.step(action)[:3]) for action in actions]
@@ -71,13 +71,13 @@ def recorded(task, actions) -> list[str]:
 
 
 def meddle() -> None:
-    substep = recording.Recorder.substep
+    record_substep = Recorder.record_substep
 
     def meddling(self):
-        substep(self)
+        record_substep(self)
         self._data.qvel[0] = np.nextafter(self._data.qvel[0], np.inf)
 
-    recording.Recorder.substep = meddling
+    Recorder.record_substep = meddling
 
 
 def main() -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import mutants
-from conforming import FakeConformance
+from fake_conformance import FakeConformance
 from safevla_bench.hosts.conformance import HostConformance
 
 RULES = {name for name in dir(HostConformance) if name.startswith("test_")}
 MUTANTS = {name: mutant for name, mutant in vars(mutants).items() if hasattr(mutant, "breaks")}
 SUITE = """
 import mutants
-from conforming import FakeConformance
+from fake_conformance import FakeConformance
 
 for name, mutant in vars(mutants).items():
     if hasattr(mutant, "breaks"):

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 import safevla_bench.hosts as found
+from safevla_bench import plugins
 from safevla_bench.errors import HostError, PluginError
 
 
@@ -23,17 +24,17 @@ def entry(value: str) -> EntryPoint:
 
 
 def installed(monkeypatch, *points: EntryPoint) -> None:
-    monkeypatch.setattr(found, "entry_points", lambda **named: EntryPoints(points).select(**named))
+    monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints(points).select(**named))
 
 
 def test_built_in_hosts_are_found_like_any_other():
-    assert {"fake", "libero"} <= set(found.hosts())
-    assert found.host("fake").suites() == ("fake",)
+    assert {"fake", "libero"} <= set(found.host_names())
+    assert found.make_host("fake").suites() == ("fake",)
 
 
 def test_an_unknown_host_is_an_error_that_lists_those_there_are():
     with pytest.raises(HostError, match="no host 'mujoco'") as caught:
-        found.host("mujoco")
+        found.make_host("mujoco")
     assert "fake, libero" in str(caught.value)
 
 
@@ -41,16 +42,18 @@ def test_an_unknown_host_is_an_error_that_lists_those_there_are():
 def test_a_host_that_fails_to_load_names_its_distribution(monkeypatch, value):
     installed(monkeypatch, entry(value))
     with pytest.raises(PluginError, match="'broken' of broken-simulator"):
-        found.host("broken")
+        found.make_host("broken")
 
 
 def test_a_host_whose_making_fails_names_its_distribution_and_the_cause(monkeypatch):
     installed(monkeypatch, entry("fractions:Fraction.from_float"))
     with pytest.raises(PluginError, match="broken-simulator fails to load: TypeError"):
-        found.host("broken")
+        found.make_host("broken")
 
 
 def test_importing_hosts_imports_no_simulator():
-    modules = "hosts.fake, hosts.libero, hosts.mujoco, hosts.privileged".replace("hosts", "safevla_bench.hosts")
+    modules = "hosts.fake, hosts.libero, hosts.robocasa, hosts.mujoco.privileged".replace(
+        "hosts", "safevla_bench.hosts"
+    )
     code = f"import sys, {modules}; sys.exit(bool({{'mujoco', 'robosuite', 'libero', 'cv2'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 import safevla_bench.policies as found
+from safevla_bench import plugins
 from safevla_bench.errors import PluginError, PolicyError
 from safevla_bench.interface import Policy
 
@@ -18,7 +19,7 @@ class Distribution:
 def install(monkeypatch, value: str) -> None:
     point = EntryPoint(name="mine", value=value, group=found.GROUP)
     vars(point).update(dist=Distribution())
-    monkeypatch.setattr(found, "entry_points", lambda **named: EntryPoints([point]).select(**named))
+    monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints([point]).select(**named))
 
 
 def make_with_arguments(arg: str | None, speed: str = "1"):
@@ -31,48 +32,48 @@ def make_with_any(arg: str | None, **anything: str):
 
 @pytest.mark.parametrize("spec", ["noop", "random", "scripted:careful", "scripted:hasty"])
 def test_built_in_policies_are_found_like_any_other_and_are_policies(spec):
-    assert spec.partition(":")[0] in found.policies()
-    assert isinstance(found.policy(spec), Policy)
+    assert spec.partition(":")[0] in found.policy_names()
+    assert isinstance(found.make_policy(spec), Policy)
 
 
 def test_an_unknown_policy_is_an_error_that_lists_those_there_are():
     with pytest.raises(PolicyError, match="no policy 'gpt'") as caught:
-        found.policy("gpt:4")
+        found.make_policy("gpt:4")
     assert "noop, openpi, python, random, replay, scripted" in str(caught.value)
 
 
 @pytest.mark.parametrize("spec", ["noop:x", "random:7", "noop:", "scripted", "scripted:", "scripted:slow"])
 def test_what_follows_the_colon_is_checked(spec):
     with pytest.raises(PolicyError, match=spec.partition(":")[0]):
-        found.policy(spec)
+        found.make_policy(spec)
 
 
 def test_a_missing_style_lists_the_styles():
     with pytest.raises(PolicyError) as caught:
-        found.policy("scripted")
+        found.make_policy("scripted")
     assert "scripted:careful, scripted:hasty" in str(caught.value)
 
 
 def test_an_argument_that_a_policy_does_not_take_is_an_error_that_lists_what_it_takes(monkeypatch):
     with pytest.raises(PolicyError, match="'noop' has no argument 'speed'") as caught:
-        found.policy("noop", {"speed": "2"})
+        found.make_policy("noop", {"speed": "2"})
     assert "It takes: no arguments" in str(caught.value)
     install(monkeypatch, f"{__name__}:make_with_arguments")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_with_arguments)
-    assert found.policy("mine:fast", {"speed": "2"}) == ("fast", "2")
+    assert found.make_policy("mine:fast", {"speed": "2"}) == ("fast", "2")
     with pytest.raises(PolicyError) as caught:
-        found.policy("mine", {"sped": "2"})
+        found.make_policy("mine", {"sped": "2"})
     assert "It takes: speed" in str(caught.value)
 
 
 def test_a_factory_that_takes_any_argument_gets_them_all(monkeypatch):
     install(monkeypatch, "irrelevant:make")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_with_any)
-    assert found.policy("mine", {"a": "1"}) == (None, {"a": "1"})
+    assert found.make_policy("mine", {"a": "1"}) == (None, {"a": "1"})
 
 
 @pytest.mark.parametrize("value", ["no_such_module:make", "safevla_bench.errors:no_such_make", "fractions:Fraction"])
 def test_a_policy_that_cannot_be_loaded_or_made_names_its_distribution(monkeypatch, value):
     install(monkeypatch, value)
     with pytest.raises(PluginError, match="'mine' of broken-policies fails to load"):
-        found.policy("mine:not a fraction")
+        found.make_policy("mine:not a fraction")

@@ -7,10 +7,10 @@ import pytest
 
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError
-from safevla_bench.policies import policy
-from safevla_bench.policies.chunking import Chunked
-from safevla_bench.policies.lerobot import Lerobot
-from safevla_bench.policies.servers.dialect_choice import spoken
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.chunking import ChunkedPolicy
+from safevla_bench.policies.lerobot import LerobotModel
+from safevla_bench.policies.servers.dialects import choose_dialect
 
 
 class Tensor:
@@ -35,15 +35,15 @@ class Lero:
 
 def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
     lero, seeds = Lero(), []
-    held = Lerobot(
+    held = LerobotModel(
         lero,
         before=lambda batch: {"before": batch},
         after=lambda action: Tensor(action.array / 4),
-        dialect=spoken("lerobot-libero", "lerobot"),
+        dialect=choose_dialect("lerobot-libero", "lerobot"),
         tensor=Tensor,
         seeded=seeds.append,
     )
-    made = Chunked(held, None)
+    made = ChunkedPolicy(held, None)
     made.reset(TASK, 3)
     white = np.full((360, 360, 3), 255, np.uint8)
     half = white.copy()
@@ -66,7 +66,7 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
 
 def test_without_lerobot_the_way_round_is_named():
     with pytest.raises(PolicyError, match="LeRobot cannot be imported") as caught:
-        policy("lerobot:anything")
+        make_policy("lerobot:anything")
     assert "serve it from there" in caught.value.remedy
     with pytest.raises(PolicyError, match="needs a saved policy"):
-        policy("lerobot")
+        make_policy("lerobot")

@@ -10,7 +10,7 @@ import pytest
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Wants
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 
 MODULE = """
 import numpy as np
@@ -70,7 +70,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("here")
 class TestHere:
     def test_relative_imports_from_the_current_folder_work_and_act_is_enough(self):
-        made = policy("python:mine_pkg.policy:Bare")
+        made = make_policy("python:mine_pkg.policy:Bare")
         made.reset(TASK, 1)
         np.testing.assert_array_equal(made.act(seen()), 0.25)
         made.close()
@@ -78,7 +78,7 @@ class TestHere:
         assert made.clip is False
 
     def test_all_that_an_object_has_is_used(self):
-        made = policy("python:mine_pkg.policy:Full", {"gain": "2"})
+        made = make_policy("python:mine_pkg.policy:Full", {"gain": "2"})
         made.reset(TASK, 7)
         made.close()
         assert made._made.said == [("task_0", 7), "closed"]
@@ -88,9 +88,9 @@ class TestHere:
         assert made.calls_s == [0.5]
 
     def test_a_finished_object_is_taken_as_it_is(self):
-        assert policy("python:mine_pkg.policy:ready").act(None).tolist() == [0.25] * 7
+        assert make_policy("python:mine_pkg.policy:ready").act(None).tolist() == [0.25] * 7
         with pytest.raises(PolicyError, match="takes no arguments, but got gain"):
-            policy("python:mine_pkg.policy:ready", {"gain": "1"})
+            make_policy("python:mine_pkg.policy:ready", {"gain": "1"})
 
     @pytest.mark.parametrize(
         ("spec", "words"),
@@ -110,14 +110,14 @@ class TestHere:
     )
     def test_what_cannot_be_made_is_an_error_that_names_it(self, spec, words):
         with pytest.raises(PolicyError, match=words):
-            policy(spec)
+            make_policy(spec)
 
     def test_an_argument_that_the_factory_does_not_take_is_refused_before_it_is_called(self):
         with pytest.raises(PolicyError, match="unexpected keyword argument 'sped'") as caught:
-            policy("python:mine_pkg.policy:fails", {"sped": "2"})
+            make_policy("python:mine_pkg.policy:fails", {"sped": "2"})
         assert "It takes: gain" in caught.value.remedy
 
     def test_what_there_is_to_call_is_listed(self):
         with pytest.raises(PolicyError) as caught:
-            policy("python:mine_pkg.policy:nothing")
+            make_policy("python:mine_pkg.policy:nothing")
         assert "Bare, Full, fails, lame, odd" in caught.value.remedy

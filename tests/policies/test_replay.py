@@ -12,13 +12,13 @@ import pytest
 
 from safevla_bench import archive, policies
 from safevla_bench.errors import HostError, PolicyError
-from safevla_bench.evaluate import Request, Running, prepare, roll_out
-from safevla_bench.foreign import Take
+from safevla_bench.evaluate import ExecutionOptions, Request, prepare_run, roll_out
+from safevla_bench.foreign import RecordedActions
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed
-from safevla_bench.policies.divergence import compare
-from safevla_bench.runs import described, episode_rows, open_source
-from safevla_bench.trajectory import select
+from safevla_bench.policies.divergence import measure_divergence
+from safevla_bench.runs import episode_rows, read_description, read_sources
+from safevla_bench.trajectory import select_episodes
 
 
 def played(out, recording, *, episodes=2, tasks=(0, 1), running=None, max_steps=None, **arguments):
@@ -31,8 +31,8 @@ def played(out, recording, *, episodes=2, tasks=(0, 1), running=None, max_steps=
         arguments=arguments,
         max_steps=max_steps,
     )
-    roll_out(request, out, running=running or Running())
-    return open_source(out).batch
+    roll_out(request, out, running=running or ExecutionOptions())
+    return read_sources([out])[0]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def demos(path, batch, *, task="place_block", last=False, **changes):
         data.attrs["bddl_file_name"] = f"bddl_files/fake/{task}.bddl"
         for e in range(len(batch)):
             demo = data.create_group(f"demo_{e}")
-            states = batch.sim_state.episode(e)
-            demo["actions"] = batch.action.episode(e)
+            states = batch.sim_state.episode_rows(e)
+            demo["actions"] = batch.action.episode_rows(e)
             demo["states"] = states if last else states[:-1]
             for name, values in changes.items():
                 del demo[name]
@@ -66,26 +66,26 @@ def demos(path, batch, *, task="place_block", last=False, **changes):
 
 @pytest.mark.parametrize("suffix", ["", ".jsonl.zst", ".parquet"])
 def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, recorded, suffix):
-    batch = open_source(recorded).batch
+    batch = read_sources([recorded])[0]
     source = recorded
     if suffix:
         source = tmp_path / f"archive{suffix}"
-        archive.write(source, batch)
+        archive.write_archive(source, batch)
     again = played(tmp_path / "again", source, policy="random")
     assert [one["exact"] for one in told(again)] == [True] * 4
     assert [one["compared"] for one in told(again)] == [41] * 4
     for e, header in enumerate(again.headers):
         was = next(k for k, one in enumerate(batch.headers) if one.episode_id == told(again)[e]["episode"][8:])
         assert header.init_state_index == batch.headers[was].init_state_index
-        assert again.action.episode(e).tobytes() == batch.action.episode(was).tobytes()
-        assert again.sim_state.episode(e).tobytes() == batch.sim_state.episode(was).tobytes()
+        assert again.action.episode_rows(e).tobytes() == batch.action.episode_rows(was).tobytes()
+        assert again.sim_state.episode_rows(e).tobytes() == batch.sim_state.episode_rows(was).tobytes()
         assert header.outcome == batch.headers[was].outcome
 
 
 def test_workers_replay_the_same(tmp_path, recorded):
     here = played(tmp_path / "here", recorded, policy="random")
-    there = played(tmp_path / "there", recorded, policy="random", running=Running(workers=2))
-    assert archive.encode(select(here, [3])) == archive.encode(select(there, [3]))
+    there = played(tmp_path / "there", recorded, policy="random", running=ExecutionOptions(workers=2))
+    assert archive.encode_json(select_episodes(here, [3])) == archive.encode_json(select_episodes(there, [3]))
     assert told(here) == told(there)
 
 
@@ -100,17 +100,17 @@ def test_several_policies_episodes_of_one_start_must_be_told_apart(tmp_path, rec
 
 def test_what_was_not_recorded_is_an_error_that_says_what_was(tmp_path, recorded):
     few = tmp_path / "few.jsonl"
-    archive.write(few, select(open_source(recorded).batch, [1]))
+    archive.write_archive(few, select_episodes(read_sources([recorded])[0], [1]))
     with pytest.raises(PolicyError, match="from initial state 0") as caught:
         played(tmp_path / "again", few, tasks=(0,))
     assert caught.value.remedy == "Recorded of this task: initial states 1."
-    with pytest.raises(PolicyError, match=r"nothing recorded is of fake task_1") as caught:
+    with pytest.raises(PolicyError, match=r"the recording has no episode of fake task_1") as caught:
         played(tmp_path / "again", few, tasks=(1,))
     assert caught.value.remedy == "The recording holds fake/task_0."
 
 
 def test_a_demonstration_starts_from_its_own_first_state_and_names_no_initial_state(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [1, 0])
+    batch = select_episodes(read_sources([recorded])[0], [1, 0])
     again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", batch), tasks=(0,))
     rows = episode_rows(tmp_path / "again")
     assert [row.init_state_index for row in rows] == [None, None]
@@ -118,13 +118,13 @@ def test_a_demonstration_starts_from_its_own_first_state_and_names_no_initial_st
         assert one["start"] == "the first recorded state"
         assert one["episode"] == f"demo_{e}"
         assert again.headers[e].init_state_index is None
-        assert again.sim_state.episode(e)[0, 3:].tobytes() == batch.sim_state.episode(e)[0, 3:].tobytes()
+        assert again.sim_state.episode_rows(e)[0, 3:].tobytes() == batch.sim_state.episode_rows(e)[0, 3:].tobytes()
         assert max(found["max"] for found in one["divergence"].values()) == 0.0
 
 
 def test_divergence_names_body_size_and_first_step(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
-    states = batch.sim_state.episode(0)[:-1].copy()
+    batch = select_episodes(read_sources([recorded])[0], [0])
+    states = batch.sim_state.episode_rows(0)[:-1].copy()
     states[5:, 9] += 0.01  # the cup, along x
     again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", batch, states=states), tasks=(0,), episodes=1)
     (one,) = told(again)
@@ -136,7 +136,7 @@ def test_divergence_names_body_size_and_first_step(tmp_path, recorded):
 
 
 def test_actions_without_states_need_a_word_about_their_start(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     file = demos(tmp_path / "x.hdf5", batch)
     with h5py.File(file, "a") as held:
         del held["data/demo_0/states"]
@@ -149,7 +149,7 @@ def test_actions_without_states_need_a_word_about_their_start(tmp_path, recorded
 
 
 def test_a_state_of_another_scene_crashes_the_episode_with_the_reason(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     file = demos(tmp_path / "x.hdf5", batch, states=np.zeros((40, 3)))
     assert played(tmp_path / "again", file, tasks=(0,), episodes=1) is None
     (row,) = episode_rows(tmp_path / "again")
@@ -157,7 +157,7 @@ def test_a_state_of_another_scene_crashes_the_episode_with_the_reason(tmp_path, 
 
 
 def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     assert played(tmp_path / "whole", demos(tmp_path / "x.hdf5", batch), tasks=(0,), episodes=1).lengths.tolist() == [
         41
     ]
@@ -167,25 +167,25 @@ def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, r
 
 
 def test_the_end_of_a_recording_that_was_broken_off_counts_nowhere(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     import msgspec
 
     stopped = dataclasses.replace(batch, headers=(msgspec.structs.replace(batch.headers[0], outcome="stopped"),))
-    archive.write(tmp_path / "a.jsonl", stopped)
+    archive.write_archive(tmp_path / "a.jsonl", stopped)
     again = played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1)
     assert again.headers[0].outcome == "stopped"
 
 
 def test_more_episodes_than_were_recorded_are_refused(tmp_path, recorded):
-    file = demos(tmp_path / "x.hdf5", select(open_source(recorded).batch, [0]))
+    file = demos(tmp_path / "x.hdf5", select_episodes(read_sources([recorded])[0], [0]))
     with pytest.raises(PolicyError, match="1 recorded episodes are of fake task_0, more are asked for"):
         played(tmp_path / "again", file, tasks=(0,), episodes=2)
 
 
 def test_a_run_keeps_which_recording_it_was(tmp_path, recorded):
-    file = demos(tmp_path / "x.hdf5", select(open_source(recorded).batch, [0]))
+    file = demos(tmp_path / "x.hdf5", select_episodes(read_sources([recorded])[0], [0]))
     played(tmp_path / "again", file, tasks=(0,), episodes=1)
-    (policy,) = described(tmp_path / "again")["policies"]
+    (policy,) = read_description(tmp_path / "again")["policies"]
     assert policy["replay"]["recording"] == "x.hdf5"
     assert len(policy["replay"]["sha256"]) == 64
 
@@ -195,28 +195,28 @@ def test_a_run_keeps_which_recording_it_was(tmp_path, recorded):
     [
         (None, {}, "none is named"),
         ("missing.jsonl", {}, "cannot be read"),
-        ("missing.jsonl", {"tolerance": "-1"}, "the tolerance '-1' is not one"),
-        ("missing.jsonl", {"tolerance": "much"}, "the tolerance 'much' is not one"),
+        ("missing.jsonl", {"tolerance": "-1"}, "the tolerance '-1' is not a number"),
+        ("missing.jsonl", {"tolerance": "much"}, "the tolerance 'much' is not a number"),
         ("missing.jsonl", {"start": "anywhere"}, "no start 'anywhere'"),
     ],
 )
 def test_what_cannot_be_played_is_refused_before_anything_runs(arg, arguments, problem):
     with pytest.raises(PolicyError, match=problem):
-        policies.policy("replay" if arg is None else f"replay:{arg}", arguments)
+        policies.make_policy("replay" if arg is None else f"replay:{arg}", arguments)
 
 
 def test_records_without_actions_cannot_be_replayed(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     nothing = dataclasses.replace(batch.action, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-    archive.write(tmp_path / "a.jsonl", dataclasses.replace(batch, action=nothing))
+    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(batch, action=nothing))
     with pytest.raises(PolicyError, match="holds no actions"):
-        policies.policy(f"replay:{tmp_path / 'a.jsonl'}")
+        policies.make_policy(f"replay:{tmp_path / 'a.jsonl'}")
 
 
 def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(tmp_path, recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     nothing = dataclasses.replace(batch.sim_state, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-    archive.write(tmp_path / "a.jsonl", dataclasses.replace(batch, sim_state=nothing))
+    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(batch, sim_state=nothing))
     (one,) = told(played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1))
     assert (one["compared"], one["exact"]) == (41, True)
     assert set(one["divergence"]) == {"block position", "cup position", "tray position"}
@@ -230,7 +230,7 @@ class Plain:
 
 
 def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, recorded, monkeypatch):
-    file = demos(tmp_path / "x.hdf5", select(open_source(recorded).batch, [0]))
+    file = demos(tmp_path / "x.hdf5", select_episodes(read_sources([recorded])[0], [0]))
     make = FakeHost.make
     monkeypatch.setattr(FakeHost, "make", lambda self, task, wants: Plain(make(self, task, wants)))
     with pytest.raises(HostError, match="cannot start from a recorded state"):
@@ -238,7 +238,7 @@ def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, recorde
 
 
 def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(recorded):
-    batch = select(open_source(recorded).batch, [0])
+    batch = select_episodes(read_sources([recorded])[0], [0])
     n = int(batch.lengths[0])
     angle = np.linspace(0, 0.4, n)
     quats = np.stack([np.cos(angle / 2), np.sin(angle / 2), 0 * angle, 0 * angle], axis=1)
@@ -246,9 +246,9 @@ def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(reco
     state = dataclasses.replace(
         batch.sim_state, values=-quats.ravel(), starts=np.array([0, 4 * n]), width=np.array([4])
     )
-    take = Take(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
+    take = RecordedActions(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
     turned = dataclasses.replace(batch, sim_state=state)
-    found = compare(take, turned, [Coordinate("cup", "rotation", 0, 4)], 0.2)
+    found = measure_divergence(take, turned, [Coordinate("cup", "rotation", 0, 4)], 0.2)
     assert found["divergence"]["cup rotation"] == {"max": pytest.approx(0.4), "unit": "rad", "first_step": n // 2 + 1}
 
 
@@ -261,7 +261,7 @@ def test_planning_names_the_recorded_episode_of_each(tmp_path, recorded):
         policies=(f"replay:{recorded}",),
         arguments={"policy": "noop"},
     )
-    prepared = prepare(request)
+    prepared = prepare_run(request)
     assert [one.start.recorded.episode for one in prepared.episodes] == [
         "noop: noop/fake/task_0/ep_000",
         "noop: noop/fake/task_0/ep_001",
@@ -273,6 +273,6 @@ def test_a_run_folder_s_settling_steps_and_seed_are_taken_from_it(tmp_path, reco
     description = json.loads((tmp_path / "run" / "run.json").read_text())
     description["protocol"]["wait_steps"] = 3
     (tmp_path / "run" / "run.json").write_text(json.dumps(description))
-    policy = policies.policy(f"replay:{tmp_path / 'run'}", {"policy": "noop"})
+    policy = policies.make_policy(f"replay:{tmp_path / 'run'}", {"policy": "noop"})
     start = policy.match(FakeHost().tasks("fake")[0], EpisodeSeed(1, env_seed=99, wait_steps=10))
     assert (start.wait_steps, start.env_seed, start.init_state_index) == (3, 7, 1)

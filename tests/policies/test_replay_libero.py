@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from safevla_bench.evaluate import Request, roll_out
-from safevla_bench.foreign import takes
-from safevla_bench.hosts import host
-from safevla_bench.interface import EpisodeSeed, Recorded, Wants
+from safevla_bench.foreign import read_demonstrations
+from safevla_bench.hosts import make_host
+from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
 from safevla_bench.monitor import Monitor
-from safevla_bench.runs import open_source
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.runs import read_sources
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import record
+from safevla_bench.trajectory import select_record
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::Deprecatio
 def rolled(out, policy, **changes):
     request = Request(host="libero", suites=("libero-goal",), tasks=(7,), policies=(policy,), **changes)
     roll_out(request, out)
-    return open_source(out).batch
+    return read_sources([out])[0]
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +38,15 @@ def demonstration(path, batch, first, model=""):
         data.attrs["bddl_file_name"] = "libero/bddl_files/libero_goal/turn_on_the_stove.bddl"
         demo = data.create_group("demo_0")
         demo.attrs["model_file"] = model
-        demo["actions"] = batch.action.episode(0)[first:]
-        demo["states"] = batch.sim_state.episode(0)[first:-1]
+        demo["actions"] = batch.action.episode_rows(0)[first:]
+        demo["states"] = batch.sim_state.episode_rows(0)[first:-1]
     return path
 
 
 def test_a_replay_of_our_own_record_has_divergence_exactly_zero(tmp_path, recorded):
     from safevla_bench import archive
 
-    archive.write(tmp_path / "own.jsonl.zst", recorded)
+    archive.write_archive(tmp_path / "own.jsonl.zst", recorded)
     again = rolled(tmp_path / "again", f"replay:{tmp_path / 'own.jsonl.zst'}")
     told = again.extra[0]["header"]["replay"]
     assert (told["exact"], told["compared"]) == (True, 13)
@@ -64,7 +63,7 @@ def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, 
     assert {one["first_step"] for one in told["divergence"].values()} == {None}  # within 1 mm and 1 mrad
     assert {"akita_black_bowl_1 position", "robot0_joint1 rotation"} <= set(told["divergence"])
     assert again.headers[0].init_state_index is None
-    np.testing.assert_array_equal(again.sim_state.episode(0)[0], recorded.sim_state.episode(0)[6])
+    np.testing.assert_array_equal(again.sim_state.episode_rows(0)[0], recorded.sim_state.episode_rows(0)[6])
 
 
 CLOSES = """
@@ -94,7 +93,7 @@ def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch,
 def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path, recorded):
     """Its fixtures are where the demonstration's model has them, not where the planned seed would put them."""
     model = '<mujoco><worldbody><body name="{}" pos="0.1 -0.2 0.9" quat="1 0 0 0"/></worldbody></mujoco>'
-    libero = host("libero")
+    libero = make_host("libero")
     task = libero.tasks("libero-goal")[7]
     env = libero.make(task, Wants())
     env.reset(EpisodeSeed(0, 7, 0))
@@ -105,11 +104,11 @@ def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path,
         again = rolled(tmp_path / str(number), f"replay:{policy_file}")
         stage = libero.stage(task, again)
         try:
-            bodies, places = again.body_pos_m.episode(0)
+            bodies, places = again.body_pos_m.episode_poses(0)
             for record_number in (0, again.lengths[0] - 1):
                 shown = stage.render(record_number, stage.aim(record_number, (), (60, 80)), (60, 80)).body_pos_m
                 for column, body in enumerate(bodies):
-                    there = shown[again.name(int(body))]
+                    there = shown[again.body_label(int(body))]
                     np.testing.assert_allclose(there, places[record_number, column], atol=1e-5)
         finally:
             stage.close()
@@ -118,7 +117,7 @@ def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path,
 def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
     import mujoco
 
-    libero = host("libero")
+    libero = make_host("libero")
     task = libero.tasks("libero-goal")[7]
     env = libero.make(task, Wants())
     try:
@@ -129,12 +128,12 @@ def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
         mujoco.mj_saveLastXML(str(tmp_path / "model.xml"), simulation.model._model)
         model = (tmp_path / "model.xml").read_text()
         file = demonstration(tmp_path / "a.hdf5", recorded, 0, model)
-        (take,) = takes(file)
+        (take,) = read_demonstrations(file)
         state = tuple(take.states[0].tolist())
-        elsewhere = EpisodeSeed(0, 99, 0, recorded=Recorded("demo_0", "a.hdf5", 12, state))
+        elsewhere = EpisodeSeed(0, 99, 0, recorded=RecordedEpisode("demo_0", "a.hdf5", 12, state))
         env.reset(elsewhere)
         assert np.abs(env._env.env.sim.data.get_body_xpos(fixture) - stood).max() > 1e-4
-        there = Recorded("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
+        there = RecordedEpisode("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
         env.reset(EpisodeSeed(0, 99, 0, recorded=there))
         np.testing.assert_allclose(env._env.env.sim.data.get_body_xpos(fixture), stood, atol=1e-5)
     finally:
@@ -143,13 +142,13 @@ def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
 
 def test_the_newest_record_is_the_last_of_the_recording_and_asking_changes_nothing(recorded):
     """Step by step, and the monitor on it says what the judge says of the whole."""
-    libero = host("libero")
+    libero = make_host("libero")
     env = libero.make(libero.tasks("libero-goal")[7], Wants())
-    monitor = Monitor(capabilities=("libero-full",))
+    monitor = Monitor(load_ruleset(capabilities=("libero-full",)))
     try:
         env.reset(EpisodeSeed(0, 7, 10))
         standing = monitor.start(env.latest())
-        for action in recorded.action.episode(0):
+        for action in recorded.action.episode_rows(0):
             env.step(action)
             standing = monitor.observe(env.latest())
         whole, newest = env.recorded(), env.latest()
@@ -158,10 +157,10 @@ def test_the_newest_record_is_the_last_of_the_recording_and_asking_changes_nothi
     assert whole.contacts.force_n.tobytes() == recorded.contacts.force_n.tobytes()
     assert whole.contacts.impulse_ns.tobytes() == recorded.contacts.impulse_ns.tobytes()
     assert whole.gripped.tobytes() == recorded.gripped.tobytes()
-    last = record(whole, -1)
+    last = select_record(whole, -1)
     for name in ("a", "b", "force_n", "impulse_ns"):
         assert getattr(newest.contacts, name).tobytes() == getattr(last.contacts, name).tobytes()
     assert newest.body_pos_m.channel.values.tobytes() == last.body_pos_m.channel.values.tobytes()
-    judged = score(whole, library(), registry(), capabilities=("libero-full",)).episode(0)
+    judged = score(whole, load_ruleset(capabilities=("libero-full",))).episode(0)
     assert standing.robustness == judged.robustness
     assert (standing.safe, standing.vsi, standing.worst) == (judged.safe, judged.vsi, judged.worst_spec)

@@ -10,7 +10,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.hosts.libero.host import STILL
 from safevla_bench.policies.servers.dialect import STATES
 
-NAMES = protocols.names()
+NAMES = protocols.protocol_names()
 LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
 
 
@@ -21,16 +21,16 @@ def test_the_published_protocols_are_there():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_has_a_source_and_a_description(name):
-    shown = protocols.rows(protocols.protocol(name))
-    assert [row.field for row in shown if row.sources == (protocols.UNTOLD,)] == []
-    assert all(protocols.described(row.field) for row in shown)
-    assert protocols.protocol(name).name == name
+    shown = protocols.protocol_rows(protocols.load_protocol(name))
+    assert [row.field for row in shown if row.sources == (protocols.UNKNOWN_SOURCE,)] == []
+    assert all(protocols.describe_field(row.field) for row in shown)
+    assert protocols.load_protocol(name).name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_source_is_of_a_value(name):
-    one = protocols.protocol(name)
-    fields = {row.field for row in protocols.rows(one)}
+    one = protocols.load_protocol(name)
+    fields = {row.field for row in protocols.protocol_rows(one)}
     assert [key for key in one.sources if not any(field == key or field.startswith(f"{key}.") for field in fields)] in (
         [],
         ["horizons"],  # a protocol that leaves them to the host says where that stands
@@ -39,7 +39,7 @@ def test_every_source_is_of_a_value(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_states_are_put_together_from_what_hosts_show(name):
-    how = protocols.protocol(name).inference
+    how = protocols.load_protocol(name).inference
     assert how is None or set(how.state) <= set(STATES)
 
 
@@ -57,7 +57,7 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_the_values_are_the_projects_own(name):
-    one = protocols.protocol(name)
+    one = protocols.load_protocol(name)
     how = one.inference
     assert (
         one.wait_steps,
@@ -76,34 +76,37 @@ def test_the_values_are_the_projects_own(name):
 
 
 def test_the_still_action_is_libero_s_dummy_action():
-    assert {protocols.protocol(name).wait_action for name in NAMES} == {"still"}
+    assert {protocols.load_protocol(name).wait_action for name in NAMES} == {"still"}
     assert STILL.tolist() == [0.0] * 6 + [-1.0]
 
 
 def test_the_preset_runs_the_paper_s_episodes():
-    preset = protocols.protocol()
+    preset = protocols.load_protocol()
     assert {preset.trials[suite] for suite in LIBERO} == {20}
     assert preset.trials["robocasa-365"] == 50
     assert preset.inference is None
 
 
 def test_two_protocols_differ_where_their_values_do():
-    differ = {row.field: row.values for row in protocols.compare(*map(protocols.protocol, ("openpi", "vla-eval")))}
+    differ = {
+        row.field: row.values
+        for row in protocols.compare_protocols(*map(protocols.load_protocol, ("openpi", "vla-eval")))
+    }
     assert differ == {
         "inference.image_size": ((224, 224), (256, 256)),
         "inference.resize": ("pad-bilinear", "none"),
         "inference.gripper": ("raw", "sign"),
         "inference.replan": (5, "server"),
     }
-    assert protocols.compare(protocols.protocol("openpi"), protocols.protocol("openpi")) == []
+    assert protocols.compare_protocols(protocols.load_protocol("openpi"), protocols.load_protocol("openpi")) == []
 
 
 def test_an_unknown_protocol_is_an_error_that_lists_them():
     with pytest.raises(RunError, match=r"(?s)no protocol 'opempi'.*openpi, openvla"):
-        protocols.protocol("opempi")
+        protocols.load_protocol("opempi")
 
 
 def test_an_environment_seed_that_is_no_rule_is_refused():
-    values = msgspec.to_builtins(protocols.protocol())
+    values = msgspec.to_builtins(protocols.load_protocol())
     with pytest.raises(msgspec.ValidationError, match="env_seed = 'episode'"):
-        msgspec.convert({**values, "env_seed": "episode"}, protocols.Protocol)
+        msgspec.convert({**values, "env_seed": "episode"}, protocols.EvaluationProtocol)

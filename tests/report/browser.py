@@ -41,7 +41,7 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self._session: str | None = None
-        (target,) = [one for one in self.ask("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        (target,) = [info for info in self.ask("Target.getTargets")["targetInfos"] if info["type"] == "page"]
         self._session = self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
@@ -90,10 +90,10 @@ class Browser:
 
     def wait_for(self, method: str) -> dict[str, Any]:
         """The next event of a kind, or one that has come already."""
-        while not (found := [one for one in self.events if one.get("method") == method]):
+        while not (events := [event for event in self.events if event.get("method") == method]):
             self.events.append(self._receive())
-        self.events.remove(found[0])
-        return found[0]
+        self.events.remove(events[0])
+        return events[0]
 
     def size(self, width: int, height: int = 900) -> None:
         """Give the window a size in CSS pixels."""
@@ -112,9 +112,9 @@ class Browser:
 
     def run(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
 
     def press(self, key: str, *, shift: bool = False) -> None:
         """Press and release a key: Tab, Enter, Space, ArrowDown."""
@@ -139,21 +139,23 @@ class Browser:
         """What the page logged or threw, what the browser warned of, since it was opened."""
         self.run("0")
         kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        return [json.dumps(one["params"])[:400] for one in self.events if one.get("method") in kinds]
+        return [json.dumps(event["params"])[:400] for event in self.events if event.get("method") in kinds]
 
     def requests(self) -> list[str]:
         """The addresses that the page asked for since it was opened, data in the page itself left out."""
-        asked = [
-            one["params"]["request"]["url"] for one in self.events if one.get("method") == "Network.requestWillBeSent"
+        urls = [
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
         ]
-        return [url for url in asked if not url.startswith("data:")]
+        return [url for url in urls if not url.startswith("data:")]
 
     def shot(self, target: Path, *, full: bool = True) -> None:
         """A picture of the page, or of what the window shows, as PNG."""
-        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=full)
-        target.write_bytes(base64.b64decode(found["data"]))
+        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=full)
+        target.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self) -> bytes:
         """The page printed on A4."""
-        found = self.ask("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
-        return base64.b64decode(found["data"])
+        document = self.ask("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
+        return base64.b64decode(document["data"])

@@ -12,48 +12,52 @@ from pathlib import Path
 from safevla_bench import demo, evaluate
 from safevla_bench.metrics import cells
 from safevla_bench.report import tables
-from safevla_bench.report.published import PAPER, counts, published
-from safevla_bench.report.published.synthetic_scores import counted
-from safevla_bench.report.render import Form, rendered
+from safevla_bench.report.published import PAPER, episode_counts, load_published
+from safevla_bench.report.published.synthetic_scores import synthesize_scores
+from safevla_bench.report.render import TableFormat, render_tables
 from safevla_bench.report.tables import catalog
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.specs import library
 
 FOLDER = Path(__file__).parents[1] / "golden" / "tables"
-DEMO: dict[str, Form] = {"demo.md": "md", "demo.tex": "tex", "demo.json": "json"}
+DEMO: dict[str, TableFormat] = {"demo.md": "md", "demo.tex": "tex", "demo.json": "json"}
 
 
 def golden() -> Iterator[tuple[str, str]]:
     """Name and contents of each golden file."""
-    found = demonstrated()
+    tables_of_demo = demonstrated()
     for name, form in DEMO.items():
-        yield name, rendered(found, form)
-    for table in found:
-        yield f"demo-{table.name}.csv", rendered([table], "csv")
-    yield "paper.md", rendered(papers(), "md")
+        yield name, render_tables(tables_of_demo, form)
+    for table in tables_of_demo:
+        yield f"demo-{table.name}.csv", render_tables([table], "csv")
+    yield "paper.md", render_tables(papers(), "md")
 
 
 def demonstrated() -> list[tables.Table]:
     """Every table that the shipped archive allows."""
-    judge = evaluate.Judge()
+    judge = load_ruleset()
     with tempfile.TemporaryDirectory() as folder:
-        judged = evaluate.judge([demo.unpack(Path(folder) / "demo")], judge)
-        return catalog.build(evaluate.material(judged, judge))
+        judged = evaluate.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
+        return catalog.build_tables(evaluate.table_material(judged))
 
 
 def papers() -> list[tables.Table]:
     """The tables of the paper that its counts allow, made from them."""
     axes = {spec.spec_id: spec.axis for spec in library().safe}
-    found = [one for one in map(counts, published(PAPER).cells) if one is not None]
-    summaries = cells(counted(found, axes))
+    counts = [count for count in map(episode_counts, load_published(PAPER).cells) if count is not None]
+    summaries = cells(synthesize_scores(counts, axes))
     libero = [cell for cell in summaries if str(cell.suite).startswith("libero")]
     robocasa = [cell for cell in summaries if cell.suite == "robocasa-365"]
     roster = tables.Roster(
-        training={cell.policy: cell.training or "" for cell in published(PAPER).cells if cell.training}
+        training={cell.policy: cell.training or "" for cell in load_published(PAPER).cells if cell.training}
     )
-    made = [tables.suites(libero, roster, "LIBERO"), tables.suites(robocasa, roster, "RoboCasa-365")]
-    made += [tables.auxiliary(summaries, roster)]
-    made += [tables.constraints(libero, roster, "LIBERO"), tables.constraints(robocasa, roster, "RoboCasa-365")]
-    return [tables.without_intervals(table) for table in made]
+    made = [tables.suite_table(libero, roster, "LIBERO"), tables.suite_table(robocasa, roster, "RoboCasa-365")]
+    made += [tables.auxiliary_table(summaries, roster)]
+    made += [
+        tables.constraint_table(libero, roster, "LIBERO"),
+        tables.constraint_table(robocasa, roster, "RoboCasa-365"),
+    ]
+    return [tables.drop_intervals(table) for table in made]
 
 
 if __name__ == "__main__":

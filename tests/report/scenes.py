@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
-from safevla_bench.trajectory import Batch, ContactList, Header, Recording, concatenate, from_recording
+from safevla_bench.trajectory import Batch, ContactList, Recording, concatenate_batches, from_recording
 
 ROLES = {
     "robot0_link5": "robot",
@@ -52,7 +52,7 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
     }
     return from_recording(
         Recording(
-            header=Header(**{**header, **changes}),
+            header={**header, **changes},
             roles=ROLES,
             records=n,
             eef_pos_m=eef,
@@ -89,14 +89,14 @@ def run(
     policies: Sequence[str], roughness: Sequence[float], episodes: int, suites: Sequence[str], n: int = 180
 ) -> Batch:
     """Episodes of several policies on several suites; a policy's roughness is the most that an episode reaches."""
-    found = []
+    rollouts = []
     for policy, most in zip(policies, roughness, strict=True):
         for suite in suites:
             for k in range(episodes):
                 rough = most * ((7 * k + len(policy)) % 10) / 9
                 name = f"{policy}/{suite}/task_{k % 10}/ep_{k // 10:03d}"
-                found.append(rollout(k, rough, n, policy=policy, benchmark=suite, episode_id=name))
-    return concatenate(found)
+                rollouts.append(rollout(k, rough, n, policy=policy, benchmark=suite, episode_id=name))
+    return concatenate_batches(rollouts)
 
 
 SPECS = (
@@ -115,17 +115,19 @@ def verdicts(
 ) -> Scores:
     """Scores from (success, rho of force, rho of tilt) an episode; NaN = inactive, infinite = vacuous."""
     count = len(episodes)
-    rho = np.array([[one[1] for one in episodes], [one[2] for one in episodes], [0.5] * count]).reshape(3, count)
+    rho = np.array([[episode[1] for episode in episodes], [episode[2] for episode in episodes], [0.5] * count]).reshape(
+        3, count
+    )
     state = np.where(np.isnan(rho), INACTIVE, np.where(np.isinf(rho), VACUOUS, ACTIVE)).astype(np.int8)
     rho = np.where(state == ACTIVE, rho, np.nan)
-    success = np.array([one[0] for one in episodes], dtype=np.bool_)
+    success = np.array([episode[0] for episode in episodes], dtype=np.bool_)
     fields: dict[str, Any] = {
         "specs": SPECS,
         "episode_id": tuple(f"e{k}" for k in range(count)),
         "benchmark": (suite,) * count,
         "task_id": ("task_0",) * count,
         "policy": (policy,) * count,
-        "outcome": tuple("success" if one else "failure" for one in success),
+        "outcome": tuple("success" if episode else "failure" for episode in success),
         "success": success,
         "state": state,
         "reason": np.where(state == INACTIVE, 1, 0).astype(np.int32),

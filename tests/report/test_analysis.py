@@ -8,60 +8,65 @@ import msgspec
 import pytest
 
 from report.scenes import run, verdicts
-from safevla_bench.compare import compare, entrants
+from safevla_bench.compare import compare_policies, split_by_policy
 from safevla_bench.metrics import aggregate, cells
 from safevla_bench.report import sweep_charts
-from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse
-from safevla_bench.report.headline import headline
+from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
+from safevla_bench.report.headline import build_headline
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import empty
+from safevla_bench.trajectory import empty_batch
 
 LIBRARY, REGISTRY = library(), registry()
 
 
 def started(batch):
     """With an initial state and a seed for each episode, the same for each policy."""
-    count = len({one.policy for one in batch.headers})
+    count = len({header.policy for header in batch.headers})
     each = len(batch.headers) // count
-    headers = [msgspec.structs.replace(one, init_state_index=k % each, seed=0) for k, one in enumerate(batch.headers)]
+    headers = [
+        msgspec.structs.replace(header, init_state_index=k % each, seed=0) for k, header in enumerate(batch.headers)
+    ]
     return replace(batch, headers=tuple(headers))
 
 
 BATCH = started(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
-SCORES = score(BATCH, LIBRARY, REGISTRY)
-FOUND = analyse(SCORES, BATCH, LIBRARY, REGISTRY)
+SCORES = score(BATCH, Ruleset(LIBRARY, REGISTRY))
+FOUND = analyse_scores(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY))
 
 
 def test_two_policies_on_the_same_states_are_compared_in_pairs():
-    assert FOUND.comparison == compare(entrants(SCORES, BATCH.headers))
+    assert FOUND.comparison == compare_policies(split_by_policy(SCORES, BATCH.headers))
     assert FOUND.comparison.paired
     assert FOUND.unpaired == ""
 
 
 def test_what_cannot_be_paired_is_compared_as_independent_and_says_why():
     plain = run(["calm", "rough"], [0.1, 1.0], 2, ["libero-10"])
-    found = analyse(score(plain, LIBRARY, REGISTRY), plain, LIBRARY, REGISTRY)
-    assert not found.comparison.paired
-    assert "initial state" in found.unpaired
-    other = analyse(SCORES, BATCH, LIBRARY, REGISTRY, protocols=[{"settle": 1}, {"settle": 2}])
+    analysis = analyse_scores(score(plain, Ruleset(LIBRARY, REGISTRY)), plain, Ruleset(LIBRARY, REGISTRY))
+    assert not analysis.comparison.paired
+    assert "initial state" in analysis.unpaired
+    other = analyse_scores(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY), protocols=[{"settle": 1}, {"settle": 2}])
     assert not other.comparison.paired
     assert "protocols" in other.unpaired
 
 
 def test_one_policy_or_too_many_are_not_compared():
-    one = started(run(["calm"], [0.1], 2, ["libero-10"]))
-    assert analyse(score(one, LIBRARY, REGISTRY), one, LIBRARY, REGISTRY).comparison is None
+    single = started(run(["calm"], [0.1], 2, ["libero-10"]))
+    assert (
+        analyse_scores(score(single, Ruleset(LIBRARY, REGISTRY)), single, Ruleset(LIBRARY, REGISTRY)).comparison is None
+    )
     count = MOST_COMPARED + 1
-    many = started(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
-    found = analyse(score(many, LIBRARY, REGISTRY), many, LIBRARY, REGISTRY)
-    assert found.comparison is None
-    assert f"{count} policies" in found.uncompared
+    crowd = started(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
+    analysis = analyse_scores(score(crowd, Ruleset(LIBRARY, REGISTRY)), crowd, Ruleset(LIBRARY, REGISTRY))
+    assert analysis.comparison is None
+    assert f"{count} policies" in analysis.uncompared
 
 
 def test_nothing_scored_is_nothing_said():
-    assert analyse(verdicts(), empty(), LIBRARY, REGISTRY) == Analysis()
+    assert analyse_scores(verdicts(), empty_batch(), Ruleset(LIBRARY, REGISTRY)) == Analysis()
 
 
 def test_each_sweep_passes_through_the_reported_safety():
@@ -74,9 +79,9 @@ def test_each_sweep_passes_through_the_reported_safety():
 
 
 def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
-    panels = sweep_charts.panels(FOUND.sweeps, ["calm", "rough"])
+    panels = sweep_charts.draw_panels(FOUND.sweeps, ["calm", "rough"])
     assert set(panels) == {"libero-10", "libero-goal"}
-    for panel in (one for some in panels.values() for one in some):
+    for panel in (panel for suite_panels in panels.values() for panel in suite_panels):
         assert [line.style for line in panel.lines] == ["s0", "s1"]
         for line in panel.lines:
             places = [tuple(map(float, place.split(","))) for place in line.path.removeprefix("M").split()]
@@ -85,23 +90,23 @@ def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
 
 
 def test_series_beyond_the_colours_differ_in_their_dash():
-    assert len({sweep_charts.style(k) for k in range(2 * sweep_charts.SERIES)}) == 2 * sweep_charts.SERIES
+    assert len({sweep_charts.series_style(k) for k in range(2 * sweep_charts.SERIES)}) == 2 * sweep_charts.SERIES
 
 
 def test_bars_say_what_the_comparison_says():
-    bars = {(bar.where, bar.kind): bar for bar in sweep_charts.bars(FOUND.comparison)}
-    (safety,) = [one for one in FOUND.comparison.scopes[-1].metrics if one.metric == "safety"]
-    (one,) = safety.differences
+    bars = {(bar.where, bar.kind): bar for bar in sweep_charts.draw_bars(FOUND.comparison)}
+    (safety,) = [difference for difference in FOUND.comparison.scopes[-1].metrics if difference.metric == "safety"]
+    (difference,) = safety.differences
     bar = bars["all, pooled", "safety"]
-    assert float(bar.at) == pytest.approx(50 + 50 * one.difference, abs=0.01)
-    assert float(bar.low) + float(bar.length) == pytest.approx(50 + 50 * one.ci[1], abs=0.01)
-    assert bar.told.startswith("told apart") == (one.p_value <= 0.05)
+    assert float(bar.at) == pytest.approx(50 + 50 * difference.difference, abs=0.01)
+    assert float(bar.low) + float(bar.length) == pytest.approx(50 + 50 * difference.ci[1], abs=0.01)
+    assert bar.verdict.startswith("told apart") == (difference.p_value <= 0.05)
 
 
 def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
     batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
-    found = analyse(score(batch, LIBRARY, REGISTRY), batch, LIBRARY, REGISTRY).comparison
-    assert [(bar.name, bar.where) for bar in sweep_charts.bars(found)] == [
+    comparison = analyse_scores(score(batch, Ruleset(LIBRARY, REGISTRY)), batch, Ruleset(LIBRARY, REGISTRY)).comparison
+    assert [(bar.name, bar.where) for bar in sweep_charts.draw_bars(comparison)] == [
         ("a", "minus b"),
         ("a", "minus c"),
         ("b", "minus c"),
@@ -109,11 +114,11 @@ def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
 
 
 def test_the_headline_says_whether_two_policies_can_be_told_apart():
-    many = cells(SCORES)
+    summaries = cells(SCORES)
     total = aggregate(SCORES)
-    said = " ".join(headline(many, total, FOUND.comparison).support)
-    (safety,) = [one for one in FOUND.comparison.scopes[-1].metrics if one.metric == "safety"]
-    told = safety.differences[0].p_value <= 0.05
-    assert ("calm is" in said and "points safer than rough" in said) == told
-    assert ("does not tell calm from rough" in said) == (not told)
-    assert "On the same 10 episodes" in said
+    support = " ".join(build_headline(summaries, total, FOUND.comparison).support)
+    (safety,) = [metric for metric in FOUND.comparison.scopes[-1].metrics if metric.metric == "safety"]
+    is_significant = safety.differences[0].p_value <= 0.05
+    assert ("calm is" in support and "points safer than rough" in support) == is_significant
+    assert ("does not tell calm from rough" in support) == (not is_significant)
+    assert "On the same 10 episodes" in support

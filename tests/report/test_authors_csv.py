@@ -7,11 +7,11 @@ import io
 
 from builders import episode
 from safevla_bench.metrics import cells
-from safevla_bench.report.authors_csv import authors_csv
+from safevla_bench.report.authors_csv import format_authors_csv
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate
+from safevla_bench.trajectory import concatenate_batches
 
 # The beginning of the header in the authors' own file, and some of its other columns.
 FIRST = ["model", "benchmark_suite", "run_dir", "n_episodes", "SR", "safety_rate", "succ_unsafe", "vsi", "vsi_unsafe"]
@@ -33,8 +33,8 @@ OTHERS += ["viol__self_collision_free_ci_hi_wilson", "rho__target_furniture_forc
 
 
 def exported(*episodes) -> list[dict[str, str]]:
-    scores = score(concatenate(list(episodes)), library(), registry())
-    return list(csv.DictReader(io.StringIO(authors_csv(cells(scores), library(), "runs/x"))))
+    scores = score(concatenate_batches(list(episodes)), load_ruleset())
+    return list(csv.DictReader(io.StringIO(format_authors_csv(cells(scores), library(), "runs/x"))))
 
 
 def test_the_columns_are_the_authors():

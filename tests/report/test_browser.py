@@ -16,15 +16,16 @@ import pytest
 
 from report.browser import CHROMIUM, Browser
 from report.scenes import rollout, run, verdicts
-from safevla_bench.report.analysis import analyse
+from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
-from safevla_bench.report.frame_images import Album, Picture
-from safevla_bench.report.page import page
-from safevla_bench.scores import Absent, Scores
+from safevla_bench.report.frame_images import Album, FrameImage
+from safevla_bench.report.page import render_page
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.scores import AbsentEpisode, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate, select
+from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: poppler-utils)")
@@ -36,8 +37,8 @@ LONG = "n" * 10_000
 SUITES = ("libero-10", "libero-goal")
 
 
-def crashed(policy: str, k: int, reason: str = "Traceback\n  E: boom") -> Absent:
-    return Absent(episode_id=f"gone/{k}", benchmark="libero-goal", task_id=f"task_{k % 10}", policy=policy,
+def crashed(policy: str, k: int, reason: str = "Traceback\n  E: boom") -> AbsentEpisode:
+    return AbsentEpisode(episode_id=f"gone/{k}", benchmark="libero-goal", task_id=f"task_{k % 10}", policy=policy,
                   outcome="crashed", reason=reason)  # fmt: skip
 
 
@@ -56,33 +57,35 @@ def stated(batch: Batch, **changes: object) -> Batch:
 def large() -> Batch:
     """400 episodes, in which every outcome occurs."""
     part = run(["careful", "hasty"], [0.3, 1.0], 10, SUITES, n=120)
-    batch = concatenate([part] * 10)
+    batch = concatenate_batches([part] * 10)
     return stated(replace(batch, headers=tuple(
         msgspec.structs.replace(one, success=k % 3 > 0) for k, one in enumerate(batch.headers))))  # fmt: skip
 
 
 def written(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
-    found = analyse(scores, batch, LIBRARY, REGISTRY) if batch is not None else None
+    found = analyse_scores(scores, batch, Ruleset(LIBRARY, REGISTRY)) if batch is not None else None
     more = {} if found is None else {"analysis": found}
-    return page(scores, batch, LIBRARY, title=title, provenance={"version": "1", "sources": [{"host": "fake"}]}, **more)
+    return render_page(
+        scores, batch, LIBRARY, title=title, description={"version": "1", "sources": [{"host": "fake"}]}, **more
+    )
 
 
-def judged(batch: Batch, *absent: Absent) -> Scores:
-    return score(batch, LIBRARY, REGISTRY, absent=absent)
+def judged(batch: Batch, *absent: AbsentEpisode) -> Scores:
+    return score(batch, Ruleset(LIBRARY, REGISTRY), absent=absent)
 
 
 CALM = stated(run(["careful"], [0.05], 3, ["libero-10"]))
-ROUGH = stated(select(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
+ROUGH = stated(select_episodes(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
 NAMES = [f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)]
 MANY = stated(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
-STRANGE = stated(concatenate([
+STRANGE = stated(concatenate_batches([
     rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10", task_id="task_0"),
     rollout(6, 1.0, policy=LONG, episode_id=LONG, instruction=LONG, benchmark="libero-10", task_id="task_0"),
 ]))  # fmt: skip
 MIXED = stated(run(["careful", "hasty"], [0.2, 1.0], 4, SUITES))
 STATES = {
     "nothing": lambda: (verdicts(), None),
-    "one episode": lambda: (judged(select(MIXED, [9])), select(MIXED, [9])),
+    "one episode": lambda: (judged(select_episodes(MIXED, [9])), select_episodes(MIXED, [9])),
     "all safe": lambda: (judged(CALM), CALM),
     "all unsafe": lambda: (judged(ROUGH), ROUGH),
     "all crashed": lambda: (verdicts(absent=tuple(crashed("hasty", k) for k in range(5))), None),
@@ -131,8 +134,10 @@ PIXEL = (
 
 def test_frames_are_shown_under_the_security_policy(browser: Browser, tmp_path: Path) -> None:
     scores = judged(ROUGH)
-    pictures = {(one.policy, one.episode_id): (Picture("final", HOSTILE, True, 1, 1, PIXEL),) for one in ROUGH.headers}
-    text = page(scores, ROUGH, LIBRARY, title="t", provenance={}, album=Album(pictures))
+    pictures = {
+        (one.policy, one.episode_id): (FrameImage("final", HOSTILE, True, 1, 1, PIXEL),) for one in ROUGH.headers
+    }
+    text = render_page(scores, ROUGH, LIBRARY, title="t", album=Album(pictures))
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     browser.open(tmp_path / "report.html")
     browser.run(OPEN_EVERYTHING)
@@ -272,7 +277,7 @@ def test_filters_show_what_they_say_and_nothing_else(browser: Browser, big: tupl
     ids = [spec.spec_id for spec in scores.specs]
     for index, label in enumerate(options(browser, "broken")):
         choose(browser, "broken", index)
-        assert numbers(browser) == (np.flatnonzero(scores.violated[ids.index(label)]) + 1).tolist()
+        assert numbers(browser) == (np.flatnonzero(scores.is_violated[ids.index(label)]) + 1).tolist()
     choose(browser, "policy", 1)
     assert 0 < len(numbers(browser)) < 400
     assert browser.run("document.getElementById('status').textContent").startswith(f"{len(numbers(browser))} of 400")

@@ -10,22 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from safevla_bench.explain.trace import Exhibit, Line
-from safevla_bench.report.charts import BOTTOM, TOP, chart, thin, ticks
+from safevla_bench.explain.trace import SignalTrace, SpecTrace
+from safevla_bench.report.charts import BOTTOM, TOP, draw_chart, round_ticks, thin_indices
 from safevla_bench.scores import SpecColumn
 
 SPEC = SpecColumn(spec_id="force", canonical_family="f", axis="a", tier="safe", threshold=200.0, severe=500.0,
                   unit="N", binary=False)  # fmt: skip
 
 
-def exhibit(values, limit=200.0, upper=True, gate=None, unit="N", dt_s=0.05) -> Exhibit:
+def exhibit(values, limit=200.0, upper=True, gate=None, unit="N", dt_s=0.05) -> SpecTrace:
     values = np.asarray(values, dtype=np.float64)
     watched = np.ones(len(values), dtype=bool) if gate is None else np.asarray(gate)
     failing = watched & (values > limit if upper else values < limit)
     badness = np.where(watched & np.isfinite(values), values if upper else -values, -np.inf)
-    line = Line("s", unit, values, limit, upper, None if gate is None else watched, failing, int(badness.argmax()))
+    line = SignalTrace(
+        "s", unit, values, limit, upper, None if gate is None else watched, failing, int(badness.argmax())
+    )
     first = int(failing.argmax()) if failing.any() else -1
-    return Exhibit(SPEC, "G(...)", "Meaning.", dt_s, line, -1.0, 0.5, bool(failing.any()), first, None)
+    return SpecTrace(SPEC, "G(...)", "Meaning.", dt_s, line, -1.0, 0.5, bool(failing.any()), first, None)
 
 
 @given(
@@ -33,28 +35,28 @@ def exhibit(values, limit=200.0, upper=True, gate=None, unit="N", dt_s=0.05) -> 
     st.integers(4, 700),
 )
 def test_thinning_keeps_ends_and_extremes(values, most):
-    kept = thin(values, most)
-    assert len(kept) <= max(most, 1)
-    assert list(kept) == sorted(set(kept))
-    assert {kept[0], kept[-1]} == {0, len(values) - 1}
+    indices = thin_indices(values, most)
+    assert len(indices) <= max(most, 1)
+    assert list(indices) == sorted(set(indices))
+    assert {indices[0], indices[-1]} == {0, len(values) - 1}
     if np.isfinite(values).any():
-        assert np.nanmax(values[kept]) == np.nanmax(values)
-        assert np.nanmin(values[kept]) == np.nanmin(values)
+        assert np.nanmax(values[indices]) == np.nanmax(values)
+        assert np.nanmin(values[indices]) == np.nanmin(values)
 
 
 @given(st.integers(700, 5000), st.integers(0, 4999))
 def test_a_single_spike_survives_wherever_it_is(count, at):
     values = np.zeros(count)
     values[at % count] = 1.0
-    assert at % count in thin(values)
+    assert at % count in thin_indices(values)
 
 
 def test_short_series_are_not_thinned():
-    assert len(thin(np.random.default_rng(0).random(600))) == 600
+    assert len(thin_indices(np.random.default_rng(0).random(600))) == 600
 
 
 def test_a_long_chart_draws_at_most_600_points():
-    drawn = chart(exhibit(np.random.default_rng(0).random(5000) * 300))
+    drawn = draw_chart(exhibit(np.random.default_rng(0).random(5000) * 300))
     assert len(drawn.line.split()) <= 600
 
 
@@ -65,7 +67,7 @@ def numbers(path: str) -> list[float]:
 def test_the_violation_is_marked_where_it_is_and_beyond_the_limit_only():
     values = np.full(101, 10.0)
     values[50:61] = 500.0
-    drawn = chart(exhibit(values))
+    drawn = draw_chart(exhibit(values))
     left, top, right, bottom, _ = numbers(drawn.beyond)
     assert (left, right) == (490.0, 610.0)  # one record more on both sides, to where the line crosses the limit
     assert (top, f"{bottom:g}") == (0.0, drawn.limit_y)
@@ -79,7 +81,7 @@ def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
     values[50:61] = 500.0
     gate = np.zeros(101, dtype=bool)
     gate[70:80] = True
-    drawn = chart(exhibit(values, gate=gate))
+    drawn = draw_chart(exhibit(values, gate=gate))
     assert drawn.beyond == ""
     assert drawn.first is None
     assert numbers(drawn.open_gate)[:3] == [695.0, float(TOP), 795.0]
@@ -87,7 +89,7 @@ def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
 
 
 def test_a_floor_is_violated_below():
-    drawn = chart(exhibit(np.linspace(0.0, -0.05, 101), limit=-0.02, upper=False, unit="m"))
+    drawn = draw_chart(exhibit(np.linspace(0.0, -0.05, 101), limit=-0.02, upper=False, unit="m"))
     _, top, _, bottom, _ = numbers(drawn.beyond)
     assert (f"{top:g}", bottom) == (drawn.limit_y, float(BOTTOM))
     assert drawn.limit_label == "limit -20\N{NO-BREAK SPACE}mm"
@@ -96,27 +98,27 @@ def test_a_floor_is_violated_below():
 
 @given(arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6)), st.floats(1e-3, 1e4), st.booleans())
 def test_everything_lies_inside_the_plot(values, limit, upper):
-    drawn = chart(exhibit(values, limit=limit, upper=upper))
+    drawn = draw_chart(exhibit(values, limit=limit, upper=upper))
     heights = [float(point.rsplit(",", 1)[1]) for point in drawn.line.split()]
     assert all(TOP - 0.1 <= y <= BOTTOM + 0.1 for y in [*heights, float(drawn.limit_y), float(drawn.worst.y)])
 
 
 def test_values_that_are_not_finite_leave_a_gap():
-    drawn = chart(exhibit([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
+    drawn = draw_chart(exhibit([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
     assert drawn.line.count("M") == 3
 
 
 def test_one_record_is_a_chart_too():
-    drawn = chart(exhibit([300.0]))
+    drawn = draw_chart(exhibit([300.0]))
     assert drawn.across[0].label == "0 s"
     assert drawn.worst.x == "0.00%"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 897.3), (-0.05, 0.01), (0, 1e-6), (-3e5, 2e7)])
 def test_ticks_are_round_few_and_within(low, high):
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 6
-    assert all(low <= tick <= high for tick in found)
-    step = f"{found[1] - found[0]:.6e}"
+    ticks = round_ticks(low, high)
+    assert 2 <= len(ticks) <= 6
+    assert all(low <= tick <= high for tick in ticks)
+    step = f"{ticks[1] - ticks[0]:.6e}"
     assert step[0] in "125"
     assert set(step[1:].split("e")[0]) <= {".", "0"}

@@ -9,12 +9,12 @@ import pytest
 
 from report.scenes import run
 from safevla_bench.errors import RunError
-from safevla_bench.report.frame_images import Album, album
-from safevla_bench.report.page import page
+from safevla_bench.report.frame_images import Album, collect_images
+from safevla_bench.report.page import render_page
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import FRAMES, RUN, Frame, write_frames
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 
 BATCH = run(["hasty"], [1.0], 2, ["libero-10"])
 PNG = b"\x89PNG not really"
@@ -38,41 +38,41 @@ def folder(tmp_path):
 
 
 def test_images_are_embedded_in_the_order_of_time_and_clips_are_counted(folder):
-    found = album([folder])
-    mine = found.of("hasty", BATCH.headers[1].episode_id)
-    assert [one.kind for one in mine] == ["initial", "final"]
-    assert mine[0].source == f"data:image/jpeg;base64,{base64.b64encode(PNG).decode()}"
-    assert found.left_out == 1
+    album = collect_images([folder])
+    images = album.of_episode("hasty", BATCH.headers[1].episode_id)
+    assert [image.kind for image in images] == ["initial", "final"]
+    assert images[0].source == f"data:image/jpeg;base64,{base64.b64encode(PNG).decode()}"
+    assert album.left_out == 1
 
 
 def test_no_more_than_fits_is_embedded(folder):
-    assert len(album([folder], most_bytes=60).pictures) == 1
-    assert album([folder], most_bytes=60).left_out == 2
-    assert album([folder], most_bytes=10) == Album(left_out=3)
+    assert len(collect_images([folder], most_bytes=60).images) == 1
+    assert collect_images([folder], most_bytes=60).left_out == 2
+    assert collect_images([folder], most_bytes=10) == Album(left_out=3)
 
 
 def test_missing_pictures_are_left_out(folder):
     (folder / FRAMES / "a.png").unlink()
-    assert album([folder]).left_out == 2
+    assert collect_images([folder]).left_out == 2
 
 
 def test_sources_without_frames_have_none(tmp_path):
     (tmp_path / RUN).write_text("{}")
     (tmp_path / "file.jsonl").write_text("")
-    assert album([tmp_path, tmp_path / "file.jsonl"]) == Album()
+    assert collect_images([tmp_path, tmp_path / "file.jsonl"]) == Album()
 
 
 def test_an_index_that_cannot_be_read_is_an_error(folder):
     (folder / FRAMES / "index.json").write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        album([folder])
+        collect_images([folder])
 
 
 def test_the_page_shows_each_picture_once_with_its_caption(folder):
-    scores = score(BATCH, library(), registry())
-    text = page(scores, BATCH, library(), title="t", provenance={}, album=album([folder]))
+    scores = score(BATCH, load_ruleset())
+    text = render_page(scores, BATCH, library(), title="t", album=collect_images([folder]))
     assert len(re.findall("<img ", text)) == 2
     assert "The initial &lt;state&gt;." in text
     assert "safevla frames RUN" not in text
     assert "1 more picture or clip lies" in text
-    assert "safevla frames RUN" in page(scores, BATCH, library(), title="t", provenance={})
+    assert "safevla frames RUN" in render_page(scores, BATCH, library(), title="t")

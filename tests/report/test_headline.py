@@ -6,53 +6,55 @@ import numpy as np
 
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import aggregate, cells
-from safevla_bench.report.headline import Headline, headline
-from safevla_bench.scores import Absent, Scores
+from safevla_bench.report.headline import Headline, build_headline
+from safevla_bench.scores import AbsentEpisode, Scores
 
 
-def told(scores: Scores) -> Headline:
-    found = headline(cells(scores), aggregate(scores))
-    plain = [text.replace("\N{NO-BREAK SPACE}", " ") for text in (found.answer, *found.support)]
+def write_headline(scores: Scores) -> Headline:
+    headline = build_headline(cells(scores), aggregate(scores))
+    plain = [text.replace("\N{NO-BREAK SPACE}", " ") for text in (headline.answer, *headline.support)]
     return Headline(plain[0], tuple(plain[1:]))
 
 
 def test_violations_are_a_no_with_the_interval():
-    found = told(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5))
-    assert found.answer == (
+    sentences = write_headline(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5))
+    assert sentences.answer == (
         "No: 5 of 20 episodes broke a safety limit; Safety is 75.0 %, with a 95 % interval from 53.1 to 88.8 %."
     )
-    assert "5 of 20 successes (25.0 %) came about unsafely." in found.support
+    assert "5 of 20 successes (25.0 %) came about unsafely." in sentences.support
 
 
 def test_no_violation_is_no_proof_of_safety():
-    found = told(verdicts(*[(True, 1, 1)] * 20))
-    assert found.answer.startswith("No safety limit was broken in 20 episodes; with this many, up to 16.1 % unsafe")
-    assert "None of the 20 successes was unsafe." in found.support
+    sentences = write_headline(verdicts(*[(True, 1, 1)] * 20))
+    assert sentences.answer.startswith("No safety limit was broken in 20 episodes; with this many, up to 16.1 % unsafe")
+    assert "None of the 20 successes was unsafe." in sentences.support
 
 
 def test_few_episodes_are_called_few():
-    assert any("run more episodes" in text for text in told(verdicts((True, 1, 1))).support)
-    assert not any("run more" in text for text in told(verdicts(*[(True, 1, 1)] * 50)).support)
+    assert any("run more episodes" in text for text in write_headline(verdicts((True, 1, 1))).support)
+    assert not any("run more" in text for text in write_headline(verdicts(*[(True, 1, 1)] * 50)).support)
 
 
 def test_without_episodes_nothing_is_said():
-    assert told(verdicts()).answer == "It cannot be said: there are no episodes."
+    assert write_headline(verdicts()).answer == "It cannot be said: there are no episodes."
 
 
 def test_crashes_alone_say_nothing_about_safety():
-    gone = Absent(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
-    found = told(verdicts(absent=(gone,)))
-    assert found.answer == "It cannot be said: no episode was scored."
-    assert found.support == ("Outside every rate: 1 crashed.",)
+    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
+    sentences = write_headline(verdicts(absent=(crashed,)))
+    assert sentences.answer == "It cannot be said: no episode was scored."
+    assert sentences.support == ("Outside every rate: 1 crashed.",)
 
 
 def test_episodes_without_any_verdict_are_not_called_safe():
-    assert "no specification reached a verdict" in told(verdicts((True, NAN, NAN), (True, NAN, np.inf))).answer
+    assert (
+        "no specification reached a verdict" in write_headline(verdicts((True, NAN, NAN), (True, NAN, np.inf))).answer
+    )
 
 
 def test_several_policies_are_told_apart():
-    found = told(joined(verdicts(*[(True, 1, 1)] * 20), verdicts(*[(True, -5, 1)] * 20, policy="b")))
-    assert found.answer == (
+    sentences = write_headline(joined(verdicts(*[(True, 1, 1)] * 20), verdicts(*[(True, -5, 1)] * 20, policy="b")))
+    assert sentences.answer == (
         "1 of 2 policies broke safety limits; Safety runs from 0.0 % (0.0 to 16.1) for b "
         "to 100.0 % (83.9 to 100.0) for a."
     )
@@ -61,39 +63,41 @@ def test_several_policies_are_told_apart():
 def test_doing_nothing_is_a_baseline_and_competes_with_nobody():
     noop = verdicts((False, 1, 1), (False, 1, 1), policy="noop")
     hasty, careful = verdicts((True, -5, 1), (True, 1, 1), policy="h"), verdicts((True, 1, 1), policy="c")
-    assert told(joined(hasty, careful, noop)).answer == told(joined(hasty, careful)).answer
-    assert told(joined(hasty, noop)).answer.startswith("No: 1 of 2 episodes of h broke a safety limit")
-    assert told(noop).answer.startswith("No safety limit was broken in 2 episodes;")
+    assert write_headline(joined(hasty, careful, noop)).answer == write_headline(joined(hasty, careful)).answer
+    assert write_headline(joined(hasty, noop)).answer.startswith("No: 1 of 2 episodes of h broke a safety limit")
+    assert write_headline(noop).answer.startswith("No safety limit was broken in 2 episodes;")
 
 
 def test_a_policy_is_counted_over_all_its_suites():
-    found = told(joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), suite="libero-10")))
-    assert found.answer.startswith("No: 1 of 2 episodes")
+    sentences = write_headline(joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), suite="libero-10")))
+    assert sentences.answer.startswith("No: 1 of 2 episodes")
 
 
 def test_two_clean_policies():
-    found = told(joined(verdicts(*[(True, 1, 1)] * 9), verdicts(*[(True, 1, 1)] * 20, policy="b")))
-    assert found.answer.startswith("Neither policy broke a safety limit in 29 episodes; for a, with this many, up to")
+    sentences = write_headline(joined(verdicts(*[(True, 1, 1)] * 9), verdicts(*[(True, 1, 1)] * 20, policy="b")))
+    assert sentences.answer.startswith(
+        "Neither policy broke a safety limit in 29 episodes; for a, with this many, up to"
+    )
 
 
 def test_a_policy_without_any_verdict_is_not_counted_as_clean():
     silent = verdicts((True, NAN, NAN), (True, NAN, np.inf), policy="b")
-    found = told(joined(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5), silent))
-    assert found.answer.startswith("No: 5 of 20 episodes of a broke a safety limit; Safety is 75.0 %")
-    assert found.support[0] == (
+    sentences = write_headline(joined(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5), silent))
+    assert sentences.answer.startswith("No: 5 of 20 episodes of a broke a safety limit; Safety is 75.0 %")
+    assert sentences.support[0] == (
         "No specification reached a verdict for b on libero-goal (2 episodes): no number here counts them."
     )
-    assert found.support[1] == "5 of 20 successes (25.0 %) came about unsafely."
+    assert sentences.support[1] == "5 of 20 successes (25.0 %) came about unsafely."
 
 
 def test_policies_are_told_apart_without_those_that_have_no_verdict():
     judged = joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), policy="b"))
-    found = told(joined(judged, verdicts((True, NAN, NAN), policy="c")))
-    assert found.answer.startswith("1 of 2 policies broke safety limits; Safety runs from 0.0 %")
-    assert "for c on libero-goal" in found.support[0]
+    sentences = write_headline(joined(judged, verdicts((True, NAN, NAN), policy="c")))
+    assert sentences.answer.startswith("1 of 2 policies broke safety limits; Safety runs from 0.0 %")
+    assert "for c on libero-goal" in sentences.support[0]
 
 
 def test_a_suite_without_verdicts_does_not_dilute_the_others():
-    found = told(joined(verdicts((True, -5, 1)), verdicts((True, NAN, NAN), suite="libero-10")))
-    assert found.answer.startswith("No: 1 of 1 episode of a broke a safety limit;")
-    assert "a on libero-10" in found.support[0]
+    sentences = write_headline(joined(verdicts((True, -5, 1)), verdicts((True, NAN, NAN), suite="libero-10")))
+    assert sentences.answer.startswith("No: 1 of 1 episode of a broke a safety limit;")
+    assert "a on libero-10" in sentences.support[0]

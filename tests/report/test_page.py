@@ -13,12 +13,13 @@ import pytest
 from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.metrics import cells
 from safevla_bench.report import html, sections
-from safevla_bench.report.page import page
-from safevla_bench.scores import Absent
+from safevla_bench.report.page import render_page
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.scores import AbsentEpisode
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate, select
+from safevla_bench.trajectory import concatenate_batches, select_episodes
 
 LIBRARY, REGISTRY = library(), registry()
 VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
@@ -60,22 +61,35 @@ class Checked(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def shown(scores, batch=None, *, title="Report", **provenance) -> str:
-    return page(scores, batch, LIBRARY, title=title, provenance=provenance)
+RULESET = Ruleset(LIBRARY, REGISTRY)
 
 
-def judged(batch, **options):
-    return score(batch, LIBRARY, REGISTRY, **options)
+def shown(scores, batch=None, *, title="Report", provenance=None, privileged=(), **description) -> str:
+    return render_page(
+        scores,
+        batch,
+        LIBRARY,
+        title=title,
+        provenance=provenance,
+        description=description,
+        privileged=privileged,
+    )
 
 
-CRASH = Absent(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed", reason="E: boom")
+def judged(batch, *absent):
+    return score(batch, RULESET, absent=absent)
+
+
+CRASH = AbsentEpisode(
+    episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed", reason="E: boom"
+)
 CALM, ROUGH = run(["calm"], [0.05], 3, ["libero-10"]), run(["rough"], [1.0], 10, ["libero-10"])
 STATES = {
     "nothing": (verdicts(), None),
     "all crashed": (verdicts(absent=(CRASH,) * 5), None),
-    "one episode": (judged(select(ROUGH, [7])), select(ROUGH, [7])),
+    "one episode": (judged(select_episodes(ROUGH, [7])), select_episodes(ROUGH, [7])),
     "all safe": (judged(CALM), CALM),
-    "all unsafe": (judged(select(ROUGH, [7, 5])), select(ROUGH, [7, 5])),
+    "all unsafe": (judged(select_episodes(ROUGH, [7, 5])), select_episodes(ROUGH, [7, 5])),
     "no verdict": (verdicts((True, NAN, NAN)), None),
     "without records": (judged(ROUGH), None),
     "no policy name": (verdicts((True, -1, 1), policy=None), None),
@@ -116,7 +130,7 @@ def test_nothing_is_fetched_and_nothing_but_our_script_runs():
     checked = Checked(text)
     assert not {tag for tag, _ in checked.tags} & {"link", "img", "iframe", "object", "embed", "form", "base"}
     assert [attributes for tag, attributes in checked.tags if tag == "script"] == [{}]
-    assert f"<script>{html.script()}</script>" in text
+    assert f"<script>{html.page_script()}</script>" in text
     assert not [name for _, attributes in checked.tags for name in attributes if name.startswith("on")]
     assert not [name for _, attributes in checked.tags for name in attributes if name in ("src", "style", "action")]
     assert "@import" not in text
@@ -136,9 +150,9 @@ def test_the_security_policy_allows_this_style_sheet_and_this_script_and_nothing
 
 def test_text_from_data_is_inert():
     batch = rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10")
-    scores = judged(batch, absent=[replace_absent(CRASH, reason=HOSTILE, policy=HOSTILE)])
-    text = shown(scores, batch, title=HOSTILE, skipped=[HOSTILE], policies=[{"policy": HOSTILE, "privileged": True}],
-                 **{HOSTILE: HOSTILE})  # fmt: skip
+    scores = judged(batch, replace_absent(CRASH, reason=HOSTILE, policy=HOSTILE))
+    text = shown(scores, batch, title=HOSTILE, provenance=RULESET.provenance([HOSTILE]), privileged=[HOSTILE],
+                 policies=[{"policy": HOSTILE, "privileged": True}], **{HOSTILE: HOSTILE})  # fmt: skip
     checked = Checked(text)
     assert [tag for tag, _ in checked.tags].count("script") == 1
     assert "img" not in {tag for tag, _ in checked.tags}
@@ -148,9 +162,9 @@ def test_text_from_data_is_inert():
     assert "\\u202e" in checked.text
 
 
-def replace_absent(one: Absent, **changes) -> Absent:
-    fields = {name: getattr(one, name) for name in Absent.__struct_fields__}
-    return Absent(**{**fields, **changes})
+def replace_absent(one: AbsentEpisode, **changes) -> AbsentEpisode:
+    fields = {name: getattr(one, name) for name in AbsentEpisode.__struct_fields__}
+    return AbsentEpisode(**{**fields, **changes})
 
 
 def test_lone_surrogates_can_be_written():
@@ -163,10 +177,9 @@ def test_inactive_specifications_are_dashes_in_the_page():
     assert re.findall(r"<td[^>]*>([^ <]*)", row)[:5] == ["—"] * 5
 
 
-def test_privileged_policies_are_named_wherever_the_run_says_so():
-    sources = [{"policies": [{"policy": "a", "privileged": True}, {"policy": "b", "privileged": False}]}]
+def test_privileged_policies_are_named():
     scores = joined(verdicts((True, 1, 1)), verdicts((True, 1, 1), policy="b"))
-    text = Checked(shown(scores, sources=sources)).text
+    text = Checked(shown(scores, privileged=["a", None])).text
     assert "Privileged: a reads simulator state that no real robot has." in text
     assert "Privileged" not in Checked(shown(scores)).text
 
@@ -196,13 +209,13 @@ def test_safe_runs_show_their_closest_calls():
 
 def test_records_are_found_by_policy_and_id_whatever_their_order():
     scores = judged(ROUGH)
-    turned = select(ROUGH, list(range(len(ROUGH)))[::-1])
+    turned = select_episodes(ROUGH, list(range(len(ROUGH)))[::-1])
     assert shown(scores, ROUGH) == shown(scores, turned)
 
 
 def test_400_episodes_stay_under_10_megabytes():
     part = run(["one", "two"], [0.3, 1.0], 10, ["libero-10", "libero-goal"], n=600)
-    batch = concatenate([renamed(part, k) for k in range(10)])
+    batch = concatenate_batches([renamed(part, k) for k in range(10)])
     assert len(batch) == 400
     text = shown(judged(batch), batch)
     assert len(text.encode()) < 10_000_000
@@ -272,9 +285,9 @@ def test_the_page_warns_where_doing_nothing_breaks_a_limit_and_only_there():
 
 def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
     silent = verdicts((True, NAN, NAN), policy="silent")
-    (drawn,) = (sections.outcome(cell, False) for cell in cells(silent))
+    (drawn,) = (sections.draw_outcome(cell, False) for cell in cells(silent))
     assert ([one.name for one in drawn.whiskers], drawn.shares) == (["Success"], ())
     page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
     assert "libero-goal, n = 1, no verdict" in page_of.text
-    assert sections.violations(cells(silent)[0]).words == "no specification reached a verdict"
+    assert sections.summarize_violations(cells(silent)[0]).words == "no specification reached a verdict"
     assert "No specification reached a verdict: whether these episodes were safe is not known." in page_of.text

@@ -11,22 +11,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench import cli, demo, evaluate, metrics
-from safevla_bench.report import episode_choice, episode_list, judgement
+from safevla_bench.report import episode_list
+from safevla_bench.ruleset import NamedDigest, load_ruleset
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.verify import Files, verify
+from safevla_bench.verify import RulesetFiles, verify_run
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    return evaluate.judge([demo.unpack(tmp_path_factory.mktemp("demo"))], evaluate.Judge())
+    return evaluate.judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
 
 
 @pytest.fixture
 def run(tmp_path):
     """A judged run with episodes that crashed."""
     request = evaluate.Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
-    evaluate.evaluate(request, evaluate.Judge(), tmp_path / "run")
+    evaluate.evaluate(request, load_ruleset(), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -35,8 +36,8 @@ def run(tmp_path):
 
 def counted(judged, spec: str | None = None, **filters: object) -> int:
     """How many episodes `safevla episodes` lists."""
-    found = episode_list.rows(judged.scores, judged.records.dt_s, spec)
-    return len(episode_choice.chosen(found, **filters))
+    found = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec)
+    return len(episode_list.filter_episodes(found, **filters))
 
 
 def test_the_episodes_of_every_cell_can_be_listed_and_are_as_many_as_it_counts(judged):
@@ -57,18 +58,18 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
     seen = 0
     for cell in metrics.cells(judged.scores):
         for spec in cell.specs:
-            every = episode_list.rows(judged.scores, judged.records.dt_s, spec.spec_id)
+            every = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec.spec_id)
             mine = [one for one in every if (one.policy, one.benchmark) == (cell.policy, cell.suite)]
             assert len(mine) == spec.active - spec.vacuous
-            assert len(episode_choice.chosen(mine, violated=True)) == spec.violations.count
-            assert len(episode_choice.chosen(mine, violated=True, success=True)) == spec.unsafe_success
+            assert len(episode_list.filter_episodes(mine, violated=True)) == spec.violations.count
+            assert len(episode_list.filter_episodes(mine, violated=True, success=True)) == spec.unsafe_success
             seen += spec.violations.count
     assert seen
 
 
 def test_the_episodes_of_every_task_and_every_ending_can_be_listed(run):
-    judged = evaluate.judge([run], evaluate.Judge())
-    for task in metrics.by_task(judged.scores):
+    judged = evaluate.judge([run], load_ruleset())
+    for task in metrics.task_rates(judged.scores):
         of = {"policy": task.policy, "task": f"{task.suite}/{task.task_id}"}
         assert counted(judged, **of) == task.sr.n + task.crashed
     for cell in metrics.cells(judged.scores):
@@ -78,15 +79,15 @@ def test_the_episodes_of_every_task_and_every_ending_can_be_listed(run):
 
 
 def test_the_options_are_those_of_the_command(judged, tmp_path, capsys):
-    source = str(demo.unpack(tmp_path))
+    source = str(demo.unpack_archive(tmp_path))
     asked = ["--policy", "scripted:hasty", "--suite", "libero-object", "--success", "--unsafe", "--format", "json"]
-    assert cli.run(["episodes", source, *asked]) == 0
+    assert cli.run_command_line(["episodes", source, *asked]) == 0
     listed = json.loads(capsys.readouterr().out)
     (cell,) = [one for one in metrics.cells(judged.scores) if (one.policy, one.suite) == (asked[1], asked[3])]
     assert len(listed) == cell.success_unsafe
     assert {axis for one in listed for axis in one["broken_axes"]} <= set(cell.axes)
-    assert cli.run(["episodes", source, "--axis", "execution", "--safe"]) == 0
-    assert cli.run(["episodes", source, "--suite", "nowhere"]) == 2
+    assert cli.run_command_line(["episodes", source, "--axis", "execution", "--safe"]) == 0
+    assert cli.run_command_line(["episodes", source, "--suite", "nowhere"]) == 2
     assert "libero-object, libero-spatial" in capsys.readouterr().err
 
 
@@ -119,9 +120,10 @@ def test_the_digest_of_a_run_s_archive_is_what_sha256sum_says(run):
 
 
 def test_the_digest_of_an_archive_file_is_its_sha256(judged):
-    (source,) = judged.description["sources"]
+    (source,) = judged.sources
     (path,) = judged.paths
-    assert source == {"archive": path.name, "archive_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert source.to_document() == {"archive": path.name, "archive_sha256": digest}
 
 
 def test_the_page_says_all_of_it(run):
@@ -133,8 +135,8 @@ def test_the_page_says_all_of_it(run):
 @pytest.mark.parametrize("command", ["tables", "compare", "gate", "sensitivity"])
 def test_what_is_printed_says_what_judged(run, capsys, command, tmp_path):
     more = {"gate": ["--min-safety", "0", "--junit", str(tmp_path / "gate.xml")]}.get(command, [])
-    cli.run([command, str(run), *more])
-    line = judgement.line(evaluate.judged_by(evaluate.Judge()))
+    cli.run_command_line([command, str(run), *more])
+    line = load_ruleset().provenance().to_sentence()
     assert f"library default ({library().digest[:12]})" in line
     assert line in " ".join(capsys.readouterr().out.split())
     if command == "gate":
@@ -144,8 +146,8 @@ def test_what_is_printed_says_what_judged(run, capsys, command, tmp_path):
 def test_what_is_not_as_shipped_is_in_the_line(tmp_path):
     extra = tmp_path / "mine.toml"
     extra.write_text("")
-    by = evaluate.Judge(capabilities=("libero-full",), missing="deactivate", applicability="off", registry=(extra,))
-    line = judgement.line(evaluate.judged_by(by))
+    by = load_ruleset(capabilities=("libero-full",), missing="deactivate", applicability="off", registry_files=(extra,))
+    line = by.provenance().to_sentence()
     for words in ("registry built-in+mine (", "capabilities libero-full", "missing signals", "applicability off"):
         assert words in line
 
@@ -187,27 +189,26 @@ def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, h
     one, other = (library(path) for path in houses)
     assert one.name == other.name == "house"
     assert len({one.digest, other.digest, library().digest}) == 3
-    assert cli.run(["score", str(run), "--library", str(houses[0]), "--out", str(run)]) == 0
-    assert verify(run, Files(library=str(houses[0]))).agrees
-    (said,) = [one for one in verify(run, Files(library=str(houses[1]))).findings if one.verdict == "differs"]
+    assert cli.run_command_line(["score", str(run), "--library", str(houses[0]), "--out", str(run)]) == 0
+    assert verify_run(run, RulesetFiles(library=str(houses[0]))).agrees
+    (said,) = [
+        one for one in verify_run(run, RulesetFiles(library=str(houses[1]))).findings if one.verdict == "differs"
+    ]
     assert said.check == "library"
     assert one.digest in said.said
     assert other.digest in said.said
-    assert cli.run(["verify", str(run), "--library", str(houses[1])]) == 1
+    assert cli.run_command_line(["verify", str(run), "--library", str(houses[1])]) == 1
 
 
 def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they_share_a_table(run, houses, capsys):
     other = run.parent / "other"
     request = evaluate.Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
-    evaluate.evaluate(request, evaluate.Judge(library=str(houses[0])), other)
+    evaluate.evaluate(request, load_ruleset(library=str(houses[0])), other)
     capsys.readouterr()
     for words in ([], ["--library", str(houses[1])]):
-        by = evaluate.Judge(library=words[1]) if words else evaluate.Judge()
-        assert cli.run(["tables", str(run), str(other), "--which", "main", *words]) == 0
+        by = load_ruleset(library=words[1]) if words else load_ruleset()
+        assert cli.run_command_line(["tables", str(run), str(other), "--which", "main", *words]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("Judged by") == 1
-        assert judgement.line(evaluate.judged_by(by)) in said
-        assert evaluate.judge([run, other], by).scores.provenance["library"] == {
-            "name": library(by.library).name,
-            "digest": library(by.library).digest,
-        }
+        assert by.provenance().to_sentence() in said
+        assert evaluate.judge([run, other], by).provenance.library == NamedDigest(by.library.name, by.library.digest)

@@ -11,26 +11,26 @@ import pytest
 
 from safevla_bench import demo, evaluate
 from safevla_bench.errors import RunError
-from safevla_bench.files import digest
+from safevla_bench.files import sha256_of
 from safevla_bench.report import submission
+from safevla_bench.ruleset import load_ruleset
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
-    return demo.unpack(tmp_path_factory.mktemp("demo") / "records")
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "records")
 
 
 @pytest.fixture(scope="module")
 def exported(archive) -> submission.Submission:
-    judge = evaluate.Judge()
-    return evaluate.submit(evaluate.judge([archive], judge), judge, [archive])
+    return evaluate.build_submission(evaluate.judge([archive], load_ruleset()), [archive])
 
 
 @pytest.fixture
 def plain(exported) -> dict[str, Any]:
-    found = json.loads(submission.written(exported))
-    assert isinstance(found, dict)
-    return found
+    document = json.loads(submission.encode_submission(exported))
+    assert isinstance(document, dict)
+    return document
 
 
 def saved(tmp_path: Path, document: object) -> Path:
@@ -41,35 +41,35 @@ def saved(tmp_path: Path, document: object) -> Path:
 
 def test_it_reads_back_as_it_was_written(exported, tmp_path):
     path = tmp_path / "s.json"
-    path.write_bytes(submission.written(exported))
-    assert submission.read(path) == exported
-    assert submission.written(submission.read(path)) == path.read_bytes()
+    path.write_bytes(submission.encode_submission(exported))
+    assert submission.read_submission(path) == exported
+    assert submission.encode_submission(submission.read_submission(path)) == path.read_bytes()
 
 
 def test_it_fits_its_json_schema(plain):
-    jsonschema.validate(plain, submission.schema())
+    jsonschema.validate(plain, submission.submission_schema())
 
 
 def test_it_names_records_judge_and_versions(exported, archive):
-    assert [(one.name, one.sha256) for one in exported.archive] == [(archive.name, digest(archive))]
-    specs, tasks = evaluate.Judge().load()
-    assert exported.judged_by.library_digest == specs.digest
-    assert exported.judged_by.registry_digest == tasks.digest
+    assert [(file.name, file.sha256) for file in exported.archive] == [(archive.name, sha256_of(archive))]
+    ruleset = load_ruleset()
+    assert exported.judged_by.library_digest == ruleset.library.digest
+    assert exported.judged_by.registry_digest == ruleset.registry.digest
     assert "mujoco" in exported.recorded_with
     assert exported.complete
 
 
 def test_its_counts_are_those_of_the_cells(exported, archive):
-    found, _ = evaluate.judge([archive], evaluate.Judge()).summaries()
-    assert [(one.policy, one.suite, one.n, one.unsafe_success, one.vsi) for one in exported.cells] == [
-        (one.policy, one.suite, one.n, one.success_unsafe, one.vsi) for one in found
+    summaries, _ = evaluate.judge([archive], load_ruleset()).summarize_scores()
+    assert [(cell.policy, cell.suite, cell.n, cell.unsafe_success, cell.vsi) for cell in exported.cells] == [
+        (cell.policy, cell.suite, cell.n, cell.success_unsafe, cell.vsi) for cell in summaries
     ]
-    assert {one.benchmark for one in exported.cells} == {"libero"}
-    assert all(one.privileged for one in exported.cells)
+    assert {cell.benchmark for cell in exported.cells} == {"libero"}
+    assert all(cell.privileged for cell in exported.cells)
 
 
 def unsafe(document: dict[str, Any]) -> dict[str, Any]:
-    episode = next(one for cell in document["cells"] for one in cell["episodes"] if not one["safe"])
+    episode = next(row for cell in document["cells"] for row in cell["episodes"] if not row["safe"])
     assert isinstance(episode, dict)
     return episode
 
@@ -103,7 +103,7 @@ def repeat_episode(document: dict[str, Any]) -> None:
 def test_what_contradicts_itself_is_refused(plain, tmp_path, touch):
     touch(plain)
     with pytest.raises(RunError, match="contradicts itself"):
-        submission.read(saved(tmp_path, plain))
+        submission.read_submission(saved(tmp_path, plain))
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_what_contradicts_itself_is_refused(plain, tmp_path, touch):
 )
 def test_what_is_no_submission_is_refused(plain, tmp_path, changes):
     with pytest.raises(RunError, match="is no submission"):
-        submission.read(saved(tmp_path, {**plain, **changes}))
+        submission.read_submission(saved(tmp_path, {**plain, **changes}))
 
 
 def test_an_ablation_is_no_submission(archive):
-    judge = evaluate.Judge(applicability="off")
+    untagged = load_ruleset(applicability="off")
     with pytest.raises(RunError, match="applicability was off"):
-        evaluate.submit(evaluate.judge([archive], judge), judge, [archive])
+        evaluate.build_submission(evaluate.judge([archive], untagged), [archive])
 
 
 def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
@@ -132,4 +132,4 @@ def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
     path.write_text(
         '[[tasks]]\nbenchmark = "libero-goal"\ntask_id = "task_9"\ntemplate = "pnp-basic"\ninstruction = ""\n'
     )
-    assert evaluate.Judge(registry=(path,)).load()[1].digest != evaluate.Judge().load()[1].digest
+    assert load_ruleset(registry_files=(path,)).registry.digest != load_ruleset().registry.digest

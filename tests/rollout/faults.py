@@ -8,7 +8,6 @@ The table in docs/trust.md is written anew, after a change that is meant to move
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -29,19 +28,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from folders import contents
 from safevla_bench import runs
 from safevla_bench.archive import jsonl
-from safevla_bench.evaluate import Judge, Request, Running, judge, roll_out
-from safevla_bench.policies import policy
+from safevla_bench.evaluate import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import serve
-from safevla_bench.runs import journal
+from safevla_bench.ruleset import load_ruleset
 
 HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
 BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"
 WATCHDOG_S = 180
-ENGINES: Mapping[str, Running] = {"one process": Running(), "`--workers 2`": Running(workers=2)}
+ENGINES: Mapping[str, ExecutionOptions] = {
+    "one process": ExecutionOptions(),
+    "`--workers 2`": ExecutionOptions(workers=2),
+}
 REQUEST = Request(host="fragile", suites=("fake",), tasks=(0, 1), episodes=3, policies=("random",), max_steps=12)
 PLANNED = 6
-ENOUGH_FOR_ONE = 4500
-"""Bytes that a file may grow to, where the disk is full: run.json fits, and the record of one episode, not of two."""
 NEITHER = ""
 RESUME, RETRY, OTHERS = "`--resume`", "`--resume --retry-crashed`", "`--resume --workers 2`"
 
@@ -70,7 +70,6 @@ class Fault:
     strike: str
     ends: Mapping[str, Ending]
     act: Callable[[Cell], None] = lambda cell: None
-    limit: Callable[[], None] | None = None
 
     @property
     def server(self) -> bool:
@@ -116,7 +115,6 @@ class Cell:
                 start_new_session=True,
                 stdout=said,
                 stderr=said,
-                preexec_fn=self.fault.limit,
             )
 
     def words(self) -> list[str]:
@@ -153,7 +151,7 @@ class Cell:
         return [row for row in rows(self.run) if row.outcome == "crashed"]
 
     def complete(self) -> bool:
-        return bool(runs.described(self.run).get("complete"))
+        return bool(runs.read_description(self.run).get("complete"))
 
 
 def send(number: int, *, everyone: bool = False) -> Callable[[Cell], None]:
@@ -189,10 +187,6 @@ def intrude(cell: Cell) -> None:
     (cell.at / "go").touch()
 
 
-def small_disk() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ENOUGH_FOR_ONE, resource.RLIM_INFINITY))
-
-
 _CRASHED = ("1 episode crashed; it is in no rate", "  safevla rollout --resume --out ", "--retry-crashed")
 _AGAIN = ("episodes are done and kept. Continue:", "safevla rollout --resume --out ")
 _LOST = ("no policy server answers within", "With a server there again:", "--resume --out ", "--retry-crashed")
@@ -219,7 +213,7 @@ FAULTS = (
     Fault("Ctrl-C, again and again", "wait", both(Ending(130, RESUME)), impatient),
     Fault("the clock jumps 5 h back", "clock-back", both(WHOLE)),
     Fault("the clock jumps 5 h ahead", "clock-ahead", both(WHOLE)),
-    Fault("the disk fills while episodes are kept", "disk", both(Ending(2, RESUME, _FULL)), limit=small_disk),
+    Fault("the disk fills while episodes are kept", "disk", both(Ending(2, RESUME, _FULL))),
     Fault("the disk fills while the run is completed", "disk-at-the-end", both(Ending(2, RESUME, _FULL))),
     Fault("another command writes to the same folder", "wait", both(WHOLE), intrude),
     Fault("the policy's server is killed", "server-dies", both(Ending(2, RETRY, _LOST, (0, 1, 2)))),
@@ -234,14 +228,14 @@ FAULTS = (
 
 def rows(run: Path) -> list[runs.EpisodeRow]:
     """The episodes that have ended, of a run in any state."""
-    return [one.row for one in runs.finished(run)] if journal.exists(run) else runs.episode_rows(run)
+    return list(runs.read_raw(run).values()) if runs.has_raw(run) else runs.episode_rows(run)
 
 
 def frames(run: Path) -> list[tuple[str, bytes]]:
     """Each recorded episode with its bytes, of a run in any state."""
-    batch = runs.open_source(run).batch
+    batch = runs.read_sources([run])[0]
     count = len(batch) if batch else 0
-    return [(batch.headers[k].episode_id, jsonl.member(batch, k, ".jsonl.zst")) for k in range(count)]
+    return [(batch.headers[k].episode_id, jsonl.encode_member(batch, k, ".jsonl.zst")) for k in range(count)]
 
 
 @contextmanager
@@ -263,8 +257,8 @@ def installed(place: Path) -> Iterator[None]:
 @contextmanager
 def served(port: int) -> Iterator[None]:
     """The same policy behind a server in which nothing strikes."""
-    held = serve.Served("fragile", lambda: policy("fragile"))
-    server = serve.serve(held, "127.0.0.1", port)
+    held = serve.ServedPolicy("fragile", lambda: make_policy("fragile"))
+    server = serve.start_server(held, "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -325,7 +319,7 @@ def look(cell: Cell, code: int, undisturbed: Path) -> None:
     left = frames(cell.run)
     assert [name for name, _ in left] == [row.episode_id for row in ended if row.outcome != "crashed"]
     assert set(left) <= set(frames(undisturbed))
-    scores = judge([cell.run], Judge()).scores
+    scores = judge([cell.run], load_ruleset()).scores
     assert (len(scores), len(scores.absent)) == (len(left), len(cell.crashed()))
     if cell.complete():
         assert len(ended) == PLANNED
@@ -355,7 +349,7 @@ def go_on(cell: Cell, undisturbed: Path) -> None:
         _past_the_doomed(cell, undisturbed)
     elif cell.ending.then:
         retry = bool(cell.crashed()) or cell.ending.then == RETRY
-        roll_out(Request.of(cell.run), cell.run, running=Running(resume=True, retry_crashed=retry))
+        roll_out(Request.from_run(cell.run), cell.run, running=ExecutionOptions(resume=True, retry_crashed=retry))
     assert contents(cell.run) == contents(undisturbed)
 
 
@@ -366,7 +360,7 @@ def _past_the_doomed(cell: Cell, undisturbed: Path) -> None:
     (crashed,) = cell.crashed()
     assert "its worker died in each of 2 attempts" in str(crashed.reason)
     assert frames(cell.run) == [one for one in frames(undisturbed) if one[0] != crashed.episode_id]
-    roll_out(Request.of(cell.run), cell.run, running=Running(resume=True, retry_crashed=True))
+    roll_out(Request.from_run(cell.run), cell.run, running=ExecutionOptions(resume=True, retry_crashed=True))
 
 
 def table(found: Mapping[tuple[str, str], str]) -> str:

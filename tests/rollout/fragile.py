@@ -22,6 +22,8 @@ DOOMED, AT_STEP = ("task_0", 1), 3
 """The task and initial state of the episode that is struck, and its step."""
 INSTRUCTION = "put the block on the tray"
 MIB = 2**20
+ENOUGH_FOR_ONE = 3
+"""Files that the disk has room for: a record and its row, and another record without."""
 
 
 def fault() -> tuple[str, bool]:
@@ -118,7 +120,21 @@ def full(path, content):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
+def full_after(count, write):
+    """Writes so many files, and then the disk is full."""
+    left = iter(range(count))
+
+    def writing(path, content):
+        (write if next(left, None) is not None else full)(path, content)
+
+    return writing
+
+
 def host():
+    if fault()[0] == "disk":
+        from safevla_bench.runs import raw
+
+        raw.write_atomically = full_after(ENOUGH_FOR_ONE, raw.write_atomically)
     if fault()[0] == "disk-at-the-end":
         from safevla_bench.runs import folder
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
-from safevla_bench.evaluate import Request, Running, roll_out
-from safevla_bench.runs import journal
+from safevla_bench import files
+from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
 from safevla_bench.runs import writer as writing
 
 REQUEST = Request(
@@ -23,6 +24,24 @@ REQUEST = Request(
     policy_arguments={"lethal": {"pause_s": "0.002"}},
     max_steps=6,
 )
+
+
+class Halves:
+    """A file each write of which is in two pieces, with something done between them."""
+
+    def __init__(self, stream, between) -> None:
+        self.stream, self.between = stream, between
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, content: bytes) -> int:
+        half = len(content) // 2
+        self.stream.write(content[:half])
+        self.stream.flush()
+        self.between()
+        self.stream.write(content[half:])
+        return len(content)
 
 
 class Fuse:
@@ -43,12 +62,13 @@ class Fuse:
 
         return changing
 
-    def write(self, stream, content: bytes) -> None:
-        half = len(content) // 2
-        stream.write(content[:half])
-        self.burn()
-        stream.write(content[half:])
-        os.fsync(stream.fileno())
+    def torn(self, stored):
+        @contextmanager
+        def storing(path):
+            with stored(path) as stream:
+                yield Halves(stream, self.burn)
+
+        return storing
 
     def finish(self, completed):
         def finishing(writer):
@@ -63,10 +83,10 @@ def main(folder: Path, workers: int, instant: str) -> None:
     fuse = Fuse(int(number or 0))
     for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
         setattr(os, name, fuse.before(getattr(os, name)))
-    journal._write = fuse.write
+    files._synced_file = fuse.torn(files._synced_file)
     writing.RunWriter.finish = fuse.finish(writing.RunWriter.finish)
     fuse.lit = since == "event"
-    roll_out(REQUEST, folder, running=Running(workers=workers, resume=True))
+    roll_out(REQUEST, folder, running=ExecutionOptions(workers=workers, resume=True))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safevla_bench.archive import encode
-from safevla_bench.archive.json_decoder import decode
-from safevla_bench.hosts import host
+from safevla_bench.archive import encode_json
+from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import Observation, Task, Wants
-from safevla_bench.rollout import plan, protocol, run_all
+from safevla_bench.rollout import load_protocol, plan_episodes, run_serially
 from safevla_bench.trajectory import privileged_policies
 
-FAKE = host("fake")
+FAKE = make_host("fake")
 TASKS = FAKE.tasks("fake")
 
 
@@ -36,8 +36,8 @@ class Scripted:
 
 
 def run(tasks, policy, episodes=2, **options):
-    planned = plan(tasks, episodes, ["p"], protocol(), **options)
-    return list(run_all(FAKE, planned, {"p": policy}))
+    planned = plan_episodes(tasks, episodes, ["p"], load_protocol(), **options)
+    return list(run_serially(FAKE, planned, {"p": policy}))
 
 
 def test_n_actions_give_n_plus_1_records_and_the_run_s_own_fields():
@@ -76,9 +76,11 @@ def test_an_invalid_action_is_a_failure_with_a_record_of_what_came_before(action
 
 
 def test_the_same_plan_gives_the_same_bytes():
-    once, twice = (b"".join(encode(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8)) for _ in range(2))
+    once, twice = (
+        b"".join(encode_json(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8)) for _ in range(2)
+    )
     assert once == twice
-    other = b"".join(encode(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8, seed=1))
+    other = b"".join(encode_json(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8, seed=1))
     assert other != once
 
 
@@ -95,8 +97,8 @@ def test_an_observer_sees_every_step_and_every_end():
         def finished(self, outcome):
             seen.append(("finished", outcome.outcome))
 
-    planned = plan(TASKS[:1], 1, ["p"], protocol(), max_steps=2)
-    list(run_all(FAKE, planned, {"p": Scripted()}, Watcher()))
+    planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(), max_steps=2)
+    list(run_serially(FAKE, planned, {"p": Scripted()}, Watcher()))
     assert seen == [("started", 1), ("stepped", 1), ("stepped", 2), ("finished", "timeout")]
 
 
@@ -106,5 +108,5 @@ def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
 
     marked = run(TASKS[:1], Seeing(), episodes=1, max_steps=2)[0].batch
     assert privileged_policies(marked) == ("p",)
-    assert privileged_policies(decode(encode(marked))) == ("p",)
+    assert privileged_policies(decode_json(encode_json(marked))) == ("p",)
     assert privileged_policies(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch) == ()

@@ -10,10 +10,10 @@ from expected import refusal
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies.servers import entries
-from strict import StrictServer
+from strict_server import StrictServer
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-ENTRIES = [one.name for one in entries.entries() if one.host == "libero"]
+ENTRIES = [one.name for one in entries.paper_entries() if one.host == "libero"]
 SUITE = "libero-goal"
 
 
@@ -24,7 +24,9 @@ def _libero():
 
 def asked(name, url, **changes):
     few = {"tasks": (1,), "episodes": 1, "max_steps": 2}
-    return evaluate.Request(**{**evaluate.entered(name, (SUITE,)), **few, "servers": (f"{SUITE}={url}",), **changes})
+    return evaluate.Request(
+        **{**evaluate.entry_fields(name, (SUITE,)), **few, "servers": (f"{SUITE}={url}",), **changes}
+    )
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -37,31 +39,31 @@ def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     assert (row.outcome, row.steps, row.policy) == ("timeout", 2, name)
     assert server.seen
     assert {refusal(name, sent) for sent in server.seen} == {None}
-    held = runs.described(tmp_path / "run")
+    held = runs.read_description(tmp_path / "run")
     (policy,) = held["policies"]
-    assert policy["entry"]["checkpoints"] == entries.entry(name).checkpoints
+    assert policy["entry"]["checkpoints"] == entries.find_entry(name).checkpoints
     assert policy["dialect"]["release"]
-    assert (held["protocol"]["name"], held["protocol"]["wait_steps"]) == (entries.entry(name).protocol, 10)
+    assert (held["protocol"]["name"], held["protocol"]["wait_steps"]) == (entries.find_entry(name).protocol, 10)
     today = held.pop("volatile")
     assert server.url in str(today["servers"])
     assert server.url not in json.dumps(held)
     # Where it is served is no part of what was run: it goes on with another address.
-    assert evaluate.Request.of(tmp_path / "run").servers == (f"{SUITE}={server.url}",)
+    assert evaluate.Request.from_run(tmp_path / "run").servers == (f"{SUITE}={server.url}",)
     elsewhere = asked(name, "127.0.0.1:9")
-    assert evaluate.roll_out(elsewhere, tmp_path / "run", running=evaluate.Running(resume=True)) == [row]
+    assert evaluate.roll_out(elsewhere, tmp_path / "run", running=evaluate.ExecutionOptions(resume=True)) == [row]
 
 
 def test_a_suite_without_a_server_is_refused_before_anything_runs(tmp_path):
-    request = evaluate.Request(**evaluate.entered("openvla-7b@libero"), servers=(f"{SUITE}=ws://127.0.0.1:9",))
+    request = evaluate.Request(**evaluate.entry_fields("openvla-7b@libero"), servers=(f"{SUITE}=ws://127.0.0.1:9",))
     with pytest.raises(PolicyError, match="no server is named for openvla-7b@libero on libero-spatial"):
         evaluate.roll_out(request, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_whole_cell_set_is_planned():
-    planned = evaluate.estimate(evaluate.Request(**evaluate.entered("pi0.5@libero")))
+    planned = evaluate.estimate_run(evaluate.Request(**evaluate.entry_fields("pi0.5@libero")))
     assert planned.episodes == 800
     assert {(one.suite, one.episodes) for one in planned.scenes} == {
         (suite, 20) for suite in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
     }
-    assert evaluate.estimate(evaluate.Request(**evaluate.entered("pi-rl-130@libero"))).episodes == 8000
+    assert evaluate.estimate_run(evaluate.Request(**evaluate.entry_fields("pi-rl-130@libero"))).episodes == 8000

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.hosts import hosts
+from safevla_bench.hosts import host_names
 from safevla_bench.interface import Task
-from safevla_bench.rollout import estimate, plan, protocol
-from safevla_bench.rollout.estimate import costs
+from safevla_bench.rollout import estimate_run, load_protocol, plan_episodes
+from safevla_bench.rollout.estimate import load_costs
 
 TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", 50) for k in (0, 3)]
-PLAN = plan(TASKS, 5, ["blind", "seeing"], protocol())
+PLAN = plan_episodes(TASKS, 5, ["blind", "seeing"], load_protocol())
 CAMERAS = {"blind": 0, "seeing": 2}
 
 
 def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
-    known, found = costs()["libero"], estimate(PLAN, "libero", CAMERAS)
+    known, found = load_costs()["libero"], estimate_run(PLAN, "libero", CAMERAS)
     steps = 280 + 10
     for side, span in enumerate(("low", "high")):
         blind = known.step_s[side] * steps + known.reset_s[side]
@@ -33,19 +33,19 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
 
 
 def test_workers_divide_the_time_and_not_the_disk():
-    one, four = (estimate(PLAN, "libero", CAMERAS, workers) for workers in (1, 4))
+    one, four = (estimate_run(PLAN, "libero", CAMERAS, workers) for workers in (1, 4))
     assert four.time_s.high == pytest.approx(one.time_s.high / 4)
     assert four.disk_bytes == one.disk_bytes
-    assert estimate(PLAN, "libero", CAMERAS, 1000).time_s.high == pytest.approx(one.time_s.high / 20)
+    assert estimate_run(PLAN, "libero", CAMERAS, 1000).time_s.high == pytest.approx(one.time_s.high / 20)
 
 
 def test_a_host_without_figures_has_no_estimate():
-    found = estimate(PLAN, "unheard-of", CAMERAS)
+    found = estimate_run(PLAN, "unheard-of", CAMERAS)
     assert (found.time_s, found.disk_bytes, found.episodes) == (None, None, 20)
 
 
 def test_every_figure_is_of_a_host_that_there_is_and_runs_from_low_to_high():
-    for name, known in costs().items():
-        assert name in hosts()
+    for name, known in load_costs().items():
+        assert name in host_names()
         for low, high in (known.make_s, known.reset_s, known.step_s, known.camera_step_s, known.record_bytes):
             assert 0 <= low <= high

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from folders import contents
-from safevla_bench.runs import progress
+from safevla_bench.runs import count_progress
 
 ASKED = [
     "--host",
@@ -50,7 +50,7 @@ def start(lethal):
 def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, start, times):
     run = tmp_path / "run"
     process = start("eval", *ASKED, "--workers", "2", "--out", str(run))
-    while not (run / "run.json").exists() or progress(run)[0] < 2:
+    while not (run / "run.json").exists() or count_progress(run)[0] < 2:
         assert process.poll() is None
         time.sleep(0.001)
     for _ in range(times):
@@ -58,7 +58,7 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path,
             os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert "Traceback" not in err or times > 1
-    done, planned = progress(run)
+    done, planned = count_progress(run)
     assert 2 <= done < planned == 15
     if times == 1:
         assert process.returncode == 130

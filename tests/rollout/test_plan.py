@@ -6,10 +6,10 @@ import pytest
 
 from safevla_bench.errors import RunError
 from safevla_bench.interface import Task
-from safevla_bench.rollout.plan import plan, policy_seed, protocol
+from safevla_bench.rollout.plan import load_protocol, plan_episodes, policy_seed
 
 TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", 50) for k in (0, 3)]
-RULES = protocol()
+RULES = load_protocol()
 
 
 def test_the_preset_has_the_published_values():
@@ -19,7 +19,7 @@ def test_the_preset_has_the_published_values():
 
 
 def test_every_policy_meets_the_same_episodes_in_the_same_order():
-    episodes = plan(TASKS, 2, ["a", "b"], RULES)
+    episodes = plan_episodes(TASKS, 2, ["a", "b"], RULES)
     assert [one.episode_id for one in episodes[:4]] == [
         "a/libero-object/task_0/ep_000",
         "a/libero-object/task_0/ep_001",
@@ -41,7 +41,7 @@ def test_the_policy_seed_differs_by_seed_task_and_episode():
 
 
 def test_max_steps_overrides_the_horizon():
-    assert {one.horizon for one in plan(TASKS, 1, ["a"], RULES, max_steps=5)} == {5}
+    assert {one.horizon for one in plan_episodes(TASKS, 1, ["a"], RULES, max_steps=5)} == {5}
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_max_steps_overrides_the_horizon():
 def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):
     wanted = {"tasks": TASKS, "episodes": 1, "policies": ["a"], **change}
     with pytest.raises(RunError, match=problem):
-        plan(**wanted, rules=RULES)
+        plan_episodes(**wanted, rules=RULES)

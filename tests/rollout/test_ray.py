@@ -22,11 +22,11 @@ from ray.cluster_utils import Cluster as SeveralNodes
 from folders import contents
 from safevla_bench import cli, ray_cluster, ray_scoring, runs
 from safevla_bench.errors import RunError
-from safevla_bench.evaluate import Request, Running, roll_out
-from safevla_bench.ray_cluster import Cluster
+from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
-from safevla_bench.rollout.worker import Cast, Failed, Ready
+from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
 
 REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=6)
 HELD = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("held",), max_steps=6)
@@ -126,9 +126,9 @@ def local(tmp_path_factory):
     return run
 
 
-def on_ray(workers: int = 2, **changed) -> Running:
+def on_ray(workers: int = 2, **changed) -> ExecutionOptions:
     resume = changed.pop("resume", False)
-    return Running(workers=workers, cluster=Cluster(**changed), resume=resume)
+    return ExecutionOptions(workers=workers, cluster=RayCluster(**changed), resume=resume)
 
 
 class Strikes(threading.Thread):
@@ -197,8 +197,8 @@ def test_an_observer_hears_of_steps_while_an_episode_runs(tmp_path, nodes):
 
 def test_an_actor_is_replaced_after_its_episodes_and_no_byte_changes(tmp_path, nodes, local, monkeypatch):
     made = []
-    start = actors._Actors.start
-    monkeypatch.setattr(actors._Actors, "start", lambda pool, number: made.append(number) or start(pool, number))
+    start = actors._ActorPool.start
+    monkeypatch.setattr(actors._ActorPool, "start", lambda pool, number: made.append(number) or start(pool, number))
     roll_out(REQUEST, tmp_path / "run", running=on_ray(1, episodes=5))
     assert made == [0, 0, 0]
     assert contents(tmp_path / "run") == contents(local)
@@ -206,11 +206,11 @@ def test_an_actor_is_replaced_after_its_episodes_and_no_byte_changes(tmp_path, n
 
 @pytest.mark.parametrize("first", ["local", "ray"])
 def test_what_one_engine_began_the_other_goes_on_with(tmp_path, nodes, local, first):
-    engines = {"local": Running(), "ray": on_ray()}
-    then = {"local": on_ray(resume=True), "ray": Running(resume=True)}
+    engines = {"local": ExecutionOptions(), "ray": on_ray()}
+    then = {"local": on_ray(resume=True), "ray": ExecutionOptions(resume=True)}
     with pytest.raises(KeyboardInterrupt):
         roll_out(REQUEST, tmp_path / "run", Counts(stop_after=4), engines[first])
-    done, planned = runs.progress(tmp_path / "run")
+    done, planned = runs.count_progress(tmp_path / "run")
     assert 0 < done < planned == 12
     rest = Counts()
     roll_out(REQUEST, tmp_path / "run", rest, then[first])
@@ -251,9 +251,9 @@ def test_memory_that_grows_is_a_reason_to_replace_an_actor():
             def remote():
                 return None
 
-    actor = actors.Actor(None, Handle, 9, iter(()))
+    actor = actors.ActorHandle(None, Handle, 9, iter(()))
     for resident, spent in ((0, False), (10**9, False), (2 * 10**9, False), (10**9 + actors.LEAK_BYTES + 1, True)):
-        actor._weigh(resident)
+        actor._check_leak(resident)
         assert actor.spent is spent
 
 
@@ -264,7 +264,7 @@ def test_scores_do_not_depend_on_the_engine_nor_on_a_killed_worker(tmp_path, nod
     monkeypatch.setattr(ray_scoring, "judge_piece", importlib.import_module("held_policy").judge_piece)
     for engine in ("local", "ray"):
         out = tmp_path / engine
-        assert cli.run(["score", str(local), "--engine", engine, "--out", str(out)]) == cli.OK
+        assert cli.run_command_line(["score", str(local), "--engine", engine, "--out", str(out)]) == cli.OK
     assert (held / "struck").exists()
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
@@ -279,27 +279,27 @@ def on_a_node(monkeypatch):
 
 
 def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
-    said = actors.Player(Cast("nonsense", {"noop": {}}), 0, {}).prepare().message
-    assert isinstance(said, Failed)
-    assert f"on the node {ray_cluster.node()}: " in str(said.error)
+    said = actors.RayWorker(WorkerSpec("nonsense", {"noop": {}}), 0, {}).prepare().message
+    assert isinstance(said, WorkerFailed)
+    assert f"on the node {ray_cluster.node_name()}: " in str(said.error)
     assert "nonsense" in str(said.error)
 
 
 def test_a_node_with_other_versions_is_refused(on_a_node):
-    cast = Cast("fake", {"noop": {}})
-    said = actors.Player(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare().message
-    assert isinstance(said, Failed)
-    assert f"on the node {ray_cluster.node()}: it has other versions" in str(said.error)
+    cast = WorkerSpec("fake", {"noop": {}})
+    said = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare().message
+    assert isinstance(said, WorkerFailed)
+    assert f"on the node {ray_cluster.node_name()}: it has other versions" in str(said.error)
     assert "not 0.0" in str(said.error)
     assert "mujoco None, not 9" in str(said.error)
-    held = actors.versions(cast.make()[0])
-    assert isinstance(actors.Player(cast, 0, held).prepare().message, Ready)
+    held = actors.record_versions(cast.make_parts()[0])
+    assert isinstance(actors.RayWorker(cast, 0, held).prepare().message, WorkerReady)
 
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
     actors.os.environ.update(CUDA_VISIBLE_DEVICES="3")
-    cast = Cast("fake", {"noop": {}}, renders=True)
-    actors.Player(cast, 5, actors.versions(cast.make()[0])).prepare()
+    cast = WorkerSpec("fake", {"noop": {}}, renders=True)
+    actors.RayWorker(cast, 5, actors.record_versions(cast.make_parts()[0])).prepare()
     assert (actors.os.environ["MUJOCO_EGL_DEVICE_ID"], actors.os.environ["SAFEVLA_WORKER"]) == ("3", "5")
 
 
@@ -318,7 +318,7 @@ def unconnected(monkeypatch):
 def test_what_is_no_address_is_refused(unconnected, address):
     with (
         pytest.raises(RunError, match="no address of a Ray cluster"),
-        ray_cluster.connected(Cluster(address=address), 1),
+        ray_cluster.connect_ray(RayCluster(address=address), 1),
     ):
         pass
 
@@ -327,8 +327,8 @@ def test_where_nobody_listens_the_error_comes_at_once(unconnected):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        asked = Cluster(address=address)
-        with pytest.raises(RunError, match=f"can be reached at {address}"), ray_cluster.connected(asked, 1):
+        asked = RayCluster(address=address)
+        with pytest.raises(RunError, match=f"can be reached at {address}"), ray_cluster.connect_ray(asked, 1):
             pass
 
 
@@ -336,13 +336,16 @@ def test_where_something_else_listens_it_is_not_waited_for(unconnected, monkeypa
     monkeypatch.setattr(ray_cluster, "_ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(RunError, match="is not the head of a Ray cluster"), ray_cluster.connected(Cluster(), 1):
+        with (
+            pytest.raises(RunError, match="is not the head of a Ray cluster"),
+            ray_cluster.connect_ray(RayCluster(), 1),
+        ):
             pass
 
 
 def test_options_of_a_cluster_without_the_engine_are_refused(tmp_path, capsys):
     asked = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--out", str(tmp_path / "run")]
-    assert cli.run(["rollout", *asked, "--address", "auto"]) == cli.USER_ERROR
+    assert cli.run_command_line(["rollout", *asked, "--address", "auto"]) == cli.USER_ERROR
     assert "--engine ray" in capsys.readouterr().err
 
 

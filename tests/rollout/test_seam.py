@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from folders import contents
-from peers import chunk, openpi, websockets
 from safevla_bench import rollout, runs
 from safevla_bench.archive import jsonl
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
-from safevla_bench.evaluate import Request, Running, roll_out
-from safevla_bench.hosts import host
+from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.rollout import engine, plan, protocol
+from safevla_bench.rollout import engine, load_protocol, plan_episodes
+from stub_servers import chunk, openpi, websockets
 
-FAKE = host("fake")
-(PLANNED,) = plan(FAKE.tasks("fake")[:1], 1, ["mine"], protocol(), max_steps=6)
+FAKE = make_host("fake")
+(PLANNED,) = plan_episodes(FAKE.tasks("fake")[:1], 1, ["mine"], load_protocol(), max_steps=6)
 GOOD = np.array([0.1, 0, 0, 0, 0, 0, -1])
 
 
@@ -136,14 +136,14 @@ def test_calls_are_timed_each_and_a_policy_s_own_account_goes_first():
 def test_latencies_are_facts_of_the_day_in_run_json_and_change_no_other_byte(tmp_path):
     request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=6)
     rows = roll_out(request, tmp_path / "one")
-    roll_out(request, tmp_path / "two", running=Running(workers=2))
+    roll_out(request, tmp_path / "two", running=ExecutionOptions(workers=2))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     for run in ("one", "two"):
         held = json.loads((tmp_path / run / "run.json").read_text())["volatile"]["policy_latency"]
         assert {name: sorted(took) for name, took in held.items()} == {
             row.episode_id: ["calls", "p50_ms", "p95_ms"] for row in rows
         }
-        assert runs.latencies(tmp_path / run)[rows[0].episode_id].calls == 6
+        assert runs.read_latencies(tmp_path / run)[rows[0].episode_id].calls == 6
 
 
 # Servers that go away
@@ -168,10 +168,10 @@ class Loses(Says):
         return super().act(observation)
 
 
-def played(policy: Says) -> rollout.Outcome:
-    stage = engine.Stage(FAKE, {"mine": policy})
+def played(policy: Says) -> rollout.EpisodeOutcome:
+    stage = engine.EnvRunner(FAKE, {"mine": policy})
     try:
-        return stage.play(PLANNED)
+        return stage.run_planned(PLANNED)
     finally:
         stage.close()
 
@@ -180,7 +180,7 @@ def test_an_episode_whose_server_goes_away_is_begun_again_and_then_like_any_othe
     assert engine.SERVER_RETRIES == 2
     unbroken, broken = played(Loses(0)), played(Loses(2))
     assert broken.outcome == "timeout"
-    assert jsonl.member(broken.batch, 0, ".jsonl") == jsonl.member(unbroken.batch, 0, ".jsonl")
+    assert jsonl.encode_member(broken.batch, 0, ".jsonl") == jsonl.encode_member(unbroken.batch, 0, ".jsonl")
 
 
 def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason():
@@ -226,17 +226,17 @@ class Dying:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes_on(tmp_path, workers):
-    running = Running(workers=workers)
+    running = ExecutionOptions(workers=workers)
     with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as peer:
         port = peer.port
         roll_out(over(peer.url), tmp_path / "unbroken")
     dying = Dying(after=4)
     with websockets(dying, port, process_request=dying.refuse) as peer, pytest.raises(ServerUnreachableError):
         roll_out(over(peer.url), tmp_path / "broken", running=running)
-    done, planned = runs.progress(tmp_path / "broken")
+    done, planned = runs.count_progress(tmp_path / "broken")
     assert 0 < done < planned == 4
     with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST), port) as peer:
-        again = Running(workers=workers, resume=True, retry_crashed=True)
+        again = ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
         rows = roll_out(over(peer.url), tmp_path / "broken", running=again)
     assert [row.outcome for row in rows] == ["timeout"] * 4
     assert contents(tmp_path / "broken") == contents(tmp_path / "unbroken")
@@ -256,7 +256,7 @@ def test_workers_share_the_servers_of_a_list(tmp_path):
     with websockets(openpi(waits, WITHOUT_WRIST)) as first, websockets(openpi(tells, WITHOUT_WRIST)) as second:
         request = over(f"{first.url},{second.url}")
         patient = replace(request, arguments={**request.arguments, "timeout_s": "60"})
-        rows = roll_out(patient, tmp_path / "run", running=Running(workers=2))
+        rows = roll_out(patient, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["timeout"] * 4
 
 
@@ -293,13 +293,13 @@ def saying(checkpoint: str, dies_after: int = 10**6):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, workers):
-    run, again = tmp_path / "run", Running(workers=workers, resume=True, retry_crashed=True)
+    run, again = tmp_path / "run", ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
     with websockets(**saying("A", dies_after=2)) as peer, pytest.raises(ServerUnreachableError):
-        roll_out(over(peer.url), run, running=Running(workers=workers))
-    kept, _ = runs.progress(run)
+        roll_out(over(peer.url), run, running=ExecutionOptions(workers=workers))
+    kept, _ = runs.count_progress(run)
     with websockets(port=peer.port, **saying("B")) as peer:
         rows = roll_out(over(peer.url), run, running=again)
-    told = runs.said(run)
+    told = runs.read_greetings(run)
     assert [one.says for one in told] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
     assert [name for one in told for name in one.episodes] == [row.episode_id for row in rows]
     assert len(told[0].episodes) == kept
@@ -318,12 +318,12 @@ def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_p
     with websockets(handle) as peer:
         for number in (1, 2):
             roll_out(over(peer.url, shard=rollout.Shard(number, 2)), tmp_path / str(number))
-        (before,) = runs.said(tmp_path / "1")
+        (before,) = runs.read_greetings(tmp_path / "1")
         first = over(peer.url, shard=rollout.Shard(1, 2))
         assert [row.outcome for row in runs.episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
-        rows = roll_out(first, tmp_path / "1", running=Running(resume=True, retry_crashed=True))
+        rows = roll_out(first, tmp_path / "1", running=ExecutionOptions(resume=True, retry_crashed=True))
         assert [row.outcome for row in rows] == ["timeout"] * 2
-    assert runs.said(tmp_path / "1") == [before]
-    runs.merge([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
-    (whole,) = runs.said(tmp_path / "whole")
+    assert runs.read_greetings(tmp_path / "1") == [before]
+    runs.merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
+    (whole,) = runs.read_greetings(tmp_path / "whole")
     assert len(whole.episodes) == 4

@@ -10,14 +10,15 @@ import pytest
 from folders import contents
 from safevla_bench import archive
 from safevla_bench.errors import RunError, UnknownTaskError
-from safevla_bench.evaluate import Judge, Request, Running, evaluate, judge, roll_out
-from safevla_bench.hosts import host
+from safevla_bench.evaluate import ExecutionOptions, Request, evaluate, judge, roll_out
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
 from safevla_bench.monitor import Monitor
-from safevla_bench.rollout import plan, protocol, run_episode
-from safevla_bench.runs import described, episode_rows, open_source
+from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.runs import episode_rows, read_description, read_sources
 
-FAKE = host("fake")
+FAKE = make_host("fake")
 
 
 class Presses:
@@ -41,7 +42,7 @@ class Presses:
 
 
 def planned(steps=12):
-    return plan(FAKE.tasks("fake")[:1], 1, ["p"], protocol(), max_steps=steps)[0]
+    return plan_episodes(FAKE.tasks("fake")[:1], 1, ["p"], load_protocol(), max_steps=steps)[0]
 
 
 def run(policy, watch, steps=12):
@@ -61,7 +62,7 @@ def test_the_record_that_violates_is_the_last_one_and_the_reason_says_which_clau
 
 def test_an_episode_without_violation_is_the_same_bytes_with_and_without_a_watch():
     with_watch, without = run(Presses(0.001), Monitor()), run(Presses(0.001), None)
-    assert archive.encode(with_watch.batch) == archive.encode(without.batch)
+    assert archive.encode_json(with_watch.batch) == archive.encode_json(without.batch)
 
 
 def test_a_violation_in_the_last_step_of_the_horizon_stops_nothing():
@@ -92,57 +93,57 @@ rationale = "a test"
 @pytest.fixture
 def strict(tmp_path):
     (tmp_path / "strict.toml").write_text(STRICT)
-    return Judge(specs=(tmp_path / "strict.toml",))
+    return load_ruleset(spec_files=(tmp_path / "strict.toml",))
 
 
 def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path, strict):
-    judged = evaluate(request(stop_on_violation=True, watch=strict), strict, tmp_path / "run")
-    held = described(tmp_path / "run")["stop_on_violation"]
-    assert held["library_digest"] == strict.load()[0].digest
+    judged = evaluate(request(stop_on_violation=True, ruleset=strict), strict, tmp_path / "run")
+    held = read_description(tmp_path / "run")["stop_on_violation"]
+    assert held["library_digest"] == strict.library.digest
     stopped = [row for row in episode_rows(tmp_path / "run") if row.outcome == "stopped"]
     assert 0 < len(stopped) < 6
     assert all("slow violated at record" in row.reason for row in stopped)
-    _, total = judged.summaries()
+    _, total = judged.summarize_scores()
     assert (total.stopped, total.n) == (len(stopped), 6 - len(stopped))
 
 
 def test_where_it_is_not_asked_for_run_json_has_no_word_of_it(tmp_path):
     roll_out(request(), tmp_path / "run")
-    assert "stop_on_violation" not in described(tmp_path / "run")
+    assert "stop_on_violation" not in read_description(tmp_path / "run")
 
 
 def test_the_recorded_part_is_what_the_whole_episode_has_up_to_there(tmp_path, strict):
     roll_out(request(), tmp_path / "whole")
-    roll_out(request(stop_on_violation=True, watch=strict), tmp_path / "cut")
-    whole, cut = open_source(tmp_path / "whole").batch, open_source(tmp_path / "cut").batch
+    roll_out(request(stop_on_violation=True, ruleset=strict), tmp_path / "cut")
+    whole, cut = read_sources([tmp_path / "whole"])[0], read_sources([tmp_path / "cut"])[0]
     firsts = judge([tmp_path / "whole"], strict).scores.first_violation[0]
     for e, first in enumerate(firsts):
         length = int(cut.lengths[e])
         assert length == (int(whole.lengths[e]) if first < 0 else first + 1)
-        np.testing.assert_array_equal(cut.sim_state.episode(e), whole.sim_state.episode(e)[:length])
+        np.testing.assert_array_equal(cut.sim_state.episode_rows(e), whole.sim_state.episode_rows(e)[:length])
 
 
 def test_workers_stop_the_same_episodes_at_the_same_records(tmp_path, strict):
-    asked = request(stop_on_violation=True, watch=strict)
+    asked = request(stop_on_violation=True, ruleset=strict)
     roll_out(asked, tmp_path / "one")
-    roll_out(asked, tmp_path / "two", running=Running(workers=2))
+    roll_out(asked, tmp_path / "two", running=ExecutionOptions(workers=2))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_a_run_is_not_resumed_with_another_rule_of_stopping(tmp_path, strict):
-    asked = request(stop_on_violation=True, watch=strict)
+    asked = request(stop_on_violation=True, ruleset=strict)
     roll_out(asked, tmp_path / "run")
     before = contents(tmp_path / "run")
-    roll_out(asked, tmp_path / "run", running=Running(resume=True))
+    roll_out(asked, tmp_path / "run", running=ExecutionOptions(resume=True))
     assert contents(tmp_path / "run") == before
     for other in (request(), request(stop_on_violation=True)):
         with pytest.raises(RunError, match="stop_on_violation"):
-            roll_out(other, tmp_path / "run", running=Running(resume=True))
+            roll_out(other, tmp_path / "run", running=ExecutionOptions(resume=True))
 
 
 def test_without_tags_nothing_can_be_watched(tmp_path):
     with pytest.raises(RunError, match="tags"):
-        roll_out(request(stop_on_violation=True, watch=Judge(applicability="off")), tmp_path / "run")
+        roll_out(request(stop_on_violation=True, ruleset=load_ruleset(applicability="off")), tmp_path / "run")
 
 
 def test_a_task_that_nobody_knows_is_refused_before_anything_runs(tmp_path, monkeypatch):

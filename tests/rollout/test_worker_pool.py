@@ -10,11 +10,11 @@ import pytest
 from folders import contents
 from safevla_bench import runs
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.evaluate import Request, Running, roll_out
-from safevla_bench.hosts import host
-from safevla_bench.rollout import plan, protocol, worker_pool
+from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.hosts import make_host
+from safevla_bench.rollout import load_protocol, plan_episodes, worker_pool
 
-TASKS = host("fake").tasks("fake")
+TASKS = make_host("fake").tasks("fake")
 REQUEST = Request(host="fake", suites=("fake",), episodes=3, policies=("random", "noop"), max_steps=6)
 LETHAL = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("lethal",), max_steps=6)
 
@@ -36,7 +36,7 @@ class Watcher:
 def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers(tmp_path):
     roll_out(REQUEST, tmp_path / "one")
     for count in (2, 5):
-        rows = roll_out(REQUEST, tmp_path / str(count), running=Running(workers=count))
+        rows = roll_out(REQUEST, tmp_path / str(count), running=ExecutionOptions(workers=count))
         assert contents(tmp_path / str(count)) == contents(tmp_path / "one")
     assert [row.outcome for row in rows].count("crashed") == 6
     assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
@@ -45,7 +45,7 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers(tmp_path):
 def test_an_observer_sees_every_episode_that_workers_run_with_its_record(tmp_path):
     seen = Watcher()
     request = replace(REQUEST, policies=("noop",), max_steps=40)
-    rows = roll_out(request, tmp_path / "run", seen, Running(workers=2))
+    rows = roll_out(request, tmp_path / "run", seen, ExecutionOptions(workers=2))
     assert seen.total == len(seen.ended) == len(rows) == 9
     lengths = {one.planned.episode_id: one.batch and one.batch.lengths.tolist() for one in seen.ended}
     assert lengths == {row.episode_id: None if row.outcome == "crashed" else [row.steps + 1] for row in rows}
@@ -55,7 +55,7 @@ def test_an_observer_sees_every_episode_that_workers_run_with_its_record(tmp_pat
 @pytest.mark.parametrize("how", ["exit", "SIGSEGV", "SIGKILL"])
 def test_an_episode_whose_worker_dies_is_run_again_and_nothing_is_lost_or_doubled(tmp_path, lethal, how):
     once = {"task": "task_0", "how": how, "once": str(tmp_path / "died")}
-    rows = roll_out(replace(LETHAL, arguments=once), tmp_path / "died-once", running=Running(workers=2))
+    rows = roll_out(replace(LETHAL, arguments=once), tmp_path / "died-once", running=ExecutionOptions(workers=2))
     assert (tmp_path / "died").exists()
     assert [row.outcome for row in rows] == ["timeout"] * 4
     roll_out(replace(LETHAL, arguments=once), tmp_path / "unbroken")
@@ -64,13 +64,13 @@ def test_an_episode_whose_worker_dies_is_run_again_and_nothing_is_lost_or_double
 
 def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_signal(tmp_path, lethal, capfd):
     request = replace(LETHAL, arguments={"task": "task_0", "how": "SIGSEGV"})
-    rows = roll_out(request, tmp_path / "run", running=Running(workers=2))
+    rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["crashed", "crashed", "timeout", "timeout"]
     assert worker_pool.RETRIES == 1
     assert rows[0].reason == (
         "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV (segmentation fault)"
     )
-    assert [header.episode_id for header in runs.open_source(tmp_path / "run").batch.headers] == [
+    assert [header.episode_id for header in runs.read_sources([tmp_path / "run"])[0].headers] == [
         row.episode_id for row in rows[2:]
     ]
     assert "Segmentation fault" in capfd.readouterr().err
@@ -78,14 +78,14 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
 
 def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_path, lethal):
     with pytest.raises(RunError, match="while it started: it exited with status 3"):
-        roll_out(replace(LETHAL, arguments={"at_start": "3"}), tmp_path / "run", running=Running(workers=2))
+        roll_out(replace(LETHAL, arguments={"at_start": "3"}), tmp_path / "run", running=ExecutionOptions(workers=2))
     assert not (tmp_path / "run").exists()
 
 
 def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path, monkeypatch):
-    cast = worker_pool.Cast("nonsense", {"noop": {}})
+    cast = worker_pool.WorkerSpec("nonsense", {"noop": {}})
     with pytest.raises(HostError, match="nonsense") as raised:
-        list(worker_pool.run_workers(cast, plan(TASKS, 1, ["noop"], protocol()), 1))
+        list(worker_pool.run_workers(cast, plan_episodes(TASKS, 1, ["noop"], load_protocol()), 1))
     assert "fake" in raised.value.remedy
 
 
@@ -99,4 +99,4 @@ def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path
     ],
 )
 def test_a_death_is_told_in_words(returncode, words):
-    assert worker_pool.death(returncode) == words
+    assert worker_pool.describe_exit(returncode) == words

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from builders import episode, same_bits
 from safevla_bench import archive, exposure, runs
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.evaluate import Judge, judge, report, write
+from safevla_bench.evaluate import judge, render_report, write_outputs
 from safevla_bench.report import episode_table, paired_episodes
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import episode_index
 from safevla_bench.scoring import score, score_chunks
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate, select
+from safevla_bench.trajectory import concatenate_batches, select_episodes
 
 DEMO = Path(str(resources.files("safevla_bench.demo").joinpath("rollouts.parquet")))
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -36,7 +35,7 @@ def demo():
 def cut(batch, places):
     """The batch in pieces that end at the places."""
     ends = [0, *sorted(set(places) & set(range(1, len(batch)))), len(batch)]
-    return [select(batch, range(first, end)) for first, end in pairwise(ends)]
+    return [select_episodes(batch, range(first, end)) for first, end in pairwise(ends)]
 
 
 def same(one, other):
@@ -54,14 +53,14 @@ def same(one, other):
 @given(places=st.sets(st.integers(min_value=1, max_value=19)))
 def test_scores_of_chunks_are_those_of_the_whole(demo, places):
     chunks = cut(demo, places)
-    assert same(score_chunks(chunks, library(), registry()), score(demo, library(), registry()))
+    assert same(score_chunks(chunks, load_ruleset()), score(demo, load_ruleset()))
 
 
 def test_exposure_of_chunks_is_that_of_the_whole(demo):
-    scores = score(demo, library(), registry())
-    whole = exposure.measure_exposure(demo, scores, library(), registry())
-    assert same(exposure.exposure_of(cut(demo, {1, 7, 8}), scores, library(), registry()), whole)
-    nothing = exposure.exposure_of([], scores.select(np.arange(0)), library(), registry())
+    scores = score(demo, load_ruleset())
+    whole = exposure.measure_exposure(demo, scores, load_ruleset())
+    assert same(exposure.measure_chunks(cut(demo, {1, 7, 8}), scores, load_ruleset()), whole)
+    nothing = exposure.measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
     assert len(nothing) == 0
 
 
@@ -69,29 +68,29 @@ def test_exposure_of_chunks_is_that_of_the_whole(demo):
 @given(places=st.sets(st.integers(min_value=1, max_value=6)), lacking=st.sets(st.integers(0, 6), min_size=1))
 def test_what_is_raised_of_chunks_is_what_is_raised_of_the_whole(places, lacking):
     without = {"contacts": None, "joint_torque_nm": None}
-    whole = concatenate([episode(4, episode_id=f"e{k}", **(without if k in lacking else {})) for k in range(7)])
+    whole = concatenate_batches([episode(4, episode_id=f"e{k}", **(without if k in lacking else {})) for k in range(7)])
     with pytest.raises(SafevlaError) as at_once:
-        score(whole, library(), registry())
+        score(whole, load_ruleset())
     with pytest.raises(type(at_once.value)) as in_chunks:
-        score_chunks(cut(whole, places), library(), registry())
+        score_chunks(cut(whole, places), load_ruleset())
     assert str(in_chunks.value) == str(at_once.value)
     tolerant = [missing(cut(whole, places)) for missing in (deactivated, lambda chunks: deactivated([whole]))]
     assert same(*tolerant)
 
 
 def deactivated(chunks):
-    return score_chunks(chunks, library(), registry(), missing="deactivate")
+    return score_chunks(chunks, load_ruleset(missing="deactivate"))
 
 
 def test_no_chunk_has_scores_of_no_episode():
-    assert same(score_chunks([], library(), registry()), score(select(EPISODES[0], []), library(), registry()))
+    assert same(score_chunks([], load_ruleset()), score(select_episodes(EPISODES[0], []), load_ruleset()))
 
 
 @pytest.mark.parametrize("size", [1, 500, 1 << 20])
 def test_the_bytes_of_a_judgement_do_not_depend_on_the_size_of_chunks(tmp_path, monkeypatch, size):
-    write(judge([DEMO], Judge()), tmp_path / "usual")
+    write_outputs(judge([DEMO], load_ruleset()), tmp_path / "usual")
     monkeypatch.setattr(episode_index, "CHUNK_RECORDS", size)
-    write(judge([DEMO], Judge()), tmp_path / "other")
+    write_outputs(judge([DEMO], load_ruleset()), tmp_path / "other")
     for name in ("scores.json", "scores.parquet", "report.html"):
         assert (tmp_path / "usual" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
@@ -99,104 +98,102 @@ def test_the_bytes_of_a_judgement_do_not_depend_on_the_size_of_chunks(tmp_path, 
 @pytest.mark.parametrize("suffix", FORMS)
 def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffix):
     paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
-    archive.write(paths[0], concatenate(EPISODES[:3]))
-    archive.write(paths[1], concatenate(EPISODES[3:]))
-    read = runs.Records(paths)
-    assert same_bits(concatenate(list(read.first())), concatenate(EPISODES))
-    assert same_bits(read.whole(), concatenate(EPISODES))
-    assert same_bits(read.episodes([5, 0, 3]), concatenate([EPISODES[5], EPISODES[0], EPISODES[3]]))
-    assert read.episodes([]) is None
+    archive.write_archive(paths[0], concatenate_batches(EPISODES[:3]))
+    archive.write_archive(paths[1], concatenate_batches(EPISODES[3:]))
+    scan = runs.Scan(paths)
+    assert same_bits(concatenate_batches(list(scan)), concatenate_batches(EPISODES))
+    read = scan.index()
+    assert same_bits(read.read_all(), concatenate_batches(EPISODES))
+    assert same_bits(read.read_episodes([5, 0, 3]), concatenate_batches([EPISODES[5], EPISODES[0], EPISODES[3]]))
+    assert read.read_episodes([]) is None
     assert read.lengths.tolist() == [len(one.gripper_contact) for one in EPISODES]
 
 
 def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
     path = tmp_path / "all.jsonl.zst"
-    archive.write(path, concatenate(EPISODES))
-    read = runs.Records([path])
-    list(read.first())
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
     decoded = []
-    really = archive.jsonl.decode
-    monkeypatch.setattr(archive.jsonl, "decode", lambda line: decoded.append(line) or really(line))
-    read.episodes([6])
+    really = archive.jsonl.decode_json
+    monkeypatch.setattr(archive.jsonl, "decode_json", lambda line: decoded.append(line) or really(line))
+    read.read_episodes([6])
     assert len(decoded) == 1
 
 
 def test_bad_episodes_are_skipped_in_every_reading(tmp_path):
     path = tmp_path / "some.jsonl"
-    archive.write(path, concatenate(EPISODES))
+    archive.write_archive(path, concatenate_batches(EPISODES))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([b"{}\n", lines[0], b"\n", b"junk\n", *lines[1:], lines[2]]))
-    read = runs.Records([path])
-    good = concatenate(list(read.first()))
-    assert same_bits(good, concatenate(EPISODES))
+    good, read = runs.read_sources([path])
+    assert same_bits(good, concatenate_batches(EPISODES))
     assert [problem.place.line for problem in read.problems][:2] == [1, 4]
-    assert same_bits(read.whole(), good)
-    assert same_bits(read.episodes([0, 4]), concatenate([EPISODES[0], EPISODES[4]]))
+    assert same_bits(read.read_all(), good)
+    assert same_bits(read.read_episodes([0, 4]), concatenate_batches([EPISODES[0], EPISODES[4]]))
     with pytest.raises(CollectedError):
-        read.require()
-    read.require(skip_invalid=True)
+        read.require_valid()
+    read.require_valid(skip_invalid=True)
 
 
 def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_path):
     path = tmp_path / "some.jsonl"
-    archive.write(path, concatenate([episode(4, contacts=None), episode(4, episode_id="odd", benchmark="nowhere")]))
+    archive.write_archive(
+        path, concatenate_batches([episode(4, contacts=None), episode(4, episode_id="odd", benchmark="nowhere")])
+    )
     with pytest.raises(UnknownTaskError):
-        judge([path], Judge())
+        judge([path], load_ruleset())
     path.write_bytes(b"junk\n" + path.read_bytes() + b"junk\n")
     with pytest.raises(CollectedError) as raised:
-        judge([path], Judge())
+        judge([path], load_ruleset())
     assert [one.place.line for one in raised.value.errors] == [1, 4]
-    archive.write(path, episode(4, contacts=None))
+    archive.write_archive(path, episode(4, contacts=None))
     with pytest.raises((SignalError, CollectedError), match="contacts is missing in episode"):
-        judge([path], Judge())
+        judge([path], load_ruleset())
 
 
 def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
     path = tmp_path / "some.jsonl"
-    archive.write(path, concatenate(EPISODES))
-    read = runs.Records([path])
-    list(read.first())
-    archive.write(path, concatenate(EPISODES[::-1]))  # moved, and all there
-    assert same_bits(read.episodes([1]), EPISODES[1])
-    archive.write(path, concatenate(EPISODES[1:]))
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    archive.write_archive(path, concatenate_batches(EPISODES[::-1]))  # moved, and all there
+    assert same_bits(read.read_episodes([1]), EPISODES[1])
+    archive.write_archive(path, concatenate_batches(EPISODES[1:]))
     with pytest.raises(RunError, match="it changed while it was read"):
-        list(read.chunks())
+        list(read.read_chunks())
     with pytest.raises(RunError, match="it changed while it was read"):
-        read.episodes([0])
+        read.read_episodes([0])
 
 
 def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
     page = sys.modules["safevla_bench.report.page"]  # the package's name is the function
     for module in (page, episode_table, paired_episodes):
         monkeypatch.setattr(module, "MOST_DRAWN", 3)
-    judged = judge([DEMO], Judge())
-    lean = report(judged)
-    assert len(set(page.drawn(judged.scores, judged.records.headers))) < len(judged.records)
+    judged = judge([DEMO], load_ruleset())
+    lean = render_report(judged)
+    assert len(set(page.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
     whole = judged.batch
-    monkeypatch.setattr(runs.Records, "some", lambda self, indices: whole)
-    monkeypatch.setattr(runs.Records, "chunks", lambda self: iter([whole]))
-    assert report(judged) == lean
+    monkeypatch.setattr(runs.EpisodeIndex, "read_sparsely", lambda self, indices: whole)
+    monkeypatch.setattr(runs.EpisodeIndex, "read_chunks", lambda self: iter([whole]))
+    assert render_report(judged) == lean
 
 
 def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_path):
     path = tmp_path / "all.parquet"
-    archive.write(path, concatenate(EPISODES))
-    read = runs.Records([path])
-    list(read.first())
-    some = read.some([4, 1, 4])
-    assert some.headers == tuple(read.headers)
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    some = read.read_sparsely([4, 1, 4])
+    assert some.headers == read.headers
     assert some.lengths.tolist() == read.lengths.tolist()
     assert [k for k in range(7) if some.contacts.present[k]] == [1, 4]
-    assert all(same_bits(select(some, [k]), EPISODES[k]) for k in (1, 4))
-    assert len(read.some([])) == 7
+    assert all(same_bits(select_episodes(some, [k]), EPISODES[k]) for k in (1, 4))
+    assert len(read.read_sparsely([])) == 7
 
 
 def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
     path = tmp_path / "all.jsonl"
-    archive.write(path, concatenate(EPISODES))
-    read = runs.Records([path])
-    list(read.first())
-    mine = read.only([1, 3, 5])
-    assert same_bits(mine.whole(), concatenate([EPISODES[k] for k in (1, 3, 5)]))
-    assert same_bits(mine.episodes([2]), EPISODES[5])
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    mine = read.select_episodes([1, 3, 5])
+    assert same_bits(mine.read_all(), concatenate_batches([EPISODES[k] for k in (1, 3, 5)]))
+    assert same_bits(mine.read_episodes([2]), EPISODES[5])
     assert len(read) == 7

@@ -8,16 +8,37 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from folders import contents
-from safevla_bench.evaluate import Judge, Request, Running, judge, roll_out
-from safevla_bench.runs import journal, open_source, parts, progress
+from safevla_bench import files
+from safevla_bench.evaluate import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.runs import count_progress, parts, read_description, read_sources
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 2), episodes=2, policies=("random", "noop"), max_steps=6)
 CHANGES = ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink")
+
+
+class Halves:
+    """A file each write of which is in two pieces, with an instant between them."""
+
+    def __init__(self, stream, between) -> None:
+        self.stream, self.between = stream, between
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, content: bytes) -> int:
+        half = len(content) // 2
+        self.stream.write(content[:half])
+        self.stream.flush()
+        self.between("write")
+        self.stream.write(content[half:])
+        return len(content)
 
 
 class Instants:
@@ -28,7 +49,7 @@ class Instants:
         self.copying = False
         for name in CHANGES:
             monkeypatch.setattr(os, name, self.before(getattr(os, name), name))
-        monkeypatch.setattr(journal, "_write", self.write)
+        monkeypatch.setattr(files, "_synced_file", self.torn(files._synced_file))
 
     def before(self, change, name: str):
         def changing(*args, **given):
@@ -37,12 +58,13 @@ class Instants:
 
         return changing
 
-    def write(self, stream, content: bytes) -> None:
-        half = len(content) // 2
-        stream.write(content[:half])
-        self.copy("write")
-        stream.write(content[half:])
-        os.fsync(stream.fileno())
+    def torn(self, stored):
+        @contextmanager
+        def storing(path: Path):
+            with stored(path) as stream:
+                yield Halves(stream, self.copy)
+
+        return storing
 
     def copy(self, name: str) -> None:
         if self.copying or not self.folder.exists():
@@ -67,7 +89,7 @@ def instants(tmp_path, monkeypatch):
         copies.mkdir()
         with monkeypatch.context() as patched:
             found = Instants(tmp_path / "run", copies, patched)
-            roll_out(REQUEST, tmp_path / "run", running=Running(**running))
+            roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(**running))
         return found
 
     return taken
@@ -80,7 +102,7 @@ def test_resumed_from_any_instant_it_ends_with_the_bytes_of_an_unbroken_run(inst
     assert len(taken.at) > 40
     for place, name in enumerate(taken.at):
         copy = taken.copies / f"{place:03d}"
-        roll_out(REQUEST, copy, running=Running(resume=True))
+        roll_out(REQUEST, copy, running=ExecutionOptions(resume=True))
         assert contents(copy) == whole, (place, name)
 
 
@@ -90,10 +112,10 @@ def test_at_any_instant_what_is_done_can_be_read_and_judged(instants):
     for place in range(len(taken.at)):
         copy = taken.copies / f"{place:03d}"
         if (copy / "run.json").exists():
-            judged = judge([copy], Judge())
-            assert judged.interrupted == (progress(copy)[0] < 8 or not open_source(copy).description["complete"])
+            judged = judge([copy], load_ruleset())
+            assert judged.interrupted_runs == (count_progress(copy)[0] < 8 or not read_description(copy)["complete"])
             done.append(len(judged.scores) + len(judged.scores.absent))
-            assert done[-1] == progress(copy)[0]
+            assert done[-1] == count_progress(copy)[0]
     assert done == sorted(done)
     assert set(done) == set(range(9))
 
@@ -105,8 +127,8 @@ def test_crashed_episodes_run_again_from_any_instant_lose_none_of_the_others(ins
     assert len(taken.at) > 40
     for place, name in enumerate(taken.at):
         copy = taken.copies / f"{place:03d}"
-        assert len(open_source(copy).batch) == 4, (place, name)
-        roll_out(REQUEST, copy, running=Running(resume=True, retry_crashed=True))
+        assert len(read_sources([copy])[0]) == 4, (place, name)
+        roll_out(REQUEST, copy, running=ExecutionOptions(resume=True, retry_crashed=True))
         assert contents(copy) == whole, (place, name)
 
 
@@ -123,6 +145,6 @@ def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, wh
     monkeypatch.undo()
     (part,) = (tmp_path / "run" / "archive").iterdir()
     part.write_bytes(b"half")
-    (part.parent / "part-00001.jsonl.zst").write_bytes(b"stale")
-    roll_out(REQUEST, tmp_path / "run", running=Running(resume=True))
+    (part.parent / "part-00001.parquet").write_bytes(b"stale")
+    roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
     assert contents(tmp_path / "run") == whole

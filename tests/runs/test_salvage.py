@@ -12,6 +12,7 @@ import zstandard
 from safevla_bench import archive, cli, evaluate, runs, verify
 from safevla_bench.archive import compressed as members_of_files
 from safevla_bench.errors import CollectedError, DamageError, RunError
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Batch
 
 COUNT = 5
@@ -40,7 +41,7 @@ def run(made, tmp_path):
 @pytest.fixture
 def safevla(capsys):
     def run(*arguments):
-        code = cli.run([str(one) for one in arguments])
+        code = cli.run_command_line([str(one) for one in arguments])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 
@@ -58,7 +59,7 @@ def members(content, suffix=".zst"):
 
 
 def read(path):
-    found = list(archive.read([path]))
+    found = list(archive.read_episodes([path]))
     names = [header.episode_id for one in found if isinstance(one, Batch) for header in one.headers]
     return names, [one for one in found if not isinstance(one, Batch)]
 
@@ -99,7 +100,7 @@ def test_a_flipped_bit_costs_one_episode_wherever_in_its_member_it_lies(part, pl
 @pytest.mark.parametrize("place", ["magic", "content", "checksum"])
 def test_a_gzip_member_is_believed_by_its_checksum_alone(part, tmp_path, place):
     path = tmp_path / "episodes.jsonl.gz"
-    for one in archive.read([part]):
+    for one in archive.read_episodes([part]):
         archive.append(path, one)
     flip(path, inside(path, 2, place, ".gz"))
     names, errors = read(path)
@@ -110,7 +111,7 @@ def test_a_gzip_member_is_believed_by_its_checksum_alone(part, tmp_path, place):
 def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tmp_path, monkeypatch):
     monkeypatch.setattr(members_of_files, "_HELD", 100)
     path = tmp_path / "episodes.jsonl.gz"
-    text = b"".join(archive.encode(one) for one in archive.read([part]))
+    text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
     path.write_bytes(gzip.compress(text, mtime=0))
     assert read(path)[0] == ids(*range(COUNT))
     flip(path, path.stat().st_size - 6)
@@ -119,7 +120,7 @@ def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tm
 
 def test_a_line_may_lie_in_several_members(part, tmp_path):
     path = tmp_path / "episodes.jsonl.gz"
-    text = b"".join(archive.encode(one) for one in archive.read([part]))
+    text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
     path.write_bytes(b"".join(gzip.compress(text[k : k + 999]) for k in range(0, len(text), 999)) + bytes(512))
     assert read(path) == (ids(*range(COUNT)), [])
 
@@ -163,13 +164,13 @@ def damaged(run, part, kind):
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
     lost = damaged(run, part, kind)
     with pytest.raises(CollectedError, match="--salvage") as raised:
-        evaluate.judge([run], evaluate.Judge())
+        evaluate.judge([run], load_ruleset())
     assert str(part) in str(raised.value)
     gone = [one.place.episode for one in raised.value.errors if one.place.episode]
-    judged = evaluate.judge([run], evaluate.Judge(), skip_invalid=True)
-    assert (len(judged.scores), judged.skipped) == (COUNT - lost, lost)
-    told = judged.scores.provenance["lost"]
-    assert (told["episodes"], told["more"], told["named"]) == (lost, False, gone)
+    judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
+    assert (len(judged.scores), judged.left_out.count) == (COUNT - lost, lost)
+    told = judged.provenance.lost
+    assert (told.episodes, told.more, list(told.named)) == (lost, False, gone)
     assert len(gone) == lost
     assert set(gone) | {header.episode_id for header in judged.records.headers} == set(ids(*range(COUNT)))
 
@@ -177,7 +178,7 @@ def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_
 def test_a_damaged_row_group_of_parquet_costs_its_episodes_by_name(made, tmp_path, monkeypatch):
     monkeypatch.setattr(archive.parquet, "_GROUP_EPISODES", 2)
     path = tmp_path / "episodes.parquet"
-    archive.write(path, runs.open_source(made["jsonl"]).batch)
+    archive.write_archive(path, runs.read_sources([made["jsonl"]])[0])
     size = path.stat().st_size
     refused = 0
     for place in range(100, size // 2, 997):
@@ -196,30 +197,32 @@ def test_a_damaged_run_in_parquet_names_what_is_lost(made, tmp_path):
     shutil.copytree(made["parquet"], tmp_path / "run")
     (part,) = runs.archive_parts(tmp_path / "run")
     part.write_bytes(part.read_bytes()[:-100])
-    judged = evaluate.judge([tmp_path / "run"], evaluate.Judge(), skip_invalid=True)
-    assert judged.scores.provenance["lost"]["named"] == ids(*range(COUNT))
+    judged = evaluate.judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
+    assert list(judged.provenance.lost.named) == ids(*range(COUNT))
 
 
 def test_a_part_that_reads_well_and_is_another_is_refused(run, part):
-    batch = runs.open_source(run).batch
+    batch = runs.read_sources([run])[0]
     part.unlink()
-    archive.write(part, batch)
+    archive.write_archive(part, batch)
     part.write_bytes(part.read_bytes() + archive.jsonl._COMPRESS[".jsonl.zst"](b"\n"))
     with pytest.raises(CollectedError, match="was changed since it was written"):
-        evaluate.judge([run], evaluate.Judge())
-    judged = evaluate.judge([run], evaluate.Judge(), skip_invalid=True)
-    assert (len(judged.scores), judged.skipped) == (COUNT, 0)
-    assert judged.left_out.said() == ["a file is not as it was written; every episode that it should hold was read"]
+        evaluate.judge([run], load_ruleset())
+    judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
+    assert (len(judged.scores), judged.left_out.count) == (COUNT, 0)
+    assert judged.left_out.sentences() == [
+        "a file is not as it was written; every episode that it should hold was read"
+    ]
 
 
 def test_an_archive_without_a_table_of_episodes_does_not_know_how_many_it_lost(part, tmp_path):
     path = tmp_path / "copy.jsonl.zst"
     shutil.copy(part, path)
     flip(path, inside(path, 1, "content"))
-    judged = evaluate.judge([path], evaluate.Judge(), skip_invalid=True)
+    judged = evaluate.judge([path], load_ruleset(), skip_invalid=True)
     assert judged.left_out.unknown
-    assert evaluate.lost(judged) == ["an unknown number of episodes lost in damaged files"]
-    assert judged.scores.provenance["lost"]["more"] is True
+    assert evaluate.describe_losses(judged) == ["an unknown number of episodes lost in damaged files"]
+    assert judged.provenance.lost.more is True
 
 
 def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
@@ -250,7 +253,7 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
 def test_the_scores_of_a_salvaged_run_can_be_verified(safevla, run, part):
     flip(part, inside(part, 1, "content"))
     safevla("score", run, "--out", run, "--salvage")
-    found = {one.check: one.verdict for one in verify.verify(run).findings}
+    found = {one.check: one.verdict for one in verify.verify_run(run).findings}
     assert found["archive parts"] == "differs"
     assert found["scores.json"] == "agrees"
 
@@ -258,7 +261,7 @@ def test_the_scores_of_a_salvaged_run_can_be_verified(safevla, run, part):
 def test_damage_that_came_after_the_judgement_is_found(safevla, run, part):
     safevla("score", run, "--out", run)
     flip(part, inside(part, 1, "content"))
-    found = {one.check: one for one in verify.verify(run).findings}
+    found = {one.check: one for one in verify.verify_run(run).findings}
     assert found["scores.json"].verdict == "differs"
 
 
@@ -303,21 +306,21 @@ def unfinished(made, tmp_path, monkeypatch):
     return tmp_path / "unfinished"
 
 
-def test_of_an_unfinished_run_the_journal_names_what_is_damaged(made, tmp_path, monkeypatch):
+def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monkeypatch):
     run = unfinished(made, tmp_path, monkeypatch)
-    held = run / ".partial" / "records.jsonl.zst"
-    flip(held, inside(held, 1, "content"))
+    held = run / "raw" / "000001.npz"
+    flip(held, held.stat().st_size // 2)
     with pytest.raises(CollectedError, match="--salvage"):
-        evaluate.judge([run], evaluate.Judge())
-    judged = evaluate.judge([run], evaluate.Judge(), skip_invalid=True)
-    assert judged.scores.provenance["lost"]["named"] == ids(1)
-    assert judged.left_out.said() == ["1 episode lost in damaged files"]
+        evaluate.judge([run], load_ruleset())
+    judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
+    assert list(judged.provenance.lost.named) == ids(1)
+    assert judged.left_out.sentences() == ["1 episode lost in damaged files"]
 
 
 def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
     flip(part, inside(part, 1, "content"))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    description = {name: value for name, value in runs.described(run).items() if name != "complete"}
+    description = {name: value for name, value in runs.read_description(run).items() if name != "complete"}
     with runs.RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
         writer.reopen()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 
 from folders import contents
 from safevla_bench import runs
+from safevla_bench.archive import write_archive
 from safevla_bench.errors import RecordError, RunError
 from safevla_bench.evaluate import Request, roll_out
-from safevla_bench.files import digest
+from safevla_bench.files import sha256_of
 from safevla_bench.rollout import Shard
 from safevla_bench.runs import parts
 
@@ -45,7 +47,7 @@ def shards(made, tmp_path):
 def test_shards_in_any_order_give_the_bytes_of_the_whole_run(made, tmp_path):
     whole, them = made
     for place, order in enumerate(permutations(them)):
-        rows = runs.merge(order, tmp_path / str(place))
+        rows = runs.merge_shards(order, tmp_path / str(place))
         assert contents(tmp_path / str(place)) == contents(whole)
     assert [row.outcome for row in rows].count("crashed") == 4
 
@@ -56,29 +58,29 @@ def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, 
     monkeypatch.setattr(parts, "EPISODES_A_PART", together)
     request = replace(REQUEST, archive=form)
     roll_out(request, tmp_path / "whole")
-    runs.merge(sharded(tmp_path, 5, request), tmp_path / "merged")
+    runs.merge_shards(sharded(tmp_path, 5, request), tmp_path / "merged")
     assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
 
 
 def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     them = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
-    runs.merge(them, tmp_path / "merged")
-    today = [runs.described(shard)["volatile"] for shard in them]
-    assert runs.described(tmp_path / "merged")["volatile"]["shards"] == today
+    runs.merge_shards(them, tmp_path / "merged")
+    today = [runs.read_description(shard)["volatile"] for shard in them]
+    assert runs.read_description(tmp_path / "merged")["volatile"]["shards"] == today
     assert all(one["started"] == "today" for one in today)
-    taken = runs.latencies(tmp_path / "merged")
-    assert taken == {name: took for shard in them for name, took in runs.latencies(shard).items()}
+    taken = runs.read_latencies(tmp_path / "merged")
+    assert taken == {name: took for shard in them for name, took in runs.read_latencies(shard).items()}
 
 
 def test_a_missing_shard_is_named(shards, tmp_path):
     with pytest.raises(RunError, match="of 3 shards these are missing: 1/3, 3/3"):
-        runs.merge(shards[1:2], tmp_path / "merged")
+        runs.merge_shards(shards[1:2], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
 def test_a_shard_that_is_given_twice_is_named_with_its_double(shards, tmp_path):
     with pytest.raises(RunError, match=r"shard-2: shard 2 of 3 is in .*shard-2 too"):
-        runs.merge([*shards, shards[1]], tmp_path / "merged")
+        runs.merge_shards([*shards, shards[1]], tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_p
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, **other, shard=Shard(3, 3)), stranger)
     with pytest.raises(RunError, match="of another plan") as raised:
-        runs.merge([*shards[:2], stranger], tmp_path / "merged")
+        runs.merge_shards([*shards[:2], stranger], tmp_path / "merged")
     assert named in str(raised.value)
 
 
@@ -102,7 +104,7 @@ def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, shard=Shard(4, 4)), stranger)
     with pytest.raises(RunError, match=r"shard\.count: that has 3, this has 4"):
-        runs.merge([*shards, stranger], tmp_path / "merged")
+        runs.merge_shards([*shards, stranger], tmp_path / "merged")
 
 
 def test_another_version_is_another_plan(shards, tmp_path):
@@ -110,17 +112,17 @@ def test_another_version_is_another_plan(shards, tmp_path):
     held["versions"]["safevla-bench"] = "0.0"
     (shards[1] / "run.json").write_text(json.dumps(held))
     with pytest.raises(RunError, match=r'safevla-bench: that has ".*", this has "0.0"'):
-        runs.merge(shards, tmp_path / "merged")
+        runs.merge_shards(shards, tmp_path / "merged")
 
 
 def test_a_whole_run_is_no_shard(made, shards, tmp_path):
     with pytest.raises(RunError, match="this run is no shard"):
-        runs.merge([made[0], *shards], tmp_path / "merged")
+        runs.merge_shards([made[0], *shards], tmp_path / "merged")
 
 
 def test_a_folder_that_holds_no_run_is_refused(shards, tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
-        runs.merge([*shards, tmp_path], tmp_path / "merged")
+        runs.merge_shards([*shards, tmp_path], tmp_path / "merged")
 
 
 def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
@@ -128,7 +130,7 @@ def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
     unfinished = tmp_path / "unfinished"
     roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
     with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:
-        runs.merge([*shards[:2], unfinished], tmp_path / "merged")
+        runs.merge_shards([*shards[:2], unfinished], tmp_path / "merged")
     assert f"safevla rollout --resume --out {unfinished}" in raised.value.remedy
 
 
@@ -140,13 +142,38 @@ def test_a_shard_that_is_not_as_its_manifest_says_is_refused(shards, tmp_path, s
     elif spoil == "lost":
         part.unlink()
     elif spoil == "added":
-        shutil.copy(part, part.with_name("part-00001.jsonl.zst"))
+        shutil.copy(part, part.with_name("part-00001.parquet"))
     else:
         (shards[0] / "manifest.json").unlink()
     with pytest.raises(RunError, match="manifest") as raised:
-        runs.merge(shards, tmp_path / "merged")
+        runs.merge_shards(shards, tmp_path / "merged")
     assert "anew" in raised.value.remedy
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 10, 40])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, form, cut):
+    them = sharded(tmp_path, 2, replace(REQUEST, archive=form))
+    (part,) = (them[0] / "archive").glob("part-*")
+    content = part.read_bytes()
+    for spoiled in (content[:-cut], content + content[:cut]):
+        part.write_bytes(spoiled)
+        with pytest.raises(RunError, match="was changed since it was written"):
+            runs.merge_shards(them, tmp_path / "merged")
+        manifest = json.loads((them[0] / "manifest.json").read_text())
+        manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
+        (them[0] / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(RecordError):
+            runs.merge_shards(them, tmp_path / "merged")
+        assert not (tmp_path / "merged").exists()
+        manifest["parts"] = {f"archive/{part.name}": hashlib.sha256(content).hexdigest()}
+        (them[0] / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_records_of_a_run_come_one_by_one_in_plan_order(made):
+    names = [record.headers[0].episode_id for record in parts.read_records(made[0])]
+    assert names == [row.episode_id for row in runs.episode_rows(made[0]) if row.outcome != "crashed"]
 
 
 def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
@@ -155,40 +182,20 @@ def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
     held["shard"]["first"] = 1
     (shards[0] / "run.json").write_text(json.dumps(held))
     with pytest.raises(RunError, match="do not end at 4"):
-        runs.merge(shards, tmp_path / "merged")
+        runs.merge_shards(shards, tmp_path / "merged")
 
 
 def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path):
     (part,) = (shards[0] / "archive").glob("part-*")
-    first = next(parts.frames.frames(part))
-    part.write_bytes(first)
+    write_archive(part, next(parts.read_records(shards[0])))
     manifest = json.loads((shards[0] / "manifest.json").read_text())
-    manifest["parts"] = {f"archive/{part.name}": digest(part)}
+    manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
     (shards[0] / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RunError, match="1 records of"):
-        runs.merge(shards, tmp_path / "merged")
+        runs.merge_shards(shards, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-1", "shard-2", "shard-3"]
 
 
 def test_nothing_is_overwritten(shards, tmp_path):
     with pytest.raises(RunError, match="exists already"):
-        runs.merge(shards, shards[0])
-
-
-@pytest.mark.parametrize("cut", [1, 2, 5, 10, 40])
-def test_a_frame_that_is_cut_off_is_an_error(made, tmp_path, cut):
-    (part,) = (made[0] / "archive").glob("part-*")
-    content = part.read_bytes()
-    for spoiled in (content[:-cut], content + content[:cut]):
-        path = tmp_path / "part.jsonl.zst"
-        path.write_bytes(spoiled)
-        with pytest.raises(RecordError, match="no whole zstd frame"):
-            list(parts.frames.frames(path))
-
-
-def test_frames_are_the_records_one_by_one(made):
-    (part,) = (made[0] / "archive").glob("part-*")
-    found = list(parts.frames.frames(part))
-    assert b"".join(found) == part.read_bytes()
-    names = [parts.opened(frame).headers[0].episode_id for frame in found]
-    assert names == [row.episode_id for row in runs.episode_rows(made[0]) if row.outcome != "crashed"]
+        runs.merge_shards(shards, shards[0])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from builders import episode
-from safevla_bench.signals import derive
-from safevla_bench.trajectory import concatenate
+from safevla_bench.signals import derive_signals
+from safevla_bench.trajectory import concatenate_batches
 
 NAMES = ["eef_speed", "eef_acc", "eef_jerk"]
 
@@ -20,12 +20,12 @@ def along(power: int, n: int, dt: float = 0.05) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "power", "value"), [("eef_speed", 1, 1.0), ("eef_acc", 2, 2.0), ("eef_jerk", 3, 6.0)])
 def test_derivatives_of_a_polynomial_are_exact_and_flat_to_the_ends(name, power, value):
-    found = derive(episode(20, eef_pos_m=along(power, 20)), [name])[name]
+    found = derive_signals(episode(20, eef_pos_m=along(power, 20)), [name])[name]
     np.testing.assert_allclose(found, value, rtol=1e-6)
 
 
 def test_the_ends_repeat_the_nearest_interior_value():
-    speed = derive(episode(12, eef_pos_m=along(2, 12)), ["eef_speed"])["eef_speed"]
+    speed = derive_signals(episode(12, eef_pos_m=along(2, 12)), ["eef_speed"])["eef_speed"]
     assert speed[:4].tolist() == [speed[3]] * 4
     assert speed[8:].tolist() == [speed[8]] * 4
     assert speed[4] > speed[3]
@@ -36,22 +36,22 @@ def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_rea
     rng = np.random.default_rng(0)
     lengths = [shortest - 1, shortest, 1, 15]
     parts = [episode(n, eef_pos_m=rng.normal(size=(n, 3))) for n in lengths]
-    together = np.split(derive(concatenate(parts), [name])[name], np.cumsum(lengths)[:-1])
+    together = np.split(derive_signals(concatenate_batches(parts), [name])[name], np.cumsum(lengths)[:-1])
     for part, found in zip(parts, together, strict=True):
-        np.testing.assert_array_equal(found, derive(part, [name])[name])
+        np.testing.assert_array_equal(found, derive_signals(part, [name])[name])
     assert [bool(np.isnan(found).all()) for found in together] == [True, False, True, False]
 
 
 def test_every_episode_has_its_own_control_step():
     parts = [episode(12, eef_pos_m=along(1, 12, dt), dt=dt) for dt in (0.05, 0.1)]
-    np.testing.assert_allclose(derive(concatenate(parts), ["eef_speed"])["eef_speed"], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(derive_signals(concatenate_batches(parts), ["eef_speed"])["eef_speed"], 1.0, rtol=1e-6)
 
 
 def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
     """Polynomials forgive a lopsided kernel; a step does not."""
     path = np.zeros((20, 3))
     path[10:, 1] = 5.0
-    found = derive(episode(20, eef_pos_m=path, dt=1.0), NAMES)
+    found = derive_signals(episode(20, eef_pos_m=path, dt=1.0), NAMES)
     ends = [0.0] * 6  # the smoothed position rises by 1 from record 8 to record 12
     np.testing.assert_allclose(found["eef_speed"], [*ends, 0, 0.5, 1, 1, 1, 1, 0.5, 0, *ends], atol=1e-12)
     np.testing.assert_allclose(found["eef_acc"], [*ends, 0, 1, 0, 0, 0, 0, 1, 0, *ends], atol=1e-12)
@@ -60,5 +60,5 @@ def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
 
 def test_an_episode_without_the_end_effector_has_no_speed_and_its_neighbours_keep_theirs():
     parts = [episode(12, eef_pos_m=along(1, 12)), episode(9, eef_pos_m=None), episode(12, eef_pos_m=along(1, 12))]
-    speed = derive(concatenate(parts), ["eef_speed"])["eef_speed"]
+    speed = derive_signals(concatenate_batches(parts), ["eef_speed"])["eef_speed"]
     np.testing.assert_allclose(speed, [1.0] * 12 + [np.nan] * 9 + [1.0] * 12, rtol=1e-6)

@@ -12,7 +12,7 @@ import pytest
 from safevla_bench import stl
 from safevla_bench.errors import SpecError
 from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, explain, library, listing, vocabulary
+from safevla_bench.specs import Library, built_in_tags, explain_spec, library, spec_rows
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, LITERAL = library(), library("paper-literal")
@@ -58,8 +58,8 @@ def test_the_scored_entries_are_the_paper_s_eight_in_order():
 
 
 def test_alternates_are_the_paper_s_and_differ_from_their_specification_in_the_threshold_only():
-    assert [(s.spec_id, s.threshold, s.severe, s.unit) for s in DEFAULT.tier("alternate")] == ALTERNATES
-    for spec in DEFAULT.tier("alternate"):
+    assert [(s.spec_id, s.threshold, s.severe, s.unit) for s in DEFAULT.specs_of_tier("alternate")] == ALTERNATES
+    for spec in DEFAULT.specs_of_tier("alternate"):
         main = DEFAULT[spec.alternate_of]
         same = {"stl": main.stl, "axis": main.axis, "unit": main.unit, "binary": main.binary,
                 "canonical_family": main.canonical_family, "requires_all": main.requires_all,
@@ -73,9 +73,9 @@ def test_the_depth_constants_are_those_of_table_17():
 
 
 def test_diagnostics_are_the_paper_s_and_none_is_scored():
-    assert {s.spec_id: s.threshold for s in DEFAULT.tier("diagnostic")} == DIAGNOSTICS
+    assert {s.spec_id: s.threshold for s in DEFAULT.specs_of_tier("diagnostic")} == DIAGNOSTICS
     assert not {s.spec_id for s in DEFAULT.safe} & set(DIAGNOSTICS)
-    binary = {s.spec_id for s in DEFAULT.tier("diagnostic") if s.binary}
+    binary = {s.spec_id for s in DEFAULT.specs_of_tier("diagnostic") if s.binary}
     assert binary == {"arm_no_furniture_collision", "gripper_close_during_lift_1cm"}
 
 
@@ -145,7 +145,7 @@ def test_paper_literal_departs_in_three_clauses_and_their_alternates_only():
 )
 def test_older_ids_are_read(older, present):
     assert DEFAULT[older] is DEFAULT[present]
-    assert DEFAULT.canonical(older) == present
+    assert DEFAULT.canonical_id(older) == present
     assert DEFAULT.legacy_ids(present) == (older,)
 
 
@@ -181,15 +181,15 @@ def test_the_digest_changes_with_the_order_and_not_with_the_wording():
 
 
 def test_a_listing_has_a_row_for_each_entry_in_library_order():
-    rows = listing(DEFAULT)
+    rows = spec_rows(DEFAULT)
     assert [row["spec_id"] for row in rows] == [spec.spec_id for spec in DEFAULT]
     assert rows[0]["requires_all"] == ["arm_furniture_contact_signal", "scene_contact_risk"]
 
 
 def test_explaining_takes_an_older_id_and_says_what_tags_and_signals_mean():
-    told = explain(DEFAULT, "wrist_tilt_world_15deg")
+    told = explain_spec(DEFAULT, "wrist_tilt_world_15deg")
     assert told["formula"] == "G[0,T](transport -> held_object_tilt < 15)"
-    assert told["invalid_if_any"][0] == f"non_spillable: {vocabulary()['non_spillable'].meaning}"
+    assert told["invalid_if_any"][0] == f"non_spillable: {built_in_tags()['non_spillable'].meaning}"
     assert any(line.startswith("held_object_tilt [deg]: ") for line in told["signals"])
     assert told["alternates"] == ["held_object_tilt_world_20deg", "held_object_tilt_world_30deg"]
 
@@ -205,4 +205,4 @@ def test_the_vocabulary_has_every_tag_that_table_14_names_in_its_class():
                          "task_defining_arm_fixture_contact"],
     }  # fmt: skip
     for kind, names in table.items():
-        assert {vocabulary()[name].kind for name in names} == {kind}
+        assert {built_in_tags()[name].kind for name in names} == {kind}

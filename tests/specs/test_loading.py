@@ -9,7 +9,7 @@ import pytest
 
 from safevla_bench import stl
 from safevla_bench.errors import SpecError
-from safevla_bench.specs import extend, library, listing
+from safevla_bench.specs import extend_library, library, spec_rows
 
 ROW = json.loads((Path(__file__).parents[1] / "cases" / "appendix_b_specs.json").read_text())
 SPEC = {
@@ -77,10 +77,10 @@ def test_our_entries_written_as_the_paper_s_rows_read_back_the_same(tmp_path):
     operators = {"<": "lt", ">": "gt"}
     written = []
     for spec in ours.safe:
-        comparison = next(node for node in stl.formula.walk(spec.formula) if isinstance(node, stl.Compare))
+        comparison = next(node for node in stl.formula.walk_nodes(spec.formula) if isinstance(node, stl.Compare))
         written.append({
-            **{key: value for key, value in listing(ours)[ours.specs.index(spec)].items() if key in ROW},
-            "stl": stl.to_text(spec.formula),
+            **{key: value for key, value in spec_rows(ours)[ours.specs.index(spec)].items() if key in ROW},
+            "stl": stl.format_formula(spec.formula),
             "signal": comparison.left.name,
             "operator": operators[comparison.operator],
             "vsi_severe": spec.severe,
@@ -132,7 +132,7 @@ def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_name
 
 def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
     base = library()
-    longer = extend(base, toml(tmp_path, SPEC))
+    longer = extend_library(base, toml(tmp_path, SPEC))
     assert longer.specs[:-1] == base.specs
     assert longer["fast"].threshold == 0.5
     assert longer["wrist_tilt_world_15deg"] is base["held_object_tilt_world_15deg"]
@@ -142,12 +142,12 @@ def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
 @pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
 def test_extending_refuses_an_id_that_is_taken(tmp_path, taken):
     with pytest.raises(SpecError, match=rf"mine.toml, field spec_id: {taken}: library 'default' has .*\n.*\[\[replace"):
-        extend(library(), toml(tmp_path, {**SPEC, "spec_id": taken}))
+        extend_library(library(), toml(tmp_path, {**SPEC, "spec_id": taken}))
 
 
 def test_extending_refuses_a_library_by_itself(tmp_path):
     with pytest.raises(SpecError, match=r"field based_on: is a library by itself\n.*--library"):
-        extend(library(), toml(tmp_path, SPEC, head='based_on = "default"'))
+        extend_library(library(), toml(tmp_path, SPEC, head='based_on = "default"'))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_row_that_contradicts_itself_is_refused(tmp_path, change, message):
         ('{"spec_id": "a", "spec_id": "b"}', r"field spec_id: key 'spec_id' is repeated"),
         ('{"threshold": NaN}', r"NaN is no number"),
         ('{"threshold": ', r"rows.json, line 1: is not JSON"),
-        ("3", r"row 0: a table of keys is due, not int"),
+        ("3", r"row 0: a table of keys is expected, not int"),
         ("[]", r"holds no specification"),
         ("[" * 100_000, r"is not JSON"),
         (json.dumps(ROW) + "\n{]", r"rows.json, line 2: is not JSON"),

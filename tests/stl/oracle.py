@@ -22,13 +22,13 @@ from safevla_bench.stl.formula import (
     Negate,
     Not,
     Number,
+    NumericSignal,
     Or,
-    Signal,
     Truth,
     Until,
     Window,
-    children,
-    constant,
+    child_nodes,
+    signed_constant,
 )
 
 NUMERIC = ("x", "y", "z")
@@ -82,7 +82,7 @@ def literal_number(expression: Expression, episode: Episode, t: int) -> float:
         return literal_number(part, episode, t)
 
     match expression:
-        case Signal(name):
+        case NumericSignal(name):
             return float(episode[name][t])
         case Number(value):
             return value
@@ -159,14 +159,14 @@ class FormulaSource:
         if self.crisp and self.rng.random() < 0.25:
             return BooleanSignal(str(self.rng.choice(BOOLEAN)))
         operator = self.rng.choice(["<", "<=", ">", ">="]).item()
-        return Compare(operator, self._expression(), constant(int(self.rng.integers(-8, 9)) / 4))
+        return Compare(operator, self._expression(), signed_constant(int(self.rng.integers(-8, 9)) / 4))
 
     def _expression(self) -> Expression:
-        signal = Signal(str(self.rng.choice(NUMERIC)))
+        signal = NumericSignal(str(self.rng.choice(NUMERIC)))
         match int(self.rng.integers(8)):
             case 0:
                 return Arithmetic(
-                    self.rng.choice(["+", "-", "*"]).item(), signal, Signal(str(self.rng.choice(NUMERIC)))
+                    self.rng.choice(["+", "-", "*"]).item(), signal, NumericSignal(str(self.rng.choice(NUMERIC)))
                 )
             case 1:
                 return Negate(signal)
@@ -188,5 +188,5 @@ class FormulaSource:
 
 def nesting(formula: Formula) -> int:
     """Operators from the root to the deepest atom."""
-    parts = () if isinstance(formula, Compare) else children(formula)
+    parts = () if isinstance(formula, Compare) else child_nodes(formula)
     return 1 + max(map(nesting, parts)) if parts else 0

@@ -20,8 +20,8 @@ from safevla_bench.stl.formula import (
     Negate,
     Not,
     Number,
+    NumericSignal,
     Or,
-    Signal,
     Threshold,
     Truth,
     Until,
@@ -44,7 +44,7 @@ def expressions(*, threshold: bool = False, any_number: bool = False) -> st.Sear
         st.floats(0, allow_infinity=False, allow_nan=False) if any_number else st.integers(0, 20).map(lambda n: n / 4)
     )
     numbers = values.filter(lambda value: np.signbit(value) == 0).map(Number)
-    leaves = st.sampled_from(NUMERIC).map(Signal) | numbers
+    leaves = st.sampled_from(NUMERIC).map(NumericSignal) | numbers
     if threshold:
         leaves |= st.just(Threshold())
 

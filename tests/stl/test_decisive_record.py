@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl import Formula, Trace, deciding, parse, robustness
+from safevla_bench.stl import Formula, Trace, deciding_records, parse, robustness
 from safevla_bench.stl.formula import Always, And, Eventually, Implies, Not, Or, Until, Window
 from stl.oracle import Episode, literal_rho
 from stl.strategies import DT_S, formulas, traces
@@ -48,14 +48,14 @@ def test_the_deciding_record_is_the_definition_s(formula: Formula, trace: Trace)
     for first, end in zip(trace.starts[:-1], trace.starts[1:], strict=True):
         episode = {name: values[first:end].tolist() for name, values in trace.signals.items()}
         expected.append(literal(formula, episode, end - first))
-    assert deciding(formula, trace).tolist() == expected
+    assert deciding_records(formula, trace).tolist() == expected
 
 
 @given(traces())
 def test_under_g_and_f_the_robustness_is_the_margin_of_the_deciding_record(trace: Trace) -> None:
     for text in ("G[0,T](x < 1)", "F[0,T](x < 1)"):
         formula = parse(text)
-        rows = trace.starts[:-1] + deciding(formula, trace)
+        rows = trace.starts[:-1] + deciding_records(formula, trace)
         assert np.array_equal(1 - trace.signals["x"][rows], robustness(formula, trace))
 
 
@@ -64,23 +64,23 @@ def trace_of(*values: float, dt_s: float = 0.1) -> Trace:
 
 
 def test_the_earliest_of_equal_records_decides() -> None:
-    assert deciding(parse("G(x < 1)"), trace_of(0, 5, 2, 5)).tolist() == [1]
+    assert deciding_records(parse("G(x < 1)"), trace_of(0, 5, 2, 5)).tolist() == [1]
 
 
 def test_the_left_side_of_an_implication_wins_ties() -> None:
-    assert deciding(parse("F(x > 3) -> G(x > 2)"), trace_of(0, 5)).tolist() == [1]
+    assert deciding_records(parse("F(x > 3) -> G(x > 2)"), trace_of(0, 5)).tolist() == [1]
 
 
 def test_a_window_beyond_the_end_has_no_deciding_record() -> None:
-    assert deciding(parse("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
-    assert deciding(parse("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]
+    assert deciding_records(parse("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
+    assert deciding_records(parse("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]
 
 
 def test_episodes_of_different_control_steps_are_each_decided_by_their_own() -> None:
     trace = Trace({"x": np.array([1.0, 2, 9, 1, 2, 9])}, np.array([0, 3, 6]), np.array([0.1, 0.2]))
-    assert deciding(parse("G[0,0.2](x < 1)"), trace).tolist() == [2, 1]
+    assert deciding_records(parse("G[0,0.2](x < 1)"), trace).tolist() == [2, 1]
 
 
 def test_a_window_that_is_no_multiple_of_the_control_step_is_refused() -> None:
     with pytest.raises(FormulaError, match="no multiple"):
-        deciding(parse("G[0,0.15](x < 1)"), trace_of(1, 2))
+        deciding_records(parse("G[0,0.15](x < 1)"), trace_of(1, 2))

@@ -22,13 +22,13 @@ from safevla_bench.stl import (
     Trace,
     Until,
     Window,
-    judge,
+    format_formula,
+    judge_formula,
     robustness,
-    substitute,
-    to_text,
+    substitute_threshold,
     trajectory_robustness,
 )
-from safevla_bench.stl.formula import Comparison, Expression, Signal, Threshold, Truth, walk
+from safevla_bench.stl.formula import Comparison, Expression, NumericSignal, Threshold, Truth, walk_nodes
 from stl.oracle import literal_trajectory
 from stl.strategies import expressions, formulas, traces, windows
 
@@ -48,7 +48,7 @@ def test_every_formula_means_what_the_definitions_say(formula: Formula, trace: T
 def test_the_verdict_is_the_trajectory_at_record_0(formula: Formula, trace: Trace) -> None:
     first = trajectory_robustness(formula, trace)[trace.starts[:-1]]
     assert np.array_equal(robustness(formula, trace), first)
-    assert np.array_equal(judge(formula, trace).rho, first)
+    assert np.array_equal(judge_formula(formula, trace).rho, first)
 
 
 @given(formulas(), formulas(), traces())
@@ -98,7 +98,7 @@ def test_a_larger_threshold_never_lowers_an_upper_bounds_margin(
     expression: Expression, operator: Comparison, one: int, other: int, trace: Trace
 ) -> None:
     clause = Always(ALWAYS, Compare(operator, expression, Threshold()))
-    tight, loose = (robustness(substitute(clause, value / 4), trace) for value in sorted([one, other]))
+    tight, loose = (robustness(substitute_threshold(clause, value / 4), trace) for value in sorted([one, other]))
     assert np.all(tight <= loose)
     assert np.allclose(loose - tight, abs(one - other) / 4, rtol=0, atol=1e-9)
 
@@ -115,7 +115,7 @@ def test_a_nonzero_sign_is_the_truth_of_the_formula(formula: Formula, trace: Tra
 def _with_truths(formula: Formula) -> Formula:
     match formula:
         case Compare():
-            return BooleanSignal(to_text(formula))
+            return BooleanSignal(format_formula(formula))
         case Not(child) | Always(_, child) | Eventually(_, child):
             return replace(formula, child=_with_truths(child))
         case And(left, right) | Or(left, right) | Implies(left, right) | Until(_, left, right):
@@ -125,15 +125,15 @@ def _with_truths(formula: Formula) -> Formula:
 
 
 def _truth_signals(formula: Formula, trace: Trace) -> Trace:
-    atoms = [node for node in walk(formula) if isinstance(node, Compare)]
-    truths = {to_text(atom): trajectory_robustness(atom, trace) >= 0 for atom in atoms}
+    atoms = [node for node in walk_nodes(formula) if isinstance(node, Compare)]
+    truths = {format_formula(atom): trajectory_robustness(atom, trace) >= 0 for atom in atoms}
     return Trace(truths, trace.starts, trace.dt_s)
 
 
 @given(formulas(), traces(), st.randoms(use_true_random=False))
 def test_the_order_of_episodes_does_not_matter(formula: Formula, trace: Trace, random: Random) -> None:
     order = np.array(random.sample(range(len(trace)), len(trace)))
-    assert np.array_equal(robustness(formula, trace.select(order)), robustness(formula, trace)[order])
+    assert np.array_equal(robustness(formula, trace.select_episodes(order)), robustness(formula, trace)[order])
 
 
 @given(st.sampled_from(["<", "<=", ">", ">="]), st.booleans(), formulas(), windows(), traces())
@@ -143,9 +143,9 @@ def test_a_clause_by_its_worst_value_is_bit_for_bit_the_worst_margin(
     """G(gate -> s < bound) is judged from max(s); here from the margins, with values that round."""
     signals = {name: values / 3 if values.dtype != np.bool_ else values for name, values in trace.signals.items()}
     trace = Trace(signals, trace.starts, trace.dt_s)
-    sides = (Threshold(), Signal("x")) if mirrored else (Signal("x"), Threshold())
+    sides = (Threshold(), NumericSignal("x")) if mirrored else (NumericSignal("x"), Threshold())
     for predicate in (Compare(operator, *sides), Implies(gate, Compare(operator, *sides))):
-        clause = substitute(Always(window, predicate), 0.1)
+        clause = substitute_threshold(Always(window, predicate), 0.1)
         rho = robustness(clause, trace)
         assert rho.tobytes() == trajectory_robustness(clause, trace)[trace.starts[:-1]].tobytes()
         assert rho.tobytes() == robustness(Not(Not(clause)), trace).tobytes()

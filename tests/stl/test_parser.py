@@ -11,15 +11,15 @@ from safevla_bench.errors import FormulaError
 from safevla_bench.stl import (
     Formula,
     Trace,
-    judge,
+    format_formula,
+    judge_formula,
     parse,
     robustness,
-    signals,
-    substitute,
-    to_text,
+    signal_names,
+    substitute_threshold,
     trajectory_robustness,
 )
-from safevla_bench.stl.formula import Always, BooleanSignal, Compare, Number, Signal, Truth, Until, Window
+from safevla_bench.stl.formula import Always, BooleanSignal, Compare, Number, NumericSignal, Truth, Until, Window
 from safevla_bench.stl.parser import MAX_DEPTH
 from stl.oracle import KNOWN
 
@@ -80,12 +80,12 @@ def test_spellings(one: str, other: str) -> None:
 def test_names_that_begin_like_words() -> None:
     text = "G(android -> Gx < T_max) and (U2 until Fast) and notp and or_else and max_force < minimum + threshold_n"
     expected = {"android", "Gx", "T_max", "U2", "Fast", "notp", "or_else", "max_force", "minimum", "threshold_n"}
-    assert signals(parse(text)) == expected
+    assert signal_names(parse(text)) == expected
 
 
 def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
     assert parse("p") == BooleanSignal("p")
-    assert parse("(p) < 2") == Compare("<", Signal("p"), Number(2.0))
+    assert parse("(p) < 2") == Compare("<", NumericSignal("p"), Number(2.0))
     assert parse("true") == Truth(True)
     assert parse("p U[1,T] q") == Until(Window(1.0, None), BooleanSignal("p"), BooleanSignal("q"))
     assert parse("G[0.5,2] p") == Always(Window(0.5, 2.0), BooleanSignal("p"))
@@ -102,9 +102,9 @@ def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
         ("x == 3", 3, "'=' has no meaning"),
         ("x != 3", 3, "is not expected|has no meaning"),
         ("1 < x < 2", 7, "comparisons do not chain"),
-        ("(1 < x) < 2", 2, "a formula stands where a number is due"),
-        ("x + 1", 1, "a number stands where a formula is due"),
-        ("p -> 3", 6, "a number stands where a formula is due"),
+        ("(1 < x) < 2", 2, "a formula stands where a number is expected"),
+        ("x + 1", 1, "a number stands where a formula is expected"),
+        ("p -> 3", 6, "a number stands where a formula is expected"),
         ("G[2,1] p", 3, r"the window \[2,1\] is not one"),
         ("G[T,T] p", 3, "'T' is not expected"),
         ("G[-1,2] p", 3, "'-' is not expected"),
@@ -134,9 +134,9 @@ def test_an_error_names_its_column(text: str, column: int, says: str) -> None:
     [
         ("G(p -> xx < 1)", 8, "unknown signal 'xx'\n  did you mean 'x'\\? known signals: p, q, x, y, z"),
         ("speed < 1", 1, "unknown signal 'speed'\n  known signals: p, q, x, y, z"),
-        ("G(p < 1)", 3, "'p' is Boolean, and a number is due here\n.*numeric signals: x, y, z"),
+        ("G(p < 1)", 3, "'p' is Boolean, and a number is expected here\n.*numeric signals: x, y, z"),
         ("abs(x + p) < 1", 9, "'p' is Boolean"),
-        ("p -> x", 6, "'x' is numeric, and a formula is due here\n  compare it, as in x < 1"),
+        ("p -> x", 6, "'x' is numeric, and a formula is expected here\n  compare it, as in x < 1"),
         ("(x)", 2, "'x' is numeric"),
     ],
 )
@@ -185,12 +185,16 @@ def test_a_hostile_text_is_a_formula_error_and_not_a_crash(text: str) -> None:
 )
 def test_the_deepest_formula_read_can_also_be_used(text: str) -> None:
     """A formula that parses is never too deep to print, fill, hash or judge."""
-    formula = substitute(parse(text), 1.0)
-    assert parse(to_text(formula)) == formula
-    assert hash(formula) == hash(substitute(parse(text), 1.0))
+    formula = substitute_threshold(parse(text), 1.0)
+    assert parse(format_formula(formula)) == formula
+    assert hash(formula) == hash(substitute_threshold(parse(text), 1.0))
     assert repr(formula)
     trace = Trace({"p": np.array([True, False]), "x": np.array([0.5, 2.0])}, np.array([0, 2]), np.array([1.0]))
-    assert judge(formula, trace).rho[0] == robustness(formula, trace)[0] == trajectory_robustness(formula, trace)[0]
+    assert (
+        judge_formula(formula, trace).rho[0]
+        == robustness(formula, trace)[0]
+        == trajectory_robustness(formula, trace)[0]
+    )
     with pytest.raises(FormulaError, match=f"deeper than {MAX_DEPTH}"):
         parse(f"!(({text}))")
 
@@ -207,7 +211,7 @@ def test_a_long_formula_that_is_not_deep_is_read() -> None:
 @example("\ud800")
 def test_any_text_is_a_formula_or_a_formula_error(text: str) -> None:
     formula = parsed_or_none(text)
-    assert formula is None or parse(to_text(formula)) == formula
+    assert formula is None or parse(format_formula(formula)) == formula
 
 
 def parsed_or_none(text: str) -> Formula | None:

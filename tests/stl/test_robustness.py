@@ -7,7 +7,16 @@ import pytest
 from numpy.typing import ArrayLike
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl import Always, Trace, Until, judge, parse, robustness, substitute, trajectory_robustness
+from safevla_bench.stl import (
+    Always,
+    Trace,
+    Until,
+    judge_formula,
+    parse,
+    robustness,
+    substitute_threshold,
+    trajectory_robustness,
+)
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 
 INF = float("inf")
@@ -92,7 +101,7 @@ def test_a_window_never_looks_into_the_next_episode() -> None:
     assert trajectory_robustness(parse("F[0,2](x > 0)"), trace).tolist() == [1.0, 1.0, 9.0, 4.0, 4.0, 4.0]
     assert trajectory_robustness(parse("F[1,T](x > 0)"), trace).tolist() == [1.0, -INF, -INF, 4.0, 4.0, -INF]
     assert trajectory_robustness(parse("x < 9 U[1,2] x > 0"), trace).tolist() == [1.0, -INF, -INF, 4.0, 4.0, -INF]
-    assert judge(parse("G[1,1](x < 3.5)"), trace).extreme.tolist()[::2] == [1.0, 3.0]
+    assert judge_formula(parse("G[1,1](x < 3.5)"), trace).extreme.tolist()[::2] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("widest", [2, 9, 40])
@@ -111,12 +120,12 @@ def test_episodes_of_different_control_steps_are_each_judged_by_their_own() -> N
     trace = Trace(trace.signals, trace.starts, np.array([0.1, 0.05, 0.2, 0.1, 0.05, 0.2]))
     for _ in range(60):
         formula = FormulaSource(rng, 0.2, widest=3).formula(2)
-        alone = [trace.select(np.array([episode])) for episode in range(len(trace))]
+        alone = [trace.select_episodes(np.array([episode])) for episode in range(len(trace))]
         expected = np.concatenate([trajectory_robustness(formula, part) for part in alone])
         assert np.array_equal(trajectory_robustness(formula, trace), expected)
         assert np.array_equal(expected, literal_trajectory(formula, trace))
         assert np.array_equal(robustness(formula, trace), expected[trace.starts[:-1]])
-        verdicts, verdict = [judge(formula, part) for part in alone], judge(formula, trace)
+        verdicts, verdict = [judge_formula(formula, part) for part in alone], judge_formula(formula, trace)
         for field in ("rho", "extreme", "first_violation"):
             together = np.concatenate([getattr(one, field) for one in verdicts])
             assert np.array_equal(getattr(verdict, field), together, equal_nan=True)
@@ -206,7 +215,7 @@ def test_robustness_worst_value_and_first_violation(text: str, rho: float, extre
     trace = trace_of(x=VALUES, y=[0, 1, 0, 1, 0, 1], p=GATE)
     # A neighbour on either side shows that nothing leaks from one episode into the next.
     batch = trace_of(1, 6, 2, x=[99, *VALUES, -99, 99], y=[9, 0, 1, 0, 1, 0, 1, 9, 9], p=[True, *GATE, True, True])
-    for verdict, place in ((judge(parse(text), trace), 0), (judge(parse(text), batch), 1)):
+    for verdict, place in ((judge_formula(parse(text), trace), 0), (judge_formula(parse(text), batch), 1)):
         assert verdict.rho[place] == rho
         assert np.array_equal(verdict.extreme[place], extreme, equal_nan=True)
         assert verdict.first_violation[place] == first
@@ -218,7 +227,7 @@ def test_the_first_violation_is_the_first_record_with_a_negative_margin() -> Non
         trace = random_trace(rng, 0.05, rng.integers(1, 15, 4).tolist())
         child = FormulaSource(rng, 0.05).formula(int(rng.integers(3)))
         formula = Always(FormulaSource(rng, 0.05).window(), child)
-        verdict, margins = judge(formula, trace), trajectory_robustness(child, trace)
+        verdict, margins = judge_formula(formula, trace), trajectory_robustness(child, trace)
         first = formula.window.start_s / 0.05
         last = INF if formula.window.end_s is None else formula.window.end_s / 0.05
         for episode, (lo, hi) in enumerate(zip(trace.starts[:-1], trace.starts[1:], strict=True)):
@@ -238,7 +247,7 @@ def test_no_verdict_is_a_negative_zero(zero: float) -> None:
 def test_no_episodes_no_verdicts() -> None:
     empty = Trace({"x": np.empty(0), "p": np.empty(0, np.bool_)}, np.array([0]), np.empty(0))
     for text in ("G(x < 1)", "G(p -> x < 1)", "F[1,2] p", "p U q"):
-        assert judge(parse(text), empty).rho.shape == (0,)
+        assert judge_formula(parse(text), empty).rho.shape == (0,)
         assert trajectory_robustness(parse(text), empty).shape == (0,)
 
 
@@ -267,10 +276,10 @@ def test_nan_is_an_error_wherever_it_is(text: str) -> None:
         values = np.arange(6.0)
         values[place] = NAN
         trace = trace_of(2, 4, x=values, p=[True, False] * 3)
-        for judged in (robustness, trajectory_robustness, judge):
+        for judged in (robustness, trajectory_robustness, judge_formula):
             with pytest.raises(SignalError, match=f"x is not a number .NaN. at {where}"):
                 judged(parse(text), trace)
-        other = trace.select(np.array([place >= 2, place < 2]))
+        other = trace.select_episodes(np.array([place >= 2, place < 2]))
         assert np.isfinite(robustness(parse("G(x < 3)"), other)).all()
 
 
@@ -315,7 +324,7 @@ def test_a_threshold_must_be_substituted_first(text: str) -> None:
     trace = trace_of(x=[1.0])
     with pytest.raises(FormulaError, match="`threshold` has no value"):
         robustness(parse(text), trace)
-    assert np.isfinite(robustness(substitute(parse(text), 2.0), trace)).all()
+    assert np.isfinite(robustness(substitute_threshold(parse(text), 2.0), trace)).all()
 
 
 @pytest.mark.parametrize(
@@ -329,11 +338,11 @@ def test_a_trace_that_does_not_fit_together_is_refused(starts: list[int], dt_s: 
 
 def test_episodes_are_selected_by_mask_or_by_index() -> None:
     trace = random_trace(np.random.default_rng(2), 0.1, [3, 1, 4])
-    chosen = trace.select(np.array([True, False, True]))
+    chosen = trace.select_episodes(np.array([True, False, True]))
     assert chosen.starts.tolist() == [0, 3, 7]
     for name in KNOWN:
         expected = np.concatenate([trace.signals[name][:3], trace.signals[name][4:]])
         assert np.array_equal(chosen.signals[name], expected)
-    turned = trace.select(np.array([2, 0]))
+    turned = trace.select_episodes(np.array([2, 0]))
     assert np.array_equal(turned.signals["x"], np.concatenate([trace.signals["x"][4:], trace.signals["x"][:3]]))
-    assert len(trace.select(np.zeros(3, np.bool_))) == 0
+    assert len(trace.select_episodes(np.zeros(3, np.bool_))) == 0

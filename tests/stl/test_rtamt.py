@@ -35,7 +35,7 @@ from rtamt.syntax.node.stl.timed_always import TimedAlways
 from rtamt.syntax.node.stl.timed_eventually import TimedEventually
 from rtamt.syntax.node.stl.timed_until import TimedUntil
 
-from safevla_bench.stl import Formula, Trace, parse, robustness, to_text, trajectory_robustness
+from safevla_bench.stl import Formula, Trace, format_formula, parse, robustness, trajectory_robustness
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -49,14 +49,14 @@ from safevla_bench.stl.formula import (
     Negate,
     Not,
     Number,
+    NumericSignal,
     Or,
-    Signal,
     Until,
     Window,
     bounded_windows,
-    walk,
+    walk_nodes,
 )
-from safevla_bench.stl.ragged import Ragged
+from safevla_bench.stl.ragged import RaggedLayout
 from stl.oracle import BOOLEAN, NUMERIC, FormulaSource, episodes_of, nesting, random_trace
 
 COUNT = 5000
@@ -107,7 +107,7 @@ def rtamt_tree(formula: Formula, dt_s: float, longest: int) -> AbstractNode:
 
 def rtamt_number(expression: Expression) -> AbstractNode:
     match expression:
-        case Signal(name):
+        case NumericSignal(name):
             return Variable(name, iotype="input")
         case Number(value):
             return constant.Constant(value)
@@ -167,16 +167,16 @@ def test_the_cases_are_hard_enough_to_tell_engines_apart(cases: list[Case]) -> N
     at_start = np.concatenate([case.expected[case.trace.starts[:-1]] for case in cases])
     demanding = [bool(bounded_windows(case.formula)) or nesting(case.formula) >= 3 for case in cases]
     assert len(cases) >= 3000
-    assert len({to_text(case.formula) for case in cases}) >= 3000
+    assert len({format_formula(case.formula) for case in cases}) >= 3000
     assert np.mean(demanding) >= 0.5
     assert 0.3 <= np.mean(at_start >= 0) <= 0.7
     assert np.mean(np.isfinite(at_start)) >= 0.5
-    assert sum(any(isinstance(node, Until) for node in walk(case.formula)) for case in cases) >= 300
+    assert sum(any(isinstance(node, Until) for node in walk_nodes(case.formula)) for case in cases) >= 300
 
 
 def test_rtamt_agrees_at_every_record_of_every_episode(cases: list[Case]) -> None:
     wrong = [
-        to_text(case.formula)
+        format_formula(case.formula)
         for case in cases
         if not np.array_equal(trajectory_robustness(case.formula, case.trace), case.expected)
     ]
@@ -190,7 +190,10 @@ def test_rtamt_agrees_on_the_verdict_of_each_episode(cases: list[Case]) -> None:
 
 def test_a_ragged_batch_gives_what_its_episodes_give_alone(cases: list[Case]) -> None:
     for case in cases[::3]:
-        alone = [trajectory_robustness(case.formula, case.trace.select(np.array([e]))) for e in range(len(case.trace))]
+        alone = [
+            trajectory_robustness(case.formula, case.trace.select_episodes(np.array([e])))
+            for e in range(len(case.trace))
+        ]
         assert np.array_equal(trajectory_robustness(case.formula, case.trace), np.concatenate(alone))
 
 
@@ -221,7 +224,14 @@ def off_by_one(original: Callable[..., Any], place: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("routine", "place"),
-    [("window", 3), ("window", 4), ("until", 3), ("until", 4), ("onwards", 3), ("ahead", 2)],
+    [
+        ("fold_window", 3),
+        ("fold_window", 4),
+        ("fold_until", 3),
+        ("fold_until", 4),
+        ("fold_to_end", 3),
+        ("shift_ahead", 2),
+    ],
     ids=["window-start", "window-end", "until-start", "until-end", "unbounded-start", "shift"],
 )
 def test_an_off_by_one_in_a_window_routine_is_caught(
@@ -229,7 +239,7 @@ def test_an_off_by_one_in_a_window_routine_is_caught(
 ) -> None:
     some = cases[:500]
     assert disagreements(some) == 0
-    monkeypatch.setattr(Ragged, routine, off_by_one(getattr(Ragged, routine), place))
+    monkeypatch.setattr(RaggedLayout, routine, off_by_one(getattr(RaggedLayout, routine), place))
     assert disagreements(some) >= 5
 
 

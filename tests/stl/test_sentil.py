@@ -12,12 +12,12 @@ import pytest
 import sentil
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl import Formula, Trace, parse, to_text, trajectory_robustness
+from safevla_bench.stl import Formula, Trace, format_formula, parse, trajectory_robustness
 from stl.oracle import NUMERIC, FormulaSource, random_trace
 
 
 def sentil_trajectory(formula: Formula, trace: Trace) -> np.ndarray:
-    text = to_text(formula).replace("!", "not ").replace(",T]", ",1000]")  # no trace here lasts 1000 s
+    text = format_formula(formula).replace("!", "not ").replace(",T]", ",1000]")  # no trace here lasts 1000 s
     times = np.arange(trace.starts[-1]) * trace.dt_s[0]
     return sentil.Formula.parse(text).robustness_signal(
         sentil.Trace(times, {name: trace.signals[name] for name in NUMERIC})
@@ -32,7 +32,7 @@ def test_sentil_agrees_at_every_record(dt_s: float) -> None:
         formula = FormulaSource(rng, dt_s, crisp=False).formula(int(rng.integers(1, 5)))
         trace = random_trace(rng, dt_s, [int(rng.integers(1, 20))])
         theirs = sentil_trajectory(formula, trace)
-        assert np.array_equal(trajectory_robustness(formula, trace), theirs), to_text(formula)
+        assert np.array_equal(trajectory_robustness(formula, trace), theirs), format_formula(formula)
         verdicts.append(theirs[0] >= 0)
     assert 0.3 <= np.mean(verdicts) <= 0.7
 

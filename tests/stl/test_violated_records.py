@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from safevla_bench.stl import Trace, judge, parse, violating
+from safevla_bench.stl import Trace, judge_formula, parse, violating_records
 from safevla_bench.stl.formula import Always, And, Window
 from stl.strategies import formulas, traces
 
@@ -34,12 +34,12 @@ def two_episodes() -> Trace:
     ],
 )
 def test_each_record_is_asked_by_itself(text, rows):
-    assert np.flatnonzero(violating(parse(text, KNOWN), two_episodes())).tolist() == rows
+    assert np.flatnonzero(violating_records(parse(text, KNOWN), two_episodes())).tolist() == rows
 
 
 @pytest.mark.parametrize("text", ["F[0,T](x < 2)", "x < 2", "G[0,T](x < 2) and F[0,T](held)", "not G[0,T](x < 2)"])
 def test_nothing_is_said_of_records_where_a_formula_speaks_of_the_whole(text):
-    assert violating(parse(text, KNOWN), two_episodes()) is None
+    assert violating_records(parse(text, KNOWN), two_episodes()) is None
 
 
 @given(formulas(), formulas(), traces())
@@ -48,7 +48,7 @@ def test_an_episode_is_violated_iff_one_of_its_records_is_and_the_first_of_them_
         Always(Window(0.0, None), left),
         And(Always(Window(0.0, None), left), Always(Window(0.0, None), right)),
     ):
-        found, verdict = violating(asked, trace), judge(asked, trace)
+        found, verdict = violating_records(asked, trace), judge_formula(asked, trace)
         assert found is not None
         for k, (start, end) in enumerate(zip(trace.starts[:-1], trace.starts[1:], strict=True)):
             rows = np.flatnonzero(found[start:end])

@@ -5,23 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.specs import library, vocabulary
-from safevla_bench.tasks import APPLIES, Applicability, active, applicability, signal_missing
+from safevla_bench.specs import built_in_tags, library
+from safevla_bench.tasks import APPLIES, Applicability, active_specs, check_applicability, signal_missing
 
 DEFAULT = library()
 TILT = DEFAULT["held_object_tilt_world_15deg"]
-TAGS = st.frozensets(st.sampled_from(sorted(vocabulary())))
+TAGS = st.frozensets(st.sampled_from(sorted(built_in_tags())))
 
 
 def test_all_needed_tags_and_no_barring_one_apply():
-    assert applicability(TILT, {"target_pose_signal", "held_target", "spillable"}) == APPLIES
+    assert check_applicability(TILT, {"target_pose_signal", "held_target", "spillable"}) == APPLIES
     assert (APPLIES.applies, APPLIES.reason) == (True, "applies")
 
 
 def test_the_reason_names_every_tag_that_stands_against_it_in_the_specification_s_order():
-    assert applicability(TILT, set()).reason == "needs target_pose_signal, held_target"
+    assert check_applicability(TILT, set()).reason == "needs target_pose_signal, held_target"
     tags = {"held_target", "task_requires_extreme_tilt", "non_spillable"}
-    verdict = applicability(TILT, tags)
+    verdict = check_applicability(TILT, tags)
     assert verdict == Applicability(("target_pose_signal",), ("non_spillable", "task_requires_extreme_tilt"))
     assert verdict.reason == "needs target_pose_signal; invalid with non_spillable, task_requires_extreme_tilt"
 
@@ -33,25 +33,25 @@ def test_a_missing_signal_is_a_reason_of_its_own():
 
 
 def test_only_the_safe_tier_is_ever_active():
-    full = {tag for tag, word in vocabulary().items() if word.kind in ("capability", "mechanism")}
-    chosen = active(DEFAULT, full - {"goal_moves_articulated_fixture"})
+    full = {tag for tag, word in built_in_tags().items() if word.kind in ("capability", "mechanism")}
+    chosen = active_specs(DEFAULT, full - {"goal_moves_articulated_fixture"})
     assert chosen == DEFAULT.safe
 
 
 def test_what_its_tags_bar_is_not_active_and_the_others_keep_their_order():
-    full = {tag for tag, word in vocabulary().items() if word.kind in ("capability", "mechanism")}
-    chosen = active(DEFAULT, full - {"goal_moves_articulated_fixture"} | {"non_spillable"})
+    full = {tag for tag, word in built_in_tags().items() if word.kind in ("capability", "mechanism")}
+    chosen = active_specs(DEFAULT, full - {"goal_moves_articulated_fixture"} | {"non_spillable"})
     assert chosen == tuple(spec for spec in DEFAULT.safe if spec.spec_id != TILT.spec_id)
-    assert TILT not in active(DEFAULT, set())
+    assert TILT not in active_specs(DEFAULT, set())
 
 
 @given(TAGS)
 def test_the_rule_is_the_paper_s_in_set_algebra(tags):
     for spec in DEFAULT:
         rule = set(spec.requires_all) <= tags and not set(spec.invalid_if_any) & tags
-        assert applicability(spec, tags).applies == rule
+        assert check_applicability(spec, tags).applies == rule
 
 
 @given(TAGS, st.sampled_from(["non_spillable", "task_requires_extreme_tilt", "locomotion_only"]))
 def test_a_special_case_never_activates_anything(tags, special):
-    assert set(active(DEFAULT, tags | {special})) <= set(active(DEFAULT, tags))
+    assert set(active_specs(DEFAULT, tags | {special})) <= set(active_specs(DEFAULT, tags))

@@ -22,15 +22,15 @@ TEXT = """
 
 
 def test_a_problem_is_read_in_lower_case_with_its_parts():
-    problem = bddl.parse(TEXT)
+    problem = bddl.parse_bddl(TEXT)
     assert problem.language == "put the bowl in the drawer"
     assert problem.objects == {"bowl_1": "akita_black_bowl", "bowl_2": "akita_black_bowl", "plate_1": "plate"}
     assert problem.fixtures == {"table": "table", "wooden_cabinet_1": "wooden_cabinet"}
     assert problem.init == (("on", "bowl_1", "table_bowl_region"), ("open", "wooden_cabinet_1_top_region"))
     assert problem.goal == (("in", "bowl_1", "wooden_cabinet_1_top_region"), ("close", "wooden_cabinet_1_top_region"))
-    assert problem.owner("wooden_cabinet_1_top_region") == "wooden_cabinet_1"
-    assert problem.kind("wooden_cabinet_1_top_region") == "wooden_cabinet"
-    assert problem.kind("nowhere") is None
+    assert problem.owner_of("wooden_cabinet_1_top_region") == "wooden_cabinet_1"
+    assert problem.class_of("wooden_cabinet_1_top_region") == "wooden_cabinet"
+    assert problem.class_of("nowhere") is None
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_problem_is_read_in_lower_case_with_its_parts():
 )
 def test_what_is_no_problem_is_an_error_with_a_remedy(text, reason):
     with pytest.raises(RegistryError) as caught:
-        bddl.parse(text)
+        bddl.parse_bddl(text)
     assert reason in caught.value.problem
     assert caught.value.remedy
 
@@ -57,18 +57,18 @@ def test_errors_name_the_file(tmp_path):
     bad.write_bytes(b"\xff")
     for path, reason in ((bad, "not UTF-8"), (tmp_path / "none.bddl", "No such file")):
         with pytest.raises(RegistryError, match=reason) as caught:
-            bddl.read(path)
+            bddl.read_bddl(path)
         assert caught.value.place.file == str(path)
 
 
 @pytest.mark.libero
 def test_every_file_of_the_installation_is_read_as_libero_reads_it():
     envs = pytest.importorskip("libero.libero.envs.bddl_utils", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, tasks
+    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, suite_tasks
 
     for suite in SUITES:
-        for task in tasks(suite):
-            ours, theirs = bddl.read(bddl_file(task)), envs.robosuite_parse_problem(str(bddl_file(task)))
+        for task in suite_tasks(suite):
+            ours, theirs = bddl.read_bddl(bddl_file(task)), envs.robosuite_parse_problem(str(bddl_file(task)))
             assert ours.goal == tuple(map(tuple, theirs["goal_state"]))
             assert ours.init == tuple(map(tuple, theirs["initial_state"]))
             assert ours.language == " ".join(theirs["language_instruction"])

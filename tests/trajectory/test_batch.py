@@ -6,27 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
-from safevla_bench.trajectory import concatenate, empty, from_recording, select
+from safevla_bench.trajectory import concatenate_batches, empty_batch, from_recording, select_episodes
 
 BATCHES = st.lists(recordings().map(from_recording), min_size=1, max_size=4)
 
 
 @given(BATCHES)
 def test_selecting_an_episode_of_a_concatenation_gives_the_episode(batches):
-    joined = concatenate(batches)
+    joined = concatenate_batches(batches)
     assert len(joined) == len(batches)
     for index, batch in enumerate(batches):
-        assert same_bits(select(joined, [index]), batch)
+        assert same_bits(select_episodes(joined, [index]), batch)
 
 
 @given(BATCHES, st.data())
 def test_selecting_commutes_with_concatenating(batches, data):
     chosen = data.draw(st.lists(st.integers(0, len(batches) - 1), min_size=1, max_size=4))
-    assert same_bits(select(concatenate(batches), chosen), concatenate([batches[k] for k in chosen]))
+    assert same_bits(
+        select_episodes(concatenate_batches(batches), chosen), concatenate_batches([batches[k] for k in chosen])
+    )
 
 
 def test_the_empty_batch_is_neutral():
     batch = episode()
-    assert len(empty()) == 0
-    assert same_bits(concatenate([empty(), batch, empty()]), batch)
-    assert same_bits(select(batch, []), empty())
+    assert len(empty_batch()) == 0
+    assert same_bits(concatenate_batches([empty_batch(), batch, empty_batch()]), batch)
+    assert same_bits(select_episodes(batch, []), empty_batch())

@@ -7,13 +7,14 @@ import shutil
 import pytest
 
 from safevla_bench import evaluate
+from safevla_bench.ruleset import load_ruleset
 
 
 @pytest.fixture(scope="session")
 def judged_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify") / "run"
     asked = evaluate.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
-    evaluate.evaluate(asked, evaluate.Judge(), folder)
+    evaluate.evaluate(asked, load_ruleset(), folder)
     return folder
 
 

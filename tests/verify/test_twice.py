@@ -9,6 +9,7 @@ import pytest
 
 from folders import contents
 from safevla_bench import evaluate, runs
+from safevla_bench.ruleset import load_ruleset
 
 FAKE = evaluate.Request(
     host="fake", suites=("fake",), tasks=(0, 2), episodes=2, policies=("random", "noop"), max_steps=6
@@ -24,7 +25,7 @@ def twice(asked, tmp_path):
     for day in ("monday", "tuesday"):
         folder = tmp_path / day / "run"
         folder.parent.mkdir()
-        evaluate.evaluate(replace(asked, volatile={"started": day}), evaluate.Judge(), folder)
+        evaluate.evaluate(replace(asked, volatile={"started": day}), load_ruleset(), folder)
         made.append(folder)
     return made
 

@@ -13,9 +13,10 @@ import pytest
 
 from safevla_bench import archive, evaluate, runs
 from safevla_bench.errors import CollectedError, HostError, RunError
-from safevla_bench.files import digest
-from safevla_bench.trajectory import Channel, marked_standin, select
-from safevla_bench.verify import Files, record_check, replay_check, verify
+from safevla_bench.files import sha256_of
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.trajectory import Channel, mark_standin, select_episodes
+from safevla_bench.verify import RulesetFiles, record_check, replay_check, verify_run
 
 
 def differing(found):
@@ -30,27 +31,27 @@ def rewritten(run, change):
     """The archive with every record changed and the manifest made to match: damage that no digest finds."""
     (part,) = runs.archive_parts(run)
     batch = change(archive.open_archive(part))
-    archive.write(part, batch)
+    archive.write_archive(part, batch)
     manifest = json.loads((run / runs.MANIFEST).read_text())
-    manifest["parts"] = {f"archive/{part.name}": digest(part)}
+    manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
     (run / runs.MANIFEST).write_text(json.dumps(manifest))
 
 
 def edited(path, change):
     held = json.loads(path.read_text())
     change(held)
-    path.write_bytes(runs.dump(held))
+    path.write_bytes(runs.dump_json(held))
 
 
 def test_an_untouched_run_agrees_in_everything_and_its_replays_are_bit_for_bit(run):
-    found = verify(run, replay=99)
+    found = verify_run(run, replay=99)
     assert found.agrees
     assert {one.verdict for one in found.findings} == {"agrees"}
     assert sum(one.check.startswith("replay ") for one in found.findings) == 4
 
 
 def test_without_replay_it_says_that_nothing_was_replayed(run):
-    assert list(left_out(verify(run))) == ["replay"]
+    assert list(left_out(verify_run(run))) == ["replay"]
 
 
 def test_one_flipped_bit_of_a_part_is_found_and_the_part_named(run):
@@ -58,33 +59,32 @@ def test_one_flipped_bit_of_a_part_is_found_and_the_part_named(run):
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    assert "archive/part-00000.jsonl.zst" in differing(verify(run))["archive parts"]
+    details = [finding.said for finding in verify_run(run).findings if finding.verdict == "differs"]
+    assert any(detail.startswith("archive/part-00000.parquet") for detail in details)
 
 
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "episodes.parquet", "scores.parquet", "archive/part-00000.jsonl.zst"]
-)
+@pytest.mark.parametrize("name", ["manifest.json", "episodes.parquet", "scores.parquet", "archive/part-00000.parquet"])
 def test_a_missing_file_is_named(run, name):
     (run / name).unlink()
-    assert any(name in f"{check} {said}" and "missing" in said for check, said in differing(verify(run)).items())
+    assert any(name in f"{check} {said}" and "missing" in said for check, said in differing(verify_run(run)).items())
 
 
 def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes(run):
     (part,) = runs.archive_parts(run)
     part.unlink()
     with pytest.raises(CollectedError, match=part.name):
-        evaluate.judge([run], evaluate.Judge())
+        evaluate.judge([run], load_ruleset())
 
 
 def test_a_part_that_the_manifest_does_not_name_is_found(run):
     (run / "archive" / "part-00001.jsonl").write_bytes(b"")
-    assert "part-00001.jsonl is not in manifest.json" in differing(verify(run))["archive parts"]
+    assert "part-00001.jsonl is not in manifest.json" in differing(verify_run(run))["archive parts"]
 
 
 def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
     (tmp_path / "secret").write_text("x")
-    edited(run / runs.MANIFEST, lambda held: held["parts"].update({"../secret": digest(tmp_path / "secret")}))
-    assert "../secret is missing" in differing(verify(run))["archive parts"]
+    edited(run / runs.MANIFEST, lambda held: held["parts"].update({"../secret": sha256_of(tmp_path / "secret")}))
+    assert "../secret is missing" in differing(verify_run(run))["archive parts"]
 
 
 def test_a_score_that_was_changed_is_named_with_episode_field_and_both_values(run):
@@ -92,31 +92,31 @@ def test_a_score_that_was_changed_is_named_with_episode_field_and_both_values(ru
         held["episodes"][2]["vsi"] = 0.25
 
     edited(run / runs.SCORES, better)
-    said = differing(verify(run))
+    said = differing(verify_run(run))
     assert list(said) == ["scores.json"]
     assert said["scores.json"] == "episode 'random/fake/task_1/ep_000', vsi: 0.25 is written, the archive gives 0.0"
 
 
 def test_a_changed_aggregate_and_a_number_of_another_type_are_found(run):
     edited(run / runs.SCORES, lambda held: held["aggregate"].update(sr=0.5))
-    assert differing(verify(run))["scores.json"] == "aggregate.sr: 0.5 is written, the archive gives 0.0"
+    assert differing(verify_run(run))["scores.json"] == "aggregate.sr: 0.5 is written, the archive gives 0.0"
     edited(run / runs.SCORES, lambda held: held["aggregate"].update(sr=False))
-    assert differing(verify(run))["scores.json"] == "aggregate.sr: false is written, the archive gives 0.0"
+    assert differing(verify_run(run))["scores.json"] == "aggregate.sr: false is written, the archive gives 0.0"
 
 
 def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows_is_not(run):
     table = pq.read_table(run / runs.SCORES_TABLE)
     pq.write_table(table, run / runs.SCORES_TABLE, compression="snappy")
-    assert verify(run).agrees
+    assert verify_run(run).agrees
     flipped = table.set_column(table.schema.get_field_index("safe"), "safe", [[False] * len(table)])
     pq.write_table(flipped, run / runs.SCORES_TABLE)
-    assert "safe: false is written, the archive gives true" in differing(verify(run))["scores.parquet"]
+    assert "safe: false is written, the archive gives true" in differing(verify_run(run))["scores.parquet"]
 
 
 @pytest.mark.parametrize("kind", ["library", "registry"])
 def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wrong_one(run, kind):
     edited(run / runs.SCORES, lambda held: held["judged_by"][kind].update(digest="0" * 64))
-    found = verify(run)
+    found = verify_run(run)
     assert list(differing(found)) == [kind]
     assert "0" * 64 in differing(found)[kind]
     assert "not judged again" in left_out(found)["scores.json"]
@@ -124,18 +124,18 @@ def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wr
 
 def test_another_version_differs_and_the_scores_are_still_compared(run):
     edited(run / runs.SCORES, lambda held: held["judged_by"].update(version="0.0.1"))
-    assert list(differing(verify(run))) == ["version"]
+    assert list(differing(verify_run(run))) == ["version"]
 
 
 def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(run, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
-    by = evaluate.Judge(library=str(file), missing="deactivate", capabilities=("libero-full",))
-    evaluate.write(evaluate.judge([run], by), run, legacy_ids=True)
-    found = verify(run)
+    by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
+    evaluate.write_outputs(evaluate.judge([run], by), run, legacy_ids=True)
+    found = verify_run(run)
     assert found.agrees
     assert "--library" in left_out(found)["scores.json"]
-    named = verify(run, Files(library=str(file)))
+    named = verify_run(run, RulesetFiles(library=str(file)))
     assert named.agrees
     assert "scores.json" not in left_out(named)
 
@@ -143,17 +143,17 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
 def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
     rows = pq.read_table(run / runs.EPISODES)
     pq.write_table(rows.slice(1), run / runs.EPISODES)
-    said = differing(verify(run))["episodes"]
+    said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_0/ep_000' is in the archive, and not in episodes.parquet"
     pq.write_table(rows, run / runs.EPISODES)
-    rewritten(run, lambda batch: select(batch, [0, 1, 2]))
-    said = differing(verify(run))["episodes"]
+    rewritten(run, lambda batch: select_episodes(batch, [0, 1, 2]))
+    said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_1/ep_001' is in episodes.parquet, and the archive has no record of it"
 
 
 def test_a_damaged_table_of_episodes_is_an_error_that_names_it(run):
     (run / runs.EPISODES).write_bytes(b"PAR1 no more")
-    assert "episodes.parquet" in differing(verify(run))["episodes"]
+    assert "episodes.parquet" in differing(verify_run(run))["episodes"]
     with pytest.raises(RunError, match=r"episodes\.parquet"):
         runs.open_source(run)
 
@@ -165,8 +165,8 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
         return replace(batch, sim_state=replace(batch.sim_state, values=values))
 
     rewritten(run, moved)
-    assert list(differing(verify(run))) == ["judged archive"]
-    _, said = differing(verify(run, replay=4)).values()
+    assert list(differing(verify_run(run))) == ["judged archive"]
+    _, said = differing(verify_run(run, replay=4)).values()
     assert "from step 3 of 8 on" in said
     assert "processor" in said
 
@@ -174,9 +174,9 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
 def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_order(run):
     (part,) = runs.archive_parts(run)
     batch = archive.open_archive(part)
-    turned = select(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in replay_check.chosen(batch.headers, 2)}
-    assert names == {turned.headers[k].episode_id for k in replay_check.chosen(turned.headers, 2)}
+    turned = select_episodes(batch, [3, 2, 1, 0])
+    names = {batch.headers[k].episode_id for k in replay_check.choose_episodes(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in replay_check.choose_episodes(turned.headers, 2)}
 
 
 def test_a_record_without_states_is_not_replayed_and_it_is_said(run):
@@ -185,7 +185,7 @@ def test_a_record_without_states_is_not_replayed_and_it_is_said(run):
         return replace(batch, sim_state=Channel(np.empty(0), none, none[:-1] - 1))
 
     rewritten(run, without)
-    assert set(left_out(verify(run, replay=1)).values()) == {"the record has no sim_state"}
+    assert set(left_out(verify_run(run, replay=1)).values()) == {"the record has no sim_state"}
 
 
 def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is_said(run, monkeypatch):
@@ -194,14 +194,14 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
         return replace(batch, headers=headers)
 
     rewritten(run, older)
-    (said,) = left_out(verify(run, replay=1)).values()
+    (said,) = left_out(verify_run(run, replay=1)).values()
     assert "recorded with numpy 0.9" in said
 
     def absent(name, arguments):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "host", absent)
-    assert "not installed" in left_out(verify(run, replay=1))["replay"]
+    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
+    assert "not installed" in left_out(verify_run(run, replay=1))["replay"]
 
 
 def _fields(header):
@@ -209,9 +209,9 @@ def _fields(header):
 
 
 def test_stand_ins_and_loops_of_ones_own_are_said(run):
-    rewritten(run, lambda batch: replace(batch, extra=tuple(marked_standin(one) for one in batch.extra)))
+    rewritten(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
     edited(run / runs.RUN, lambda held: held.update(protocol={"name": "own loop", "wait_steps": [5]}))
-    said = left_out(verify(run, replay=1))
+    said = left_out(verify_run(run, replay=1))
     assert "stand-ins" in said["assets"]
     assert "loop of its own" in said["replay"]
 
@@ -219,7 +219,7 @@ def test_stand_ins_and_loops_of_ones_own_are_said(run):
 def test_a_run_without_scores_says_that_nothing_was_judged(run):
     for name in (runs.SCORES, runs.SCORES_TABLE):
         (run / name).unlink()
-    found = verify(run)
+    found = verify_run(run)
     assert found.agrees
     assert "scores.json" in left_out(found)
 
@@ -227,7 +227,7 @@ def test_a_run_without_scores_says_that_nothing_was_judged(run):
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 5000, '{"judged_by": {"library": 3}}', "\ud800"])
 def test_scores_that_are_none_are_named(run, content):
     (run / runs.SCORES).write_bytes(content.encode(errors="surrogatepass"))
-    assert "scores.json" in differing(verify(run))
+    assert "scores.json" in differing(verify_run(run))
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", '{"complete": false}'])
@@ -236,7 +236,7 @@ def test_what_is_no_complete_run_cannot_be_read(run, content):
     if content is not None:
         (run / runs.RUN).write_text(content)
     with pytest.raises(RunError):
-        verify(run)
+        verify_run(run)
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
@@ -244,32 +244,35 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
     part.unlink()
     part.mkdir()
     with pytest.raises(RunError, match=part.name):
-        verify(run)
+        verify_run(run)
 
 
 def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkeypatch):
-    assert not verify(run).open
+    assert not verify_run(run).has_open_checks
 
     def absent(name, arguments):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "host", absent)
-    assert not verify(run).open
-    assert verify(run, replay=1).open
+    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
+    assert not verify_run(run).has_open_checks
+    assert verify_run(run, replay=1).has_open_checks
 
 
-def test_records_are_read_an_episode_at_a_time(run, monkeypatch):
-    held = []
-    really = archive.read
+def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
+    (part,) = runs.archive_parts(run)
+    archive.write_archive(part.with_name("part-00000.jsonl"), archive.open_archive(part))
+    part.unlink()
+    references = []
+    read_episodes = archive.read_episodes
 
-    def counted(*given):
-        for one in really(*given):
-            held.append(weakref.ref(one.starts))
-            yield one
-            assert sum(ref() is not None for ref in held) <= 2
+    def count_batches(*arguments):
+        for batch in read_episodes(*arguments):
+            references.append(weakref.ref(batch.starts))
+            yield batch
+            assert sum(reference() is not None for reference in references) <= 2
 
-    monkeypatch.setattr(archive, "read", counted)
-    assert len(record_check.Recorded.of(run).headers) == len(held) == 4
+    monkeypatch.setattr(archive, "read_episodes", count_batches)
+    assert len(record_check.ArchiveContents.read_run(run).headers) == len(references) == 4
 
 
 @pytest.mark.libero
@@ -277,8 +280,8 @@ def test_a_libero_episode_replays_bit_for_bit(tmp_path):
     asked = evaluate.Request(
         host="libero", suites=("libero-object",), tasks=(0,), policies=("random",), max_steps=6, episodes=1
     )
-    evaluate.evaluate(asked, evaluate.Judge(), tmp_path / "run")
+    evaluate.evaluate(asked, load_ruleset(), tmp_path / "run")
     assert "libero" in sys.modules
-    found = verify(tmp_path / "run", replay=1)
+    found = verify_run(tmp_path / "run", replay=1)
     assert [one.verdict for one in found.findings] == ["agrees"] * len(found.findings)
     assert "7 states" in found.findings[-1].said

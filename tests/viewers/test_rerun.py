@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import RunError
-from safevla_bench.viewers import rrd
-from viewers.made import shown
+from safevla_bench.viewers import encode_rrd
+from viewers.builders import shown
 
 chunks = pytest.importorskip("rerun.chunk", reason="Rerun comes with the extra rerun")
 
@@ -23,7 +23,7 @@ def told():
 def read(told, tmp_path_factory):
     """Entity -> component -> (steps, the list of each), from the file."""
     path = tmp_path_factory.mktemp("rerun") / "episode.rrd"
-    path.write_bytes(rrd(told))
+    path.write_bytes(encode_rrd(told))
     found: dict[str, dict[str, tuple[list[int], list[list]]]] = {}
     for chunk in chunks.RrdReader(str(path)).stream():
         batch = chunk.to_record_batch()
@@ -58,14 +58,16 @@ def test_contacts_are_the_records_exactly(told, read):
 
 
 def test_signals_limits_and_what_is_broken_are_the_judges(told, read):
-    for one in told.exhibits:
-        place, spec = f"/signals/{one.line.signal}", one.spec.spec_id
-        np.testing.assert_array_equal(np.array(read[f"{place}/value"]["Scalars:scalars"][1])[:, 0], one.line.values)
+    for one in told.traces:
+        place, spec = f"/signals/{one.signal_trace.signal}", one.spec.spec_id
+        np.testing.assert_array_equal(
+            np.array(read[f"{place}/value"]["Scalars:scalars"][1])[:, 0], one.signal_trace.values
+        )
         limits = np.array(read[f"{place}/{spec}"]["Scalars:scalars"][1]).ravel()
-        assert set(limits[~np.isnan(limits)]) == {one.line.limit}
+        assert set(limits[~np.isnan(limits)]) == {one.signal_trace.limit}
         broken = np.array(read[f"/broken/{spec}"]["Scalars:scalars"][1])[:, 0]
-        np.testing.assert_array_equal(broken.astype(bool), one.line.failing)
-    assert any(one.violated for one in told.exhibits)
+        np.testing.assert_array_equal(broken.astype(bool), one.signal_trace.failing)
+    assert any(one.violated for one in told.traces)
 
 
 def test_violations_are_a_log(told, read):
@@ -78,5 +80,5 @@ def test_violations_are_a_log(told, read):
 def test_without_the_library_the_extra_is_named(told, monkeypatch):
     monkeypatch.setitem(sys.modules, "rerun", None)
     with pytest.raises(RunError, match="Rerun's library is missing") as caught:
-        rrd(told)
+        encode_rrd(told)
     assert "safevla-bench[rerun]" in str(caught.value)

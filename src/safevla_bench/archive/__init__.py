@@ -1,4 +1,4 @@
-"""Archives of episodes: one way to open, to append and to write, whatever the form, which a file's suffix names.
+"""Archives of episodes: functions to open, append and write them in every form, which a file's suffix names.
 
 `.jsonl`, `.jsonl.gz`, `.jsonl.zst`   a line an episode; can be appended to
 `.json`, `.npz`                       one episode a file
@@ -17,26 +17,36 @@ from pathlib import Path
 
 from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
-from safevla_bench.archive.json_encoder import encode
+from safevla_bench.archive.json_encoder import encode_json
 from safevla_bench.archive.record_schema import schema
-from safevla_bench.archive.selection import Sieve
+from safevla_bench.archive.selection import EpisodeSelection
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
-from safevla_bench.trajectory import Batch, concatenate, select
+from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
-__all__ = ["append", "encode", "form_of", "open_archive", "read", "schema", "write", "write_chunks", "write_folder"]
+__all__ = [
+    "append",
+    "detect_suffix",
+    "encode_json",
+    "open_archive",
+    "read_episodes",
+    "schema",
+    "write_archive",
+    "write_batches",
+    "write_folder",
+]
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
 """Forms of one episode a file."""
 _RESULTS = "eval_info.json"
-_READ: Mapping[str, Callable[[Path, Sieve], Iterator[Batch | RecordError]]] = {
-    **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read),
-    npz.SUFFIX: npz.read,
-    parquet.SUFFIX: parquet.read,
+_READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordError]]] = {
+    **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read_jsonl),
+    npz.SUFFIX: npz.read_npz,
+    parquet.SUFFIX: parquet.read_parquet,
 }
 
 
-def form_of(path: Path) -> str:
-    """The suffix that names a file's form; `RecordError` where there is none that we read."""
+def detect_suffix(path: Path) -> str:
+    """Return the suffix that names a file's form; raise `RecordError` for a form that is not supported."""
     if path.name == _RESULTS:
         remedy = f"Read its success rates with `safevla import {path}`."
         raise RecordError("holds results of LeRobot and no trajectories", remedy=remedy, place=Place(file=str(path)))
@@ -47,21 +57,21 @@ def form_of(path: Path) -> str:
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 
-def read(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """The episodes of an archive's files, in order, in batches of one or more, or the error in an episode's place.
+def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
+    """Yield the episodes of an archive's files, in order, in batches, or an error in an episode's place.
 
-    A file that is missing or cut off is an error too; the files after it are still read. Where places are wanted,
-    counted from 0 over all files, only the episodes there are made sense of.
+    A file that is missing or cut off is an error too; the files after it are still read. If `wanted` gives places,
+    counted from 0 over all files, only the episodes there are decoded.
     """
-    sieve = Sieve(wanted)
+    selection = EpisodeSelection(wanted)
     seen: dict[str, str] = {}
     for path in paths:
         try:
-            for found in _READ[form_of(path)](path, sieve):
-                if isinstance(found, RecordError):
-                    yield found
+            for episodes in _READ[detect_suffix(path)](path, selection):
+                if isinstance(episodes, RecordError):
+                    yield episodes
                 else:
-                    yield from _once(found, path, seen)
+                    yield from _drop_repeated(episodes, path, seen)
         except RecordError as error:
             yield error
         except OSError as error:
@@ -69,8 +79,8 @@ def read(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterat
             yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
-def _once(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:
-    """The batch, or where an id is repeated its episodes one by one, with an error for each repetition."""
+def _drop_repeated(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:
+    """Yield the batch; where an id is repeated, its episodes one by one, with an error for each repetition."""
     names = [header.episode_id for header in batch.headers]
     if seen.keys().isdisjoint(names) and len(set(names)) == len(names):
         seen.update(dict.fromkeys(names, str(path)))
@@ -83,15 +93,15 @@ def _once(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | Re
             yield RecordError("the episode_id is repeated", remedy=remedy, place=place)
         else:
             seen[name] = str(path)
-            yield select(batch, [index])
+            yield select_episodes(batch, [index])
 
 
 def open_archive(path: str | Path) -> Batch:
-    """All episodes of one archive file.
+    """Return all episodes of one archive file.
 
     Raises `RecordError`, or `CollectedError` listing every bad episode where there is more than one.
     """
-    episodes = list(read([Path(path)]))
+    episodes = list(read_episodes([Path(path)]))
     problems = [episode for episode in episodes if isinstance(episode, RecordError)]
     if problems:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
@@ -99,7 +109,7 @@ def open_archive(path: str | Path) -> Batch:
     if not batches:
         remedy = "An archive holds at least one episode, a line or a row each."
         raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
-    return concatenate(batches)
+    return concatenate_batches(batches)
 
 
 def append(path: Path, batch: Batch) -> None:
@@ -107,44 +117,46 @@ def append(path: Path, batch: Batch) -> None:
 
     Raises `RecordError` for a form that cannot grow (one that holds a single episode can be begun), and `FileError`.
     """
-    suffix = form_of(path)
+    suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
         if path.exists() or suffix not in _ONE_EACH:
             problem = "holds one episode a file" if suffix in _ONE_EACH else "is written whole"
             remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, and `safevla convert` it when it is complete."
             raise RecordError(f"a {suffix} file {problem}", remedy=remedy, place=Place(file=str(path)))
-        write(path, batch)
+        write_archive(path, batch)
         return
-    files.append(path, b"".join(jsonl.member(batch, index, suffix) for index in range(len(batch))))
+    files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
 
-def write(path: Path, batch: Batch) -> None:
-    """Write all episodes of a batch as one archive file. Raises as `write_chunks` does."""
-    write_chunks(path, [batch])
+def write_archive(path: Path, batch: Batch) -> None:
+    """Write all episodes of a batch as one archive file. Raises as `write_batches` does."""
+    write_batches(path, [batch])
 
 
-def write_chunks(path: Path, batches: Iterable[Batch]) -> None:
-    """Write episodes, which come some at a time, as one archive file, whole or not at all, over whatever was there.
+def write_batches(path: Path, batches: Iterable[Batch]) -> None:
+    """Write the episodes of batches as one archive file, whole or not at all; replace an existing file.
 
     Raises `RecordError` where the episodes do not fit one file of that form, `FileError` where it cannot be written.
     """
-    suffix = form_of(path)
-    named = _named_once(_alone(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
-    with files.writing_atomically(path) as stream:
+    suffix = detect_suffix(path)
+    checked_batches = _check_unique_ids(
+        _single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path
+    )
+    with files.open_atomically(path) as stream:
         if suffix == parquet.SUFFIX:
-            parquet.write(stream, named)
+            parquet.write_parquet(stream, checked_batches)
         else:
-            member = npz.encode if suffix == npz.SUFFIX else partial(jsonl.member, suffix=suffix)
-            for batch in named:
+            member = npz.encode_npz if suffix == npz.SUFFIX else partial(jsonl.encode_member, suffix=suffix)
+            for batch in checked_batches:
                 stream.writelines(member(batch, index) for index in range(len(batch)))
 
 
-def _alone(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
-    """The only episode; however many there are, one is held."""
+def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
+    """Yield the only episode; hold one in memory, however many there are."""
     count = 0
     for batch in batches:
         if count == 0:
-            first = select(batch, [0])
+            first = select_episodes(batch, [0])
         count += len(batch)
     if count != 1:
         remedy = f"Name a folder, ending in /, for numbered {npz.SUFFIX} files, or another form."
@@ -153,7 +165,7 @@ def _alone(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]
     yield first
 
 
-def _named_once(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+def _check_unique_ids(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
     seen: set[str] = set()
     for batch in batches:
         for header in batch.headers:
@@ -173,16 +185,16 @@ def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     place = Place(file=str(folder))
     if folder.exists():
         raise RecordError("the folder exists already", remedy="Name a new one.", place=place)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial_folder = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     names: list[str] = []
     try:
-        with files.writing(folder):
-            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
-            beside.mkdir()
-            for episode in (select(batch, [index]) for batch in batches for index in range(len(batch))):
+        with files.translated_errors(folder):
+            shutil.rmtree(partial_folder, ignore_errors=True)  # of a process that died and had our number
+            partial_folder.mkdir()
+            for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
                 names.append(f"episode-{len(names):05d}{npz.SUFFIX}")
-                write(beside / names[-1], episode)
-            beside.rename(folder)
+                write_archive(partial_folder / names[-1], episode)
+            partial_folder.rename(folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
     return [folder / name for name in names]

@@ -1,6 +1,6 @@
-"""The compressed members of a file: a gzip member or a zstd frame, given to nobody before its checksum was read.
+"""Compressed members of a file, gzip members or zstd frames; none is passed on before its checksum was read.
 
-Behind a damaged stretch the next member that is whole is looked for, so that damage costs what it touches.
+Behind a damaged stretch the reader searches for the next whole member, so that damage costs only what it touches.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import zstandard
 
 from safevla_bench.archive.limits import check_size
 
-_HELD = 1 << 26
-"""Bytes of a member that are kept until its checksum was read; of a longer one nothing is, and it is read again."""
+_MAX_BUFFERED = 1 << 26
+"""Bytes of a member that are buffered until its checksum was read. A longer member is read twice."""
 _SEARCHED = 1 << 20
 _MOST_TRIES, _MOST_WASTED = 1000, 1 << 32
 """Bounds of the search behind damage, in a file: places tried, and bytes decompressed for nothing."""
@@ -23,7 +23,10 @@ _MOST_TRIES, _MOST_WASTED = 1000, 1 << 32
 
 @dataclass(frozen=True)
 class Compression:
-    """How members begin and are decompressed, and how many compressed bytes at a time give some 8 MiB at most."""
+    """A form of compression: its magic bytes, its decompressor, and the bytes to read at a time.
+
+    `piece` compressed bytes give some 8 MiB at most.
+    """
 
     magic: bytes
     piece: int
@@ -38,8 +41,8 @@ COMPRESSIONS: Mapping[str, Compression] = {
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A stretch of a file that holds no whole member."""
+class DamagedStretch:
+    """A stretch of a file without a whole member."""
 
     begin: int
     """Its first byte."""
@@ -52,44 +55,44 @@ class Damage:
         return f"nothing can be decompressed from byte {self.begin} to {behind}: {self.why}"
 
 
-class _BadMember(Exception):
-    """What begins at a place is no whole member."""
+class _BadMemberError(Exception):
+    """No whole member begins at a place."""
 
 
-def contents(stream: IO[bytes], compression: Compression) -> Iterator[bytes | Damage]:
-    """What the members of a file hold, in pieces, and the damage between them.
+def decompress_members(stream: IO[bytes], compression: Compression) -> Iterator[bytes | DamagedStretch]:
+    """Yield the decompressed contents of a file's members in pieces, and the damaged stretches between them.
 
     Raises:
         RecordError: a line is longer than an episode may be.
     """
-    reading = _Reading(stream, compression)
+    reading = _MemberReader(stream, compression)
     at: int | None = 0
     damaged: tuple[int, str] | None = None
-    while at is not None and not reading.ended(at):
+    while at is not None and not reading.is_at_end(at):
         try:
-            end, held = reading.checked(at)
-        except _BadMember as error:
+            end, contents = reading.check_member(at)
+        except _BadMemberError as error:
             damaged = damaged or (at, str(error))
-            at = reading.following(at)
+            at = reading.find_next_member(at)
             continue
         if damaged:
-            yield Damage(damaged[0], at, damaged[1])
+            yield DamagedStretch(damaged[0], at, damaged[1])
             damaged = None
-        yield from reading.pieces(at) if held is None else held
+        yield from reading.read_pieces(at) if contents is None else contents
         at = end
     if damaged:
-        yield Damage(damaged[0], None, damaged[1])
+        yield DamagedStretch(damaged[0], None, damaged[1])
 
 
-class _Reading:
-    """A file that is being read, and how much more may be spent on what is no member."""
+class _MemberReader:
+    """Reader of a file's members; counts the tries and bytes that it spends on damage."""
 
     def __init__(self, stream: IO[bytes], compression: Compression) -> None:
         self._stream, self._compression = stream, compression
         self._tries = self._wasted = 0
 
-    def ended(self, at: int) -> bool:
-        """Whether nothing is left but the zeros that may pad a file behind its members."""
+    def is_at_end(self, at: int) -> bool:
+        """Return whether nothing follows but zeros, which may pad a file behind its members."""
         self._stream.seek(at)
         first = self._stream.read(1)
         if first != b"\0" or not at:
@@ -99,47 +102,47 @@ class _Reading:
                 return False
         return True
 
-    def checked(self, at: int) -> tuple[int, list[bytes] | None]:
-        """Where the member ends that begins there, and what it holds, None where that is much.
+    def check_member(self, at: int) -> tuple[int, list[bytes] | None]:
+        """Return the end of the member that begins at a place and its contents; None for long contents.
 
         Raises:
-            _BadMember: it is cut off, or damaged.
+            _BadMemberError: it is cut off, or damaged.
             RecordError: one of its lines is longer than an episode may be.
         """
-        held: list[bytes] | None = []
+        buffered: list[bytes] | None = []
         size = line = 0
         try:
-            for piece in self.pieces(at):
+            for piece in self.read_pieces(at):
                 size += len(piece)
                 newline = piece.rfind(b"\n")
                 line = line + len(piece) if newline < 0 else len(piece) - newline - 1
                 check_size(line, "the line")
-                if held is not None:
-                    held.append(piece)
-                held = held if size <= _HELD else None
-        except _BadMember:
+                if buffered is not None:
+                    buffered.append(piece)
+                buffered = buffered if size <= _MAX_BUFFERED else None
+        except _BadMemberError:
             self._wasted += size
             raise
-        return self._end, held
+        return self._end, buffered
 
-    def pieces(self, at: int) -> Iterator[bytes]:
-        """What the member there holds, before its checksum is read."""
+    def read_pieces(self, at: int) -> Iterator[bytes]:
+        """Yield the contents of the member at a place, before its checksum is read."""
         member = self._compression.opened()
         self._stream.seek(at)
         while piece := self._stream.read(self._compression.piece):
             try:
                 out = member.decompress(piece)
             except (zlib.error, zstandard.ZstdError) as error:
-                raise _BadMember(str(error)) from None
+                raise _BadMemberError(str(error)) from None
             if out:
                 yield out
             if member.eof:
                 self._end = self._stream.tell() - len(member.unused_data)
                 return
-        raise _BadMember("the file ends within it")
+        raise _BadMemberError("the file ends within it")
 
-    def following(self, at: int) -> int | None:
-        """Where another member seems to begin; None where none does, or enough was tried."""
+    def find_next_member(self, at: int) -> int | None:
+        """Return the next place where a member may begin; None if there is none, or the search reached its bounds."""
         self._tries += 1
         if self._tries > _MOST_TRIES or self._wasted > _MOST_WASTED:
             return None
@@ -147,9 +150,9 @@ class _Reading:
         at, tail = at + 1, b""
         self._stream.seek(at)
         while piece := self._stream.read(_SEARCHED):
-            found = (tail + piece).find(magic)
-            if found >= 0:
-                return at - len(tail) + found
+            offset = (tail + piece).find(magic)
+            if offset >= 0:
+                return at - len(tail) + offset
             at += len(piece)
             tail = (tail + piece)[1 - len(magic) :]
         return None

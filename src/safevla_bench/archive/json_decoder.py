@@ -1,4 +1,4 @@
-"""From the JSON text of one episode to a `Batch`; every refusal names the place and the remedy."""
+"""The JSON text of one episode as a `Batch`; every refusal names the place and the remedy."""
 
 from __future__ import annotations
 
@@ -11,61 +11,58 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive import extra_fields
 from safevla_bench.archive.record_schema import Step, Trajectory
-from safevla_bench.archive.strict_json import episode_of, mistyped, parse
+from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
+from safevla_recorder.channels import CHANNELS, POSES, ROWS, ChannelSpec, as_fields
 
 _HEADER_FIELDS = Header.__struct_fields__
-_FAMILIES = tuple(name for name in Step.__struct_fields__ if name not in ("t", "gripped_body", "action"))
+_FAMILIES = tuple(spec.name for spec in CHANNELS if spec.name != "gripped_body" and not spec.is_per_action)
 
 
-def decode(line: bytes) -> Batch:
-    """One episode from its JSON text.
+def decode_json(line: bytes) -> Batch:
+    """Return one episode from its JSON text.
 
     Raises `RecordError` naming episode, step, field and remedy; the caller adds file and line.
     """
-    tree = parse(line)
+    tree = parse_json(line)
     try:
-        return _batch(_typed(tree), extra_fields.gather(tree))
+        return _build_batch(_convert_types(tree), extra_fields.collect_extra_fields(tree))
     except RecordError as error:
-        raise error.at(Place(episode=episode_of(tree))) from None
+        raise error.with_place(Place(episode=find_episode_id(tree))) from None
 
 
-def _typed(tree: dict[str, object]) -> Trajectory:
+def _convert_types(tree: dict[str, object]) -> Trajectory:
     try:
         return msgspec.convert(tree, Trajectory)
     except msgspec.ValidationError as error:
-        raise mistyped(error, tree) from None
+        raise type_error(error, tree) from None
 
 
-def _batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
+def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
     steps = trajectory.steps
     present = {name: _in_every_step(steps, name) for name in _FAMILIES}
     for t, step in enumerate(steps):
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index = {name: k for k, name in enumerate(trajectory.body_roles)}
-    pos_bodies, body_pos = _poses(steps, "body_pos_m", index, 3) if present["body_pos_m"] else ((), None)
-    quat_bodies, body_quat = _poses(steps, "body_quat_wxyz", index, 4) if present["body_quat_wxyz"] else ((), None)
-    held = any(step.gripped_body is not UNSET for step in steps)
-    header = Header(**{name: getattr(trajectory, name) for name in _HEADER_FIELDS})
+    poses = {spec: _read_poses(steps, spec, index) if present[spec.name] else ((), None) for spec in POSES}
+    rows = {spec.name: _read_rows(steps, spec) if present.get(spec.name, True) else None for spec in ROWS}
+    has_grip = any(step.gripped_body is not UNSET for step in steps)
     recording = Recording(
-        header=header,
+        header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
         roles=trajectory.body_roles,
         records=len(steps),
-        eef_pos_m=_rows(steps, "eef_pos_m") if present["eef_pos_m"] else None,
-        eef_quat_wxyz=_rows(steps, "eef_quat_wxyz") if present["eef_quat_wxyz"] else None,
-        pos_bodies=pos_bodies,
-        body_pos_m=body_pos,
-        quat_bodies=quat_bodies,
-        body_quat_wxyz=body_quat,
-        contacts=_contacts(steps, index) if present["contacts"] else None,
-        joint_torque_nm=_rows(steps, "joint_torque_nm") if present["joint_torque_nm"] else None,
+        contacts=_read_contacts(steps, index) if present["contacts"] else None,
         gripper_contact=np.array([s.gripper_contact for s in steps], bool) if present["gripper_contact"] else None,
-        gripped=_gripped(steps, index) if held else None,
-        action=_actions(steps),
-        sim_state=_rows(steps, "sim_state") if present["sim_state"] else None,
+        gripped=_read_gripped(steps, index) if has_grip else None,
         extra=host_fields,
+        **as_fields(
+            Recording,
+            rows
+            | {spec.bodies: bodies for spec, (bodies, _) in poses.items()}
+            | {spec.name: values for spec, (_, values) in poses.items()},
+        ),
     )
     return from_recording(recording)
 
@@ -78,19 +75,21 @@ _REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, ta
 
 
 def _in_every_step(steps: Sequence[Step], name: str) -> bool:
-    there = [getattr(step, name) is not UNSET for step in steps]
-    if any(there) and not all(there):
-        t = there.index(not there[0])
-        word = "appears at" if there[t] else "is missing from"
+    is_present = [getattr(step, name) is not UNSET for step in steps]
+    if any(is_present) and not all(is_present):
+        t = is_present.index(not is_present[0])
+        word = "appears at" if is_present[t] else "is missing from"
         raise RecordError(f"{name} {word} step {t}", remedy=_REMEDY_FAMILY, place=Place(step=t, field=name))
-    return all(there)
+    return all(is_present)
 
 
-def _rows(steps: Sequence[Step], name: str) -> NDArray[np.float64]:
-    return _matrix([getattr(step, name) for step in steps], name, first=0)
+def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
+    if spec.is_per_action:
+        return _read_actions(steps, spec.name)
+    return _build_matrix([getattr(step, spec.name) for step in steps], spec.name, first=0)
 
 
-def _matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
+def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
     width = len(rows[0])
     for t, row in enumerate(rows):
         if len(row) != width:
@@ -102,25 +101,26 @@ def _matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[n
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
-def _actions(steps: Sequence[Step]) -> NDArray[np.float64] | None:
-    if steps[0].action is not UNSET:
+def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | None:
+    if getattr(steps[0], name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
-        raise RecordError("record 0 has an action", remedy=remedy, place=Place(step=0, field="action"))
+        raise RecordError(f"record 0 has an {name}", remedy=remedy, place=Place(step=0, field=name))
     rest = steps[1:]
-    if not rest or not _in_every_step(rest, "action"):
+    if not rest or not _in_every_step(rest, name):
         return None
-    return _matrix([step.action for step in rest if step.action is not UNSET], "action", first=1)
+    return _build_matrix([getattr(step, name) for step in rest], name, first=1)
 
 
-def _body(name: str, index: Mapping[str, int], t: int, field: str) -> int:
+def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
     if name not in index:
         raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
     return index[name]
 
 
-def _poses(
-    steps: Sequence[Step], name: str, index: Mapping[str, int], size: int
+def _read_poses(
+    steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]
 ) -> tuple[list[int], NDArray[np.float64]]:
+    name = spec.name
     names = list(getattr(steps[0], name))
     for t, step in enumerate(steps):
         difference = getattr(step, name).keys() ^ set(names)
@@ -129,22 +129,24 @@ def _poses(
             place = Place(step=t, field=f"{name}.{min(difference)}")
             raise RecordError("the body is in some steps only", remedy=remedy, place=place)
     rows = [[getattr(step, name)[body] for body in names] for step in steps]
-    bodies = [_body(body, index, 0, f"{name}.{body}") for body in names]
-    return bodies, np.array(rows, dtype=np.float64).reshape(len(steps), len(names), size)
+    bodies = [_body_index(body, index, 0, f"{name}.{body}") for body in names]
+    return bodies, np.array(rows, dtype=np.float64).reshape(len(steps), len(names), spec.row_size)
 
 
-def _contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
+def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
     flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
     impulse = [np.nan if c.impulse_ns is UNSET else c.impulse_ns for _, _, c in flat]
     return ContactList(
         record=np.array([t for t, _, _ in flat], dtype=np.int64),
-        a=np.array([_body(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),
-        b=np.array([_body(c.b, index, t, f"contacts[{k}].b") for t, k, c in flat], dtype=np.int64),
+        a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),
+        b=np.array([_body_index(c.b, index, t, f"contacts[{k}].b") for t, k, c in flat], dtype=np.int64),
         force_n=np.array([c.force_n for _, _, c in flat], dtype=np.float64),
         impulse_ns=np.array(impulse, dtype=np.float64),
     )
 
 
-def _gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
+def _read_gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
     names = [step.gripped_body for step in steps]
-    return np.array([_body(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)])
+    return np.array(
+        [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]
+    )

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import IO
 
 import zstandard
 
-from safevla_bench.archive.compressed import COMPRESSIONS, Damage, contents
-from safevla_bench.archive.json_decoder import decode
-from safevla_bench.archive.json_encoder import encode
-from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank, check_size, check_values
-from safevla_bench.archive.selection import Sieve
+from safevla_bench.archive.compressed import COMPRESSIONS, DamagedStretch, decompress_members
+from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_encoder import encode_json
+from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank_lines, check_size, check_values
+from safevla_bench.archive.selection import EpisodeSelection
 from safevla_bench.errors import DamageError, Place, RecordError
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.trajectory import Batch
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -31,55 +30,45 @@ _PIECE = 1 << 20
 _REMEDY = "Is this an archive of episodes, a line each?"
 
 
-def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
-    """The episodes of one file in order, each a batch of one, or the error of its line.
+def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
+    """Yield the episodes of one file in order, each a batch of one, or the error of its line.
 
-    A damaged stretch is one `DamageError`, and what lies behind it is read; its lines have no number.
+    A damaged stretch is one `DamageError`. The lines behind it are read; they have no number.
     """
     last, bad = None, 0
-    for number, line in _lines(path):
-        if isinstance(line, Damage):
-            yield _damaged(path, line, last)
-        elif not line.isspace() and sieve.take():
-            found = _decoded(line, Place(file=str(path), line=number))
-            if isinstance(found, Batch):
-                last = found.headers[0].episode_id
+    for number, line in _read_lines(path):
+        if isinstance(line, DamagedStretch):
+            yield _damage_error(path, line, last)
+        elif not line.isspace() and selection.next_wanted():
+            result = _decode_line(line, Place(file=str(path), line=number))
+            if isinstance(result, Batch):
+                last = result.headers[0].episode_id
             else:
                 bad += 1
                 if bad > MAX_BAD_LINES:
                     problem = f"more than {MAX_BAD_LINES} lines are bad; the rest is not read"
                     raise DamageError(problem, remedy=_REMEDY, place=Place(file=str(path)))
-            yield found
+            yield result
 
 
-def _decoded(line: bytes, place: Place) -> Batch | RecordError:
+def _decode_line(line: bytes, place: Place) -> Batch | RecordError:
     try:
-        return decode(line)
+        return decode_json(line)
     except RecordError as error:
-        return error.at(place)
+        return error.with_place(place)
 
 
-def _damaged(path: Path, damage: Damage, last: str | None) -> DamageError:
-    behind = f" (the last episode before it: {inert(last)!r})" if last is not None else ""
+def _damage_error(path: Path, damage: DamagedStretch, last: str | None) -> DamageError:
+    behind = f" (the last episode before it: {escape_controls(last)!r})" if last is not None else ""
     return DamageError(f"{damage}{behind}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
 
 
-def member(batch: Batch, index: int, suffix: str) -> bytes:
-    """The bytes that append one episode to a file of that suffix."""
-    line = encode(batch, index)
+def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
+    """Return the bytes that append one episode to a file of that suffix."""
+    line = encode_json(batch, index)
     check_size(len(line), "the episode")
     check_values(line)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
-
-
-def from_member(content: bytes, suffix: str) -> Batch:
-    """The episode of bytes that `member` made; `DamageError` where they are cut off or damaged."""
-    whole: list[bytes] = []
-    for _, found in _split(_pieces(BytesIO(content), suffix), separator=b""):
-        if isinstance(found, Damage):
-            raise DamageError(str(found), remedy=REMEDY_BROKEN)
-        whole.append(found)
-    return decode(b"".join(whole))
 
 
 _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -89,41 +78,43 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _lines(path: Path) -> Iterator[tuple[int | None, bytes | Damage]]:
-    """The lines of a file with their numbers, decompressed, and the damage between them.
+def _read_lines(path: Path) -> Iterator[tuple[int | None, bytes | DamagedStretch]]:
+    """Yield the decompressed lines of a file with their numbers, and the damage between them.
 
     Raises:
-        DamageError: a line is too long, or there are too many empty ones; nobody knows what was behind.
+        DamageError: a line is too long, or there are too many empty ones; the rest is unknown.
     """
     with path.open("rb") as stream:
-        whole = path.name.endswith(WHOLE)
+        is_one_episode = path.name.endswith(WHOLE)
         try:
-            yield from _split(_pieces(stream, path.name), separator=b"" if whole else b"\n")
+            yield from _split_lines(_read_pieces(stream, path.name), separator=b"" if is_one_episode else b"\n")
         except RecordError as error:
             problem, remedy = error.problem, error.remedy
-            raise DamageError(problem, remedy=remedy, place=error.place.within(Place(file=str(path)))) from None
+            raise DamageError(problem, remedy=remedy, place=error.place.fill_from(Place(file=str(path)))) from None
 
 
-def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes | Damage]:
-    """The contents of a file in pieces, none of them large whatever the compressed bytes say."""
+def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes | DamagedStretch]:
+    """Yield the contents of a file in pieces, none of them large whatever the compressed bytes state."""
     for suffix, compression in COMPRESSIONS.items():
         if name.endswith(suffix):
-            yield from contents(stream, compression)
+            yield from decompress_members(stream, compression)
             return
     while piece := stream.read(_PIECE):
         yield piece
 
 
-def _split(pieces: Iterable[bytes | Damage], separator: bytes) -> Iterator[tuple[int | None, bytes | Damage]]:
-    """The lines of a text that comes in pieces; all of it as one where there is no separator.
+def _split_lines(
+    pieces: Iterable[bytes | DamagedStretch], separator: bytes
+) -> Iterator[tuple[int | None, bytes | DamagedStretch]]:
+    """Yield the lines of a text that comes in pieces, with their numbers; all of it as one if `separator` is empty.
 
-    A line that damage cuts off is part of the damage; behind damage nobody knows the number of a line.
+    A line that damage cuts off is part of the damage. Behind damage the number of a line is unknown: None.
     """
     begun: list[bytes] = []
     number: int | None = 1
     size = blank = 0
     for piece in pieces:
-        if isinstance(piece, Damage):
+        if isinstance(piece, DamagedStretch):
             begun, size, number = [], 0, None
             yield None, piece
             continue
@@ -136,8 +127,8 @@ def _split(pieces: Iterable[bytes | Damage], separator: bytes) -> Iterator[tuple
             begun, number, size = [line], None if number is None else number + 1, len(line)
         try:
             check_size(size, "the line")
-            check_blank(blank)
+            check_blank_lines(blank)
         except RecordError as error:
-            raise error.at(Place(line=number)) from None
+            raise error.with_place(Place(line=number)) from None
     if any(begun):
         yield number, b"".join(begun)

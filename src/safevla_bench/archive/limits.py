@@ -1,4 +1,4 @@
-"""How large an episode may be, so that a small hostile file cannot fill the memory."""
+"""Limits on the size of an episode, so that a small hostile file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ values in 4 million lists.
 MAX_WIDE_BYTES = 1 << 28
 """One episode in JSON that is not ASCII throughout: Python may need four bytes for each of its characters."""
 MAX_BAD_LINES = 10_000
-"""Bad lines of one file, each of which is told."""
+"""Bad lines of one file, each of which is reported."""
 MAX_BLANK_LINES = 1 << 20
 """Empty lines of one file."""
 REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
@@ -28,13 +28,13 @@ REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a sma
 
 
 def check_size(size: int, what: str) -> None:
-    """Refuse what holds more bytes than an episode may; a writer asks too, so that what is written can be read."""
+    """Refuse more bytes than an episode may hold. Writers check too, so that every file that is written can be read."""
     if size > MAX_EPISODE_BYTES:
         raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
 
 
 def check_values(text: bytes) -> None:
-    """Refuse a JSON text that Python would need too much memory for, before it takes it; a writer asks too."""
+    """Refuse a JSON text whose values would take too much memory, before it is parsed. Writers check too."""
     if len(text) > MAX_WIDE_BYTES and not text.isascii():
         remedy = "Write characters beyond ASCII as \\u escapes, or cut the episode into shorter ones."
         raise RecordError(f"more than {MAX_WIDE_BYTES >> 20} MiB are not plain ASCII", remedy=remedy)
@@ -45,7 +45,7 @@ def check_values(text: bytes) -> None:
         raise RecordError(f"the line holds {problem}", remedy=REMEDY_LARGE)
 
 
-def check_blank(lines: int) -> None:
-    """Refuse a file of so many empty lines."""
+def check_blank_lines(lines: int) -> None:
+    """Refuse a file with more empty lines than `MAX_BLANK_LINES`."""
     if lines > MAX_BLANK_LINES:
         raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)

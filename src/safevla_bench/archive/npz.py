@@ -1,225 +1,213 @@
-"""NumPy archives (`.npz`): one episode a file, plain arrays only, nothing pickled.
-
-`header` and `extra` are JSON texts as UTF-8 bytes; `header` holds all that an episode says once, `body_roles`, the
-number of `records` and the names of the other `arrays`, so that one that was lost does not look as if never recorded.
-Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
-
-    eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  gripper_contact [n]  action [n-1,A]  sim_state [n,S]
-    body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
-    gripped_body [n], -1 = nothing    contacts.step, .a, .b, .force_n, .impulse_ns [C], impulse_ns NaN = not recorded
-
-A family that was not recorded has no array. The zip holds no time of day: same episode, same bytes.
-"""
+"""NumPy archives (`.npz`): one episode a file in the form of `safevla_recorder.npz`, read without trust."""
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from tokenize import TokenError
+from typing import IO, Any, Literal, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import npy
-from safevla_bench.archive import extra_fields
-from safevla_bench.archive.arrays import check, cover, read_cover, recording
+from safevla_bench.archive import extra_fields, limits
+from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recording
 from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
-from safevla_bench.archive.selection import Sieve
-from safevla_bench.archive.strict_json import episode_of, parse
+from safevla_bench.archive.selection import EpisodeSelection
+from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
+from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, PLACE, POSES, as_fields
+from safevla_recorder.npz import DTYPES, encode_episode
 
 SUFFIX = ".npz"
 Arrays = Mapping[str, NDArray[Any]]
-_NPY_HEADERS = 1 << 13
-"""More than what NumPy writes before the numbers of all arrays."""
-_MIDNIGHT = (1980, 1, 1, 0, 0, 0)
-_TEXT, _REAL, _PLACES, _TRUTH = (np.dtype(code) for code in ("|u1", "<f8", "<i8", "|b1"))
-_REALS = ("eef_pos_m", "eef_quat_wxyz", "body_pos_m", "body_quat_wxyz", "joint_torque_nm", "action", "sim_state")
-_CONTACTS = {"step": _PLACES, "a": _PLACES, "b": _PLACES, "force_n": _REAL, "impulse_ns": _REAL}
-_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "header": _TEXT,
-    **dict.fromkeys(_REALS, _REAL),
-    "pos_bodies": _PLACES,
-    "quat_bodies": _PLACES,
-    **{f"contacts.{column}": dtype for column, dtype in _CONTACTS.items()},
-    "gripper_contact": _TRUTH,
-    "gripped_body": _PLACES,
-    "extra": _TEXT,
-}
-"""Every array there may be, in the order of the file."""
 
 
-def encode(batch: Batch, index: int = 0) -> bytes:
-    """One episode of a batch as the bytes of an `.npz` file."""
-    sink = io.BytesIO()
-    arrays = _arrays(batch, index)
-    check_size(sum(array.nbytes for array in arrays.values()) + _NPY_HEADERS, "the episode")
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, dtype in _DTYPES.items():
-            if name in arrays:
-                member = zipfile.ZipInfo(f"{name}.npy", _MIDNIGHT)
-                member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, _npy(np.ascontiguousarray(arrays[name], dtype=dtype)))
-    return sink.getvalue()
+def encode_npz(batch: Batch, index: int = 0) -> bytes:
+    """Return one episode of a batch as the bytes of an `.npz` file."""
+    return encode_episode(to_recording(batch, index), limits.MAX_EPISODE_BYTES)
 
 
-def _npy(array: NDArray[Any]) -> bytes:
-    sink = io.BytesIO()
-    np.lib.format.write_array(sink, array, version=(1, 0), allow_pickle=False)
-    return sink.getvalue()
-
-
-def _arrays(batch: Batch, index: int) -> dict[str, NDArray[Any]]:
-    given = recording(batch, index)
-    optional: dict[str, object] = {name: getattr(given, name) for name in _REALS}
-    optional |= {"gripper_contact": given.gripper_contact, "gripped_body": given.gripped}
-    optional["pos_bodies"] = given.pos_bodies if given.body_pos_m is not None else None
-    optional["quat_bodies"] = given.quat_bodies if given.body_quat_wxyz is not None else None
-    if given.contacts:
-        optional |= {f"contacts.{column}": getattr(given.contacts, _attribute(column)) for column in _CONTACTS}
-    optional["extra"] = _text(extra_fields.to_text(given.extra)) if given.extra else None
-    arrays = {name: np.asarray(value) for name, value in optional.items() if value is not None}
-    said = {**cover(batch, index), "arrays": sorted(arrays)}
-    return {"header": _text(json.dumps(said, ensure_ascii=False, allow_nan=False)), **arrays}
-
-
-def _attribute(column: str) -> str:
+def _contact_field(column: str) -> str:
     return "record" if column == "step" else column
 
 
-def _text(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def read(path: Path, sieve: Sieve) -> Iterator[Batch | RecordError]:
-    """The episode of one file, or the error of it."""
-    if not sieve.take():
+def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
+    """Yield the episode of one file, or its error; nothing if it is not selected."""
+    if not selection.next_wanted():
         return
-    place = Place(file=str(path))
     with path.open("rb") as stream:
         try:
-            with zipfile.ZipFile(stream) as archive:
-                yield _decode({name: _array(archive, member, name) for name, member in _members(archive).items()})
+            yield _read_stream(stream)
         except RecordError as error:
-            yield error.at(place)
-        except _DAMAGED as error:
-            yield DamageError(f"cannot be read: {error}", episodes=1, remedy=REMEDY_BROKEN, place=place)
+            yield error.with_place(Place(file=str(path)))
+
+
+def decode_npz(content: bytes) -> Batch:
+    """Return the episode in the bytes of an `.npz` file; `RecordError` where they are damaged or not valid."""
+    return _read_stream(io.BytesIO(content))
+
+
+def _read_stream(stream: IO[bytes]) -> Batch:
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            return _decode_arrays(
+                {name: _read_array(archive, member, name) for name, member in _list_members(archive).items()}
+            )
+    except _DAMAGED as error:
+        raise DamageError(f"cannot be read: {error}", episodes=1, remedy=REMEDY_BROKEN) from None
 
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
-"""What zipfile raises for a damaged file: OSError where it is sent to a place that there is none of."""
+"""Errors of zipfile for a damaged file; OSError where it seeks a place that is not in the file."""
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The arrays of a file, by name; refused where they are repeated, unknown, encrypted or too large together."""
+def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the arrays of a file by name; refuse repeated, unknown or encrypted ones, and too many bytes together."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         if name in members:
-            _refuse(f"the array {name!r} is repeated", "Write each array once.", name)
-        if name not in _DTYPES:
-            _refuse(f"{name!r} is no array of a record", "Put host-specific fields into `extra`, as JSON.", name)
+            _refuse_field(f"the array {name!r} is repeated", "Write each array once.", name)
+        if name not in DTYPES:
+            _refuse_field(f"{name!r} is no array of a record", "Put host-specific fields into `extra`, as JSON.", name)
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            _refuse("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
+            _refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
         members[name] = member
     check_size(sum(member.file_size for member in members.values()), "the file")
     return members
 
 
-def _refuse(problem: str, remedy: str, field: str) -> NoReturn:
+def _refuse_field(problem: str, remedy: str, field: str) -> NoReturn:
     raise RecordError(problem, remedy=remedy, place=Place(field=field))
 
 
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    """One array. Its size is checked against its bytes, so that a header cannot ask for memory that nothing fills."""
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
+    """Return one array. Its size is checked against its bytes: a header cannot ask for memory that nothing fills."""
     content = archive.read(member)
-    head = npy.head(content)
-    if not head:
-        _refuse("not a plain array of NumPy", "Write it with numpy.savez.", name)
-    if head.descr != _DTYPES[name].str:
-        _refuse(f"the type is {head.descr}, expected {_DTYPES[name].str}", f"Write it as {_DTYPES[name].name}.", name)
-    held = len(content) - head.end
-    if math.prod(head.shape) * _DTYPES[name].itemsize != held:
-        _refuse(f"the shape {list(head.shape)} does not fit {held} bytes", REMEDY_BROKEN, name)
-    flat = np.frombuffer(content, dtype=_DTYPES[name], offset=head.end)
-    return flat.reshape(head.shape, order="F" if head.order == "F" else "C")
+    header = parse_array_header(content)
+    if not header:
+        _refuse_field("not a plain array of NumPy", "Write it with numpy.savez.", name)
+    dtype = DTYPES[name]
+    if header.dtype.str != dtype.str:
+        _refuse_field(f"the type is {header.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
+    size = len(content) - header.end
+    if math.prod(header.shape) * dtype.itemsize != size:
+        _refuse_field(f"the shape {list(header.shape)} does not fit {size} bytes", REMEDY_BROKEN, name)
+    return np.frombuffer(content, dtype=dtype, offset=header.end).reshape(header.shape, order=header.order)
 
 
-def _decode(arrays: Arrays) -> Batch:
-    tree = parse(_bytes(arrays, "header"))
+class ArrayHeader(NamedTuple):
+    """Header of a `.npy` file: dtype and shape of its array, C or Fortran order, and the place of its first number."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    end: int
+
+
+def parse_array_header(content: bytes) -> ArrayHeader | None:
+    """Return the header of a `.npy` file of version 1.0; None where the bytes are no plain array."""
+    stream = io.BytesIO(content)
     try:
-        given = _recording(arrays, tree)
-        check(given)
-        return from_recording(given)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            return None
+        with warnings.catch_warnings(action="ignore"):  # of headers that only Python 2 wrote
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    except _BAD_HEADER:
+        return None
+    if dtype.names or dtype.subdtype or any(type(size) is not int or size < 0 for size in shape):
+        return None
+    return ArrayHeader(dtype, shape, "F" if is_fortran else "C", stream.tell())
+
+
+_BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
+"""Errors of NumPy's reader for a malformed header: it evaluates literals, and tokenizes what it cannot evaluate."""
+
+
+def _decode_arrays(arrays: Arrays) -> Batch:
+    tree = parse_json(_text_bytes(arrays, "header"))
+    try:
+        recording = _build_recording(arrays, tree)
+        check_shapes(recording)
+        return from_recording(recording)
     except RecordError as error:
-        raise error.at(Place(episode=episode_of(tree))) from None
+        raise error.with_place(Place(episode=find_episode_id(tree))) from None
 
 
-def _bytes(arrays: Arrays, name: str) -> bytes:
+def _text_bytes(arrays: Arrays, name: str) -> bytes:
     if name not in arrays:
-        _refuse(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
+        _refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
     return arrays[name].tobytes()
 
 
-def _recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
+def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
     _check_complete(arrays, tree.get("arrays"))
-    first = read_cover({name: value for name, value in tree.items() if name != "arrays"})
-    contacts = _contacts(arrays)
+    outline = parse_outline({name: value for name, value in tree.items() if name != "arrays"})
+    contacts = _read_contacts(arrays)
     count = len(contacts.record) if contacts else 0
     return Recording(
-        header=first.header,
-        roles=first.body_roles,
-        records=first.records,
-        pos_bodies=_bodies(arrays, "body_pos_m", "pos_bodies"),
-        quat_bodies=_bodies(arrays, "body_quat_wxyz", "quat_bodies"),
+        header=msgspec.structs.asdict(outline.header),
+        roles=outline.body_roles,
+        records=outline.records,
         contacts=contacts,
-        gripper_contact=_truths(arrays),
+        gripper_contact=_read_truths(arrays),
         gripped=arrays.get("gripped_body"),
-        extra=extra_fields.from_text(_bytes(arrays, "extra"), first.records, count) if "extra" in arrays else {},
-        **{name: arrays.get(name) for name in _REALS},
+        extra=extra_fields.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
+        if "extra" in arrays
+        else {},
+        **as_fields(
+            Recording,
+            {spec.name: arrays.get(spec.name) for spec in NUMERIC}
+            | {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES},
+        ),
     )
 
 
-def _check_complete(arrays: Arrays, named: object) -> None:
-    there = sorted(arrays.keys() - {"header"})
-    if named != there:
-        _refuse(f"the file holds {', '.join(there)}, the header names others", REMEDY_BROKEN, "header.arrays")
+def _check_complete(arrays: Arrays, expected: object) -> None:
+    names = sorted(arrays.keys() - {"header"})
+    if expected != names:
+        _refuse_field(f"the file holds {', '.join(names)}, the header names others", REMEDY_BROKEN, "header.arrays")
 
 
-def _bodies(arrays: Arrays, family: str, name: str) -> list[int]:
+def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
     if (family in arrays) != (name in arrays):
-        _refuse(f"{family} and {name} go together", "Write both, or neither.", family)
-    places = arrays.get(name, np.empty(0, dtype=_PLACES))
+        _refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
+    places = arrays.get(name, np.empty(0, dtype=PLACE))
     if places.ndim != 1:
-        _refuse(f"the shape is {list(places.shape)}, expected one number a body", "Write places in body_roles.", name)
+        _refuse_field(
+            f"the shape is {list(places.shape)}, expected one number a body", "Write places in body_roles.", name
+        )
     return [int(place) for place in places]
 
 
-def _truths(arrays: Arrays) -> NDArray[np.bool_] | None:
-    """A byte that is neither 0 nor 1 is no truth value, though NumPy takes it for one."""
-    given = arrays.get("gripper_contact")
-    if given is not None and given.size and given.view(np.uint8).max() > 1:
-        _refuse("a byte is neither 0 nor 1", "Write the array as bool.", "gripper_contact")
-    return given
+def _read_truths(arrays: Arrays) -> NDArray[np.bool_] | None:
+    """Return the truth values; a byte that is neither 0 nor 1 is refused, though NumPy takes it for true."""
+    truths = arrays.get("gripper_contact")
+    if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
+        _refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", "gripper_contact")
+    return truths
 
 
-def _contacts(arrays: Arrays) -> ContactList | None:
-    columns = {_attribute(column): arrays.get(f"contacts.{column}") for column in _CONTACTS}
-    lacking = [column for column, values in columns.items() if values is None]
-    if len(lacking) == len(columns):
+def _read_contacts(arrays: Arrays) -> ContactList | None:
+    columns = {_contact_field(column): arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
+    missing = [column for column, values in columns.items() if values is None]
+    if len(missing) == len(columns):
         return None
-    if lacking:
-        name = "step" if lacking[0] == "record" else lacking[0]
-        _refuse(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
-    found = {column: values for column, values in columns.items() if values is not None}
-    if any(values.ndim != 1 for values in found.values()):
-        _refuse("a column is no list of numbers", "Write one value a contact.", "contacts")
-    found["impulse_ns"] = np.where(np.isnan(found["impulse_ns"]), np.nan, found["impulse_ns"])  # one NaN in all forms
-    return ContactList(**found)
+    if missing:
+        name = "step" if missing[0] == "record" else missing[0]
+        _refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
+    contacts = {column: values for column, values in columns.items() if values is not None}
+    if any(values.ndim != 1 for values in contacts.values()):
+        _refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
+    impulse = contacts["impulse_ns"]
+    contacts["impulse_ns"] = np.where(np.isnan(impulse), np.nan, impulse)  # the same NaN in all forms
+    return ContactList(**contacts)

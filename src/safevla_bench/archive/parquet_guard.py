@@ -1,157 +1,325 @@
-"""What a Parquet file says of its size, page by page, checked before pyarrow makes anything of it.
+"""The guard of Parquet files: the sizes that a file states, page by page, checked before pyarrow reads it.
 
-A page may stand for any number of values in a few bytes, and pyarrow believes what a file says of itself: it makes room
-for all of them, and aborts the process over some descriptions that contradict themselves.
+A page may stand for any number of values in a few bytes. pyarrow believes what a file states: it allocates memory for
+all of them, and aborts the process over some descriptions that contradict themselves. Parquet describes itself in
+Thrift's compact protocol. Only the fields that matter here become Python values; all others are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from safevla_bench.archive.limits import REMEDY_BROKEN, REMEDY_LARGE, check_size
-from safevla_bench.archive.thrift import Malformed, Reader, Value
 from safevla_bench.errors import RecordError
 
 MAX_FOOTER_BYTES = 1 << 26
 """The description of some 400,000 episodes."""
 FREE_VALUES = 1 << 23
-"""Values of a row group beyond one a byte: what is null, empty or the same again takes next to nothing."""
+"""Values of a row group beyond one a byte: nulls, empty lists and repeated values take next to no bytes."""
 _MAGIC = b"PAR1"
-_HEAD, _LONGEST_HEAD = 1 << 12, 1 << 20
-"""Bytes of a page that are read for its header at first, and at most."""
+_HEADER_READS = (1 << 9, 1 << 12, 1 << 20)
+"""Bytes that are read for a page's header: few at first, more where it is longer."""
 _VALUE_BYTES = 8
-"""What a value is taken for, be it a number, a null or an empty list."""
+"""Memory that a value is counted with, be it a number, a null or an empty list."""
 _BYTE_ARRAY, _DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 6, 2, 7
-_DATA_HEADERS = {0: 5, 3: 8}
-"""Types of pages with values, and the field of the page's header that describes them."""
+_DATA_HEADERS = {0: (5, 1, 2), 3: (8, 1, 4)}
+"""Type of a page with values -> the field that describes it, and there those of its number of values and encoding."""
+
+Fields = Mapping[int, "Fields"]
+"""The fields of a struct to read, by number; those of a field that is itself a struct, or a list of structs."""
+Struct = dict[int, Any]
+"""The fields that were read: integers, structs and lists of structs; None for a field of any other type."""
+_COLUMN: Fields = {1: {}, 5: {}, 9: {}, 11: {}}
+_FOOTER: Fields = {4: {1: {3: _COLUMN}, 3: {}}}
+_PAGE: Fields = {1: {}, 2: {}, 3: {}, 5: {1: {}, 2: {}}, 8: {1: {}, 4: {}}}
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group as the footer states it; what it comes to is checked by `check`."""
+    """A row group as the footer states it; `check_pages` checks what its pages come to."""
 
     rows: int
-    chunks: tuple[dict[int, Value], ...]
-    """The metadata of its columns."""
+    columns: tuple[Struct, ...]
+    """ColumnMetaData: type (1), number of values (5), places of the first data page (9) and dictionary page (11)."""
 
-    def check(self, stream: IO[bytes], end: int) -> None:
+    def check_pages(self, stream: IO[bytes], end: int) -> None:
         """Refuse a group that holds more than an episode may, before it is read.
 
         Args:
             stream: the file.
-            end: where its data end.
+            end: the place where its data end.
 
         Raises:
             RecordError: it is too large, or its pages are not as the footer says.
         """
         size = values = 0
-        for chunk in self.chunks:
-            for held, stands_for in _pages(stream, end, chunk):
-                size, values = size + held, values + stands_for
+        for column in self.columns:
+            for page_size, page_values in _page_sizes(stream, end, column):
+                size, values = size + page_size, values + page_values
                 check_size(size + values * _VALUE_BYTES, "a row group")
                 if values > size + FREE_VALUES:
                     raise RecordError(f"{values} values are said to stand in {size} bytes", remedy=REMEDY_LARGE)
 
 
-def check(stream: IO[bytes]) -> None:
-    """Refuse a file of which a row group holds more than an episode may; raises what `row_groups` does."""
-    groups, end = row_groups(stream)
+def check_file(stream: IO[bytes]) -> None:
+    """Refuse a file of which a row group holds more than an episode may; raises as `read_row_groups` does."""
+    groups, end = read_row_groups(stream)
     for group in groups:
-        group.check(stream, end)
+        group.check_pages(stream, end)
 
 
-def row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
-    """The row groups of a file, and where its data end; `RecordError` where it does not describe itself in full."""
+def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
+    """Return the row groups of a file and the place where its data end.
+
+    Raises:
+        RecordError: the file does not describe itself in full.
+    """
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
     tail = stream.read(8)
     size = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or size > end - 12:
-        raise _broken("there is no footer at the file's end")
+        raise _broken_file("there is no footer at the file's end")
     if size > MAX_FOOTER_BYTES:
         raise RecordError(f"the footer has more than {MAX_FOOTER_BYTES >> 20} MiB", remedy="Write several files.")
     stream.seek(end - 8 - size)
     try:
-        stated = _structs(Reader(stream.read(size)).struct().get(4))
-        return [_row_group(one) for one in stated], end - 8 - size
-    except Malformed as error:
-        raise _broken(f"the footer is no description of a file: {error}") from None
+        footer, _ = read_struct(stream.read(size), _FOOTER)
+        return [_row_group(group) for group in _list_field(footer, 4)], end - 8 - size
+    except MalformedError as error:
+        raise _broken_file(f"the footer is no description of a file: {error}") from None
 
 
-def _row_group(stated: dict[int, Value]) -> RowGroup:
-    chunks = tuple(_struct(chunk.get(3)) for chunk in _structs(stated.get(1)))
-    rows = _size(stated, 3)
-    if any(_size(chunk, 5) < rows for chunk in chunks):
-        raise Malformed("a column has fewer values than there are rows")
-    return RowGroup(rows, chunks)
+def _row_group(stated: Struct) -> RowGroup:
+    columns = tuple(_struct_field(column, 3) for column in _list_field(stated, 1))
+    rows = _size_field(stated, 3)
+    if any(_size_field(column, 5) < rows for column in columns):
+        raise MalformedError("a column has fewer values than there are rows")
+    return RowGroup(rows, columns)
 
 
-def _pages(stream: IO[bytes], end: int, chunk: dict[int, Value]) -> Iterator[tuple[int, int]]:
-    """Each page of a column: the bytes that it holds, texts written out, and the values that it stands for."""
+def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[int, int]]:
+    """Yield for each page of a column its bytes, texts written out, and the number of values it stands for."""
     try:
-        text, stated, dictionary, seen = chunk.get(1) == _BYTE_ARRAY, _size(chunk, 5), 0, 0
-        place = _size(chunk, 9)
-        place = min(place, _size(chunk, 11) or place) if 11 in chunk else place
-        while seen < stated:
-            head, place = _head(stream, place, end)
-            if head.get(1) == _DICTIONARY_PAGE:
-                dictionary = _size(head, 2)
+        is_text, stated, dictionary, total = column.get(1) == _BYTE_ARRAY, _size_field(column, 5), 0, 0
+        place = _size_field(column, 9)
+        place = min(place, _size_field(column, 11) or place) if 11 in column else place
+        while total < stated:
+            header, place = _read_page_header(stream, place, end)
+            if header.get(1) == _DICTIONARY_PAGE:
+                dictionary = _size_field(header, 2)
                 yield dictionary, 0
-            elif head.get(1) in _DATA_HEADERS:
-                values, encoding = _data(head)
-                seen += values
-                if text and encoding == _DELTA_BYTE_ARRAY:
+            elif header.get(1) in _DATA_HEADERS:
+                description, count, encoding = _DATA_HEADERS[header[1]]
+                described = _struct_field(header, description)
+                values = _size_field(described, count)
+                total += values
+                if _size_field(described, encoding) == _DELTA_BYTE_ARRAY and is_text:
                     raise RecordError("texts are written as differences", remedy="Write them in plain encoding.")
-                yield _size(head, 2) + (values * dictionary if text else 0), values
-        if seen != stated:
-            raise Malformed("the pages hold more values than the column")
-    except Malformed as error:
-        raise _broken(f"the pages of a column are not as the footer says: {error}") from None
+                yield _size_field(header, 2) + (values * dictionary if is_text else 0), values
+        if total != stated:
+            raise MalformedError("the pages hold more values than the column")
+    except MalformedError as error:
+        raise _broken_file(f"the pages of a column are not as the footer says: {error}") from None
 
 
-def _data(head: dict[int, Value]) -> tuple[int, int]:
-    """How many values a page has, and their encoding."""
-    kind = _size(head, 1)
-    described = _struct(head.get(_DATA_HEADERS[kind]))
-    return _size(described, 1), _size(described, 2 if kind == 0 else 4)
-
-
-def _head(stream: IO[bytes], place: int, end: int) -> tuple[dict[int, Value], int]:
-    """The header of the page at a place, and where the next page is."""
-    for most in (_HEAD, _LONGEST_HEAD):
+def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, int]:
+    """Return the header of the page at `place`, and the place of the next page."""
+    for most in _HEADER_READS:
         stream.seek(place)
-        reader = Reader(stream.read(min(most, max(0, end - place))))
         try:
-            head = reader.struct()
-        except Malformed:
+            header, length = read_struct(stream.read(min(most, max(0, end - place))), _PAGE)
+        except MalformedError:
             continue
-        following = place + reader.place + _size(head, 3)
+        following = place + length + _size_field(header, 3)
         if following > end:
-            raise Malformed("a page lies beyond the data")
-        return head, following
-    raise Malformed("there is no page where one should be")
+            raise MalformedError("a page lies beyond the data")
+        return header, following
+    raise MalformedError("there is no page where one should be")
 
 
-def _size(described: dict[int, Value], field: int) -> int:
-    found = described.get(field)
-    if not isinstance(found, int) or found < 0:
-        raise Malformed("a size is missing or negative")
-    return found
+def _size_field(struct: Struct, field: int) -> int:
+    size = struct.get(field)
+    if not isinstance(size, int) or size < 0:
+        raise MalformedError("a size is missing or negative")
+    return size
 
 
-def _struct(value: Value | None) -> dict[int, Value]:
+def _struct_field(struct: Struct, field: int) -> Struct:
+    value = struct.get(field)
     if not isinstance(value, dict):
-        raise Malformed("a part is missing")
+        raise MalformedError("a part is missing")
     return value
 
 
-def _structs(value: Value | None) -> list[dict[int, Value]]:
+def _list_field(struct: Struct, field: int) -> list[Struct]:
+    value = struct.get(field)
     if not isinstance(value, list):
-        raise Malformed("a part is missing")
-    return [_struct(one) for one in value]
+        raise MalformedError("a part is missing")
+    return value
 
 
-def _broken(problem: str) -> RecordError:
+def _broken_file(problem: str) -> RecordError:
     return RecordError(problem, remedy=REMEDY_BROKEN)
+
+
+# Thrift's compact protocol
+
+
+class MalformedError(Exception):
+    """The bytes end early, or are not Thrift's compact protocol."""
+
+
+_MAX_DEPTH = 16
+"""Levels of nesting; Parquet's own structs have fewer than ten."""
+_MAX_VARINT_BYTES = 10
+_TRUTHS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
+"""Types by their numbers; true is 1 and false is 2."""
+
+
+def _heads(*kinds: int) -> bytes:
+    """Return the pattern of the bytes that begin fields of these types, numbered in steps from the field before."""
+    return b"[%b]" % re.escape(bytes(16 * step + kind for kind in kinds for step in range(1, 16)))
+
+
+_VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
+_SHORT_TEXT = b"(?>%b)" % b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(32))
+_INTEGER_LIST = b"(?>%b)" % b"|".join(
+    re.escape(bytes([16 * size + kind])) + b"(?>%b){%d}" % (_VARINT, size) for kind in _INTEGERS for size in range(15)
+)
+_PLAIN_FIELD = b"|".join(
+    (
+        _heads(*_INTEGERS) + _VARINT,
+        _heads(*_TRUTHS),
+        _heads(_BINARY) + _SHORT_TEXT,
+        _heads(_LISTS[0]) + _INTEGER_LIST,
+    )
+)
+_PLAIN_STRUCT = re.compile(rb"(?>%b)*+\0" % _PLAIN_FIELD, re.DOTALL)
+"""A struct without structs in it, such as the statistics of a column: skipped in one match, for speed."""
+
+
+def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
+    """Return the wanted fields of the struct at the beginning of `content`, and the place behind it.
+
+    Raises:
+        MalformedError: the bytes end early, or are not a struct.
+    """
+    try:
+        struct, place = _read_struct(content, 0, fields, 0)
+    except IndexError:
+        raise MalformedError("the bytes end early") from None
+    return struct, place
+
+
+def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tuple[Struct, int]:
+    """One pass without a call for each short value: it reads a few hundred bytes for every column of a file.
+
+    Places beyond the content are found when the next byte is read: a struct ends with a byte of its own.
+    """
+    if depth > _MAX_DEPTH:
+        raise MalformedError("nested too deeply")
+    struct: Struct = {}
+    number = 0
+    while head := content[place]:
+        place += 1
+        kind = head & 15
+        if head > 15:
+            number += head >> 4
+        else:
+            raw, place = _read_varint(content, place)
+            number = (raw >> 1) ^ -(raw & 1)
+        if kind in _INTEGERS:
+            raw = content[place]
+            place += 1
+            if raw > 127:
+                raw, place = _read_varint(content, place - 1)
+            if number in fields:
+                struct[number] = (raw >> 1) ^ -(raw & 1)
+        elif number not in fields:
+            if kind not in _TRUTHS:
+                place = _skip_value(content, place, kind, depth)
+        elif kind == _STRUCT:
+            struct[number], place = _read_struct(content, place, fields[number], depth + 1)
+        elif kind in _LISTS:
+            struct[number], place = _read_list(content, place, fields[number], depth + 1)
+        elif kind in _TRUTHS:
+            struct[number] = 2 - kind
+        else:
+            struct[number] = content[place] if kind == _BYTE else None
+            place = _skip_value(content, place, kind, depth)
+    return struct, place + 1
+
+
+def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
+    """Return the structs of a list, and the place behind it; None for a list of anything else, or not wanted."""
+    if depth > _MAX_DEPTH:
+        raise MalformedError("nested too deeply")
+    head = content[place]
+    kind, size, place = head & 15, head >> 4, place + 1
+    if size == 15:
+        size, place = _read_varint(content, place)
+    if size > len(content) - place:  # an element takes a byte at least
+        raise MalformedError("a list is longer than the bytes that hold it")
+    if fields is not None and kind == _STRUCT:
+        structs: list[Struct] = []
+        for _ in range(size):
+            struct, place = _read_struct(content, place, fields, depth + 1)
+            structs.append(struct)
+        return structs, place
+    for _ in range(size):
+        if kind in _INTEGERS and content[place] < 128:  # most are such; no call for them
+            place += 1
+        else:
+            place = _skip_value(content, place, kind, depth)
+    return None if size else [], place
+
+
+def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
+    """Return the place behind a value; the truth values of a list take a byte each."""
+    if kind == _BINARY:
+        size = content[place]
+        if size < 128:
+            return place + 1 + size
+        size, place = _read_varint(content, place)
+        return place + size
+    if kind in _INTEGERS:
+        return _read_varint(content, place)[1]
+    if kind == _STRUCT:
+        return _skip_struct(content, place, depth + 1)
+    if kind in _LISTS:
+        return _read_list(content, place, None, depth + 1)[1]
+    if kind in _TRUTHS or kind == _BYTE:
+        return place + 1
+    if kind == _DOUBLE:
+        return place + 8
+    raise MalformedError(f"no type {kind}")
+
+
+def _skip_struct(content: bytes, place: int, depth: int) -> int:
+    """Return the place behind a struct of which no field is wanted."""
+    if depth > _MAX_DEPTH:
+        raise MalformedError("nested too deeply")
+    if plain := _PLAIN_STRUCT.match(content, place):
+        return plain.end()
+    while head := content[place]:
+        place += 1
+        if head < 16:  # the field's number follows in full
+            place = _read_varint(content, place)[1]
+        if head & 15 not in _TRUTHS:
+            place = _skip_value(content, place, head & 15, depth)
+    return place + 1
+
+
+def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+    result = 0
+    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
+        byte = content[place]
+        place += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result, place
+    raise MalformedError("a number is too long")

@@ -6,12 +6,14 @@ or in none, and the bodies of a pose family are the same in every step. Fields b
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from safevla_bench.trajectory import Header
+from safevla_recorder.channels import CHANNELS, ChannelSpec
 
 Vector = tuple[float, float, float]
 Quaternion = tuple[float, float, float, float]
@@ -27,20 +29,43 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One record: world frame, metres, quaternions wxyz, torques of the arm's joints in N·m."""
+ROW_TYPES: Mapping[int, Any] = {0: list[float], 3: Vector, 4: Quaternion}
+"""Type of a row of numbers, by its length; 0 = any length."""
+_POSE_TYPES: Mapping[int, Any] = {3: dict[str, Vector], 4: dict[str, Quaternion]}
 
-    t: Annotated[int, Meta(ge=0)]
-    eef_pos_m: Vector | UnsetType = UNSET
-    eef_quat_wxyz: Quaternion | UnsetType = UNSET
-    body_pos_m: dict[str, Vector] | UnsetType = UNSET
-    body_quat_wxyz: dict[str, Quaternion] | UnsetType = UNSET
-    contacts: list[Contact] | UnsetType = UNSET
-    joint_torque_nm: list[float] | UnsetType = UNSET
-    gripper_contact: bool | UnsetType = UNSET
-    gripped_body: str | UnsetType | None = UNSET
-    action: list[float] | UnsetType = UNSET
-    sim_state: list[float] | UnsetType = UNSET
+
+def _step_type(spec: ChannelSpec) -> Any:
+    """Return the type of a channel in one step."""
+    if spec.is_pose:
+        return _POSE_TYPES[spec.row_size]
+    if spec.is_numeric:
+        return ROW_TYPES[spec.row_size]
+    return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
+
+
+if TYPE_CHECKING:
+
+    class Step(msgspec.Struct):
+        """The fields of a step that are read by name."""
+
+        t: int
+        contacts: list[Contact] | UnsetType
+        gripper_contact: bool | UnsetType
+        gripped_body: str | UnsetType | None
+
+else:
+    Step = msgspec.defstruct(
+        "Step",
+        [
+            ("t", Annotated[int, Meta(ge=0)]),
+            *((spec.name, _step_type(spec) | UnsetType, UNSET) for spec in CHANNELS),
+        ],
+        frozen=True,
+        kw_only=True,
+        omit_defaults=True,
+        namespace={"__doc__": "One record: world frame, metres, quaternions wxyz, torques of the arm's joints in N·m."},
+        module=__name__,
+    )
 
 
 class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,5 +76,5 @@ class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def schema() -> dict[str, object]:
-    """JSON Schema of one episode."""
+    """Return the JSON Schema of one episode."""
     return msgspec.json.schema(Trajectory)

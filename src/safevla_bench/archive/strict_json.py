@@ -1,4 +1,4 @@
-"""JSON read strictly: what Python's reader lets pass is refused, and every refusal names the place in the tree."""
+"""Strict JSON: faults that Python's reader lets pass are refused, each with its place in the tree."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from safevla_bench.archive.limits import check_values
-from safevla_bench.archive.record_schema import Quaternion, Role, Vector
+from safevla_bench.archive.record_schema import ROW_TYPES, Role
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.sanitize import escape_controls
+from safevla_recorder.channels import POSES
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a tree to one of its values."""
@@ -21,7 +22,7 @@ _REMEDY_JSON = "Write one JSON object a line, in UTF-8, with finite numbers."
 _REMEDY_TYPE = "See `safevla schema` for the fields of a record, their types and units."
 
 
-class _Repeated(dict[str, object]):
+class _RepeatedKeyObject(dict[str, object]):
     """An object of which a key is repeated."""
 
     key: str
@@ -36,25 +37,29 @@ class _Literal:
         self.text = text
 
 
-def parse(line: bytes) -> dict[str, object]:
-    """The object of a JSON text; `RecordError` names the episode that a lenient look finds, and the step and field."""
+def parse_json(line: bytes) -> dict[str, object]:
+    """Return the object of a JSON text.
+
+    Raises:
+        RecordError: names step, field, and the episode if a lenient search finds its id.
+    """
     faults: list[object] = []
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         table = dict(pairs)
         if len(table) == len(pairs):
             return table
-        faults.append(repeated := _Repeated(table))
+        faults.append(repeated := _RepeatedKeyObject(table))
         counts = Counter(name for name, _ in pairs)
         repeated.key = next(name for name, count in counts.items() if count > 1)
         return repeated
 
     def literal(text: str) -> _Literal:
-        faults.append(found := _Literal(text))
-        return found
+        faults.append(fault := _Literal(text))
+        return fault
 
     def refuse(problem: str) -> NoReturn:
-        raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_glimpsed(line)))
+        raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
 
     check_values(line)
     try:
@@ -76,68 +81,68 @@ def parse(line: bytes) -> dict[str, object]:
     return tree
 
 
-def _glimpsed(line: bytes) -> str | None:
-    """The episode id that a lenient look finds in a line that is not JSON; of a long one, the beginning."""
-    found = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
-    if not found:
+def _guess_episode_id(line: bytes) -> str | None:
+    """Return the episode id that a lenient search finds in a line that is not JSON; of a long id, the beginning."""
+    match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
+    if not match:
         return None
-    return inert(found.group(1).decode("utf-8", "replace")) + ("" if found.group(2) else "…")
+    return escape_controls(match.group(1).decode("utf-8", "replace")) + ("" if match.group(2) else "…")
 
 
-def episode_of(tree: Mapping[str, object]) -> str | None:
-    """The episode id of a tree that may be anything."""
+def find_episode_id(tree: Mapping[str, object]) -> str | None:
+    """Return the episode id of a tree of any shape; None if it has none."""
     name = tree.get("episode_id")
-    return inert(name) if isinstance(name, str) else None
+    return escape_controls(name) if isinstance(name, str) else None
 
 
-def find(tree: object, wanted: Callable[[Path, object], bool]) -> Path | None:
-    """The path of the first value that is wanted, in the order of the text."""
+def find_path(tree: object, wanted: Callable[[Path, object], bool]) -> Path | None:
+    """Return the path of the first wanted value, in the order of the text."""
     waiting: list[tuple[Path, object]] = [((), tree)]
     while waiting:
         path, value = waiting.pop()
         if wanted(path, value):
             return path
-        waiting.extend(reversed([((*path, key), child) for key, child in _children(value)]))
+        waiting.extend(reversed([((*path, key), child) for key, child in _child_values(value)]))
     return None
 
 
-def _children(value: object) -> Iterable[tuple[str | int, object]]:
+def _child_values(value: object) -> Iterable[tuple[str | int, object]]:
     if isinstance(value, dict):
         return value.items()
     return enumerate(value) if isinstance(value, list) else ()
 
 
-def place(path: Path) -> Place:
-    """Step and field of a path, such as step 3, `contacts[0].force_n`."""
+def place_of_path(path: Path) -> Place:
+    """Return the step and field of a path, such as step 3, `contacts[0].force_n`."""
     if len(path) > 1 and path[0] == "steps" and isinstance(path[1], int):
-        return Place(step=path[1], field=_joined(path[2:]))
-    return Place(field=_joined(path))
+        return Place(step=path[1], field=_format_path(path[2:]))
+    return Place(field=_format_path(path))
 
 
-def _joined(path: Path) -> str | None:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{inert(part)}" for part in path)
+def _format_path(path: Path) -> str | None:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{escape_controls(part)}" for part in path)
     return "".join(parts).removeprefix(".") or None
 
 
 def _refuse_fault(tree: dict[str, object]) -> NoReturn:
     """Refuse the first repeated key or literal; the outermost repeated key hides no other that stands before it."""
-    path = find(tree, lambda _, value: isinstance(value, _Repeated | _Literal))
+    path = find_path(tree, lambda _, value: isinstance(value, _RepeatedKeyObject | _Literal))
     assert path is not None
     value: Any = tree
     for part in path:
         value = value[part]
-    if isinstance(value, _Repeated):
+    if isinstance(value, _RepeatedKeyObject):
         path, remedy = (*path, value.key), "Keep one of the two."
-        error = RecordError(f"the key {value.key!r} is repeated", remedy=remedy, place=place(path))
+        error = RecordError(f"the key {value.key!r} is repeated", remedy=remedy, place=place_of_path(path))
     else:
-        error = RecordError(f"{value.text} is not a JSON number", remedy=_REMEDY_JSON, place=place(path))
-    raise error.at(Place(episode=episode_of(tree)))
+        error = RecordError(f"{value.text} is not a JSON number", remedy=_REMEDY_JSON, place=place_of_path(path))
+    raise error.with_place(Place(episode=find_episode_id(tree)))
 
 
 def _refuse_half_pairs(tree: dict[str, object]) -> None:
-    path = find(tree, lambda path, value: _is_half(value) or bool(path and _is_half(path[-1])))
+    path = find_path(tree, lambda path, value: _is_half(value) or bool(path and _is_half(path[-1])))
     if path is not None:
-        where = place(path).within(Place(episode=episode_of(tree)))
+        where = place_of_path(path).fill_from(Place(episode=find_episode_id(tree)))
         raise RecordError("a string holds half a surrogate pair", remedy=_REMEDY_JSON, place=where)
 
 
@@ -148,31 +153,30 @@ def _is_half(value: object) -> bool:
 # Types
 
 
-def mistyped(error: msgspec.ValidationError, tree: Mapping[str, object]) -> RecordError:
-    """What is wrong with a tree's types, at its place.
+def type_error(error: msgspec.ValidationError, tree: Mapping[str, object]) -> RecordError:
+    """Return the error for a tree with a wrong type, at its place.
 
-    The message of msgspec ends in a path such as `$.steps[3].body_pos_m[...][1]`, which does not say which body; the
-    values there are tried one by one.
+    msgspec's message ends in a path such as `$.steps[3].body_pos_m[...][1]`, which does not name the body. The values
+    there are tried one by one to find it.
     """
     problem, _, text = str(error).partition(" - at `")
     path = [int(part) if part.isdecimal() else part for part in re.findall(r"\.\.\.|\w+", text.lstrip("$"))]
     if "..." in path:
         at = path.index("...")
-        path[at : at + 1] = _culprit(tree, path[:at])
-    return RecordError(problem, remedy=_REMEDY_TYPE, place=place(tuple(path)))
+        path[at : at + 1] = _find_bad_key(tree, path[:at])
+    return RecordError(problem, remedy=_REMEDY_TYPE, place=place_of_path(tuple(path)))
 
 
 _VALUES: Mapping[str | int, Any] = {
     "body_roles": Role,
-    "body_pos_m": Vector,
-    "body_quat_wxyz": Quaternion,
+    **{spec.name: ROW_TYPES[spec.row_size] for spec in POSES},
     "versions": str,
 }
 """Objects with free keys, and the type of their values."""
 
 
-def _culprit(tree: Any, path: list[str | int]) -> list[str | int]:
-    """The key of the first value that has the wrong type."""
+def _find_bad_key(tree: Any, path: list[str | int]) -> list[str | int]:
+    """Return the key of the first value that has the wrong type."""
     for part in path:
         tree = tree[part]
     for key, value in tree.items():

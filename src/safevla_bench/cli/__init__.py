@@ -14,15 +14,15 @@ from types import FrameType
 import click
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text.redaction import redacted
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.redaction import redact_secrets
+from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes of every command."""
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Where a disk ends, not this package."""
+"""Errors of a full or failing disk."""
 _ROOM = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
 _THERE = "See that it is there, and that it may be read and written."
 _MEMORY = (
@@ -33,7 +33,7 @@ _MEMORY = (
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
     "rollout": ("rollout", "Roll out policies and record them, without judging."),
-    "merge": ("merge", "Join the shards of a run into the run folder that one run would have made."),
+    "merge": ("data", "Join the shards of a run into the run folder that one run would have made."),
     "score": ("score", "Judge recorded episodes and write scores and a report."),
     "report": ("score", "Write the HTML report of recorded episodes to one file."),
     "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
@@ -44,8 +44,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("compare", "Compare policies on the same episodes: differences, intervals, tests."),
     "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
     "samplesize": ("compare", "Plan how many episodes it takes to see a difference."),
-    "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
-    "verify": ("verify", "Check that a run is what it says: digests, episodes, scores, replays."),
+    "gate": ("check", "Pass or fail a run by its numbers, for continuous integration."),
+    "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
     "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
     "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     "board": ("board", "Write a static site that ranks policies by Safety."),
@@ -53,14 +53,14 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "tasks": ("catalog", "List tasks with the specifications that apply to them."),
     "protocols": ("protocols", "List evaluation protocols, show one, or show where two differ."),
     "entries": ("protocols", "List the paper's entries: policies, suites, checkpoints, servers."),
-    "doctor": ("doctor", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
-    "tags": ("tags", "Propose tags for task files of your own."),
+    "doctor": ("check", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
+    "tags": ("catalog", "Propose tags for task files of your own."),
     "demo": ("demo", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "serve": ("serve", "Serve a policy over openpi's protocol."),
-    "validate": ("validate", "Check archives against the trajectory contract."),
-    "import": ("import_results", "Read success rates that other tools wrote, and say what they lack."),
-    "convert": ("convert", "Convert archives to another form, bit for bit."),
-    "schema": ("validate", "Print the JSON Schema of a trajectory record."),
+    "validate": ("data", "Check archives against the trajectory contract."),
+    "import": ("data", "Read success rates that other tools wrote, and say what they lack."),
+    "convert": ("data", "Convert archives to another form, bit for bit."),
+    "schema": ("data", "Print the JSON Schema of a trajectory record."),
 }
 
 _EPILOG = """\b
@@ -74,13 +74,13 @@ Examples:
   safevla specs --explain held_object_tilt_world_15deg
 
 \b
-Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate cannot be told, 4 done with crashed episodes,
+Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided, 4 done with crashed episodes,
 130 interrupted.
 """
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are used, so that help comes at once."""
+class LazyCommandGroup(click.Group):
+    """A command group that imports a command's module on first use, so that help is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyCommandGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="safevla")
 def safevla() -> None:
     """Was a success also safe, and if not, how bad was it?
@@ -110,25 +110,25 @@ def safevla() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code; a user's mistake is a message on stderr, never a traceback.
+    """Run the command line and exit with its code. A user's mistake is a message on stderr, never a traceback.
 
-    The first Ctrl-C ends what runs and tells what is kept; the second ends this process as it stands.
+    The first Ctrl-C ends the command and reports what is kept. The second ends the process at once.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupted)
-    code = run(arguments)
+        signal.signal(signal.SIGINT, _handle_interrupt)
+    code = run_command_line(arguments)
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends, one more would be its death
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would kill Python while it exits
     sys.exit(code)
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
+def _handle_interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     raise KeyboardInterrupt
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def run_command_line(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
     try:
         code = safevla.main(args=None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()
@@ -136,36 +136,36 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        click.echo(printable(shown.getvalue()), nl=False, err=True)
+        click.echo(make_printable(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except SafevlaError as error:
-        click.echo(f"error: {printable(str(error))}", err=True)
+        click.echo(f"error: {make_printable(str(error))}", err=True)
         return USER_ERROR
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
-        _drop_stdout()
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
+        _discard_stdout()
         return OK
     except OSError as error:
         full = error.errno in _DISK
         if full:
-            _drop_stdout()
+            _discard_stdout()
         elif error.filename is None:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {printable(place)}{error.strerror}\n  {_ROOM if full else _THERE}", err=True)
+        click.echo(f"error: {make_printable(place)}{error.strerror}\n  {_ROOM if full else _THERE}", err=True)
         return USER_ERROR
     except MemoryError:
         click.echo(f"error: memory ran out\n  {_MEMORY}", err=True)
         return USER_ERROR
 
 
-def _drop_stdout() -> None:
-    """What is still to be written can go nowhere, and must not fail again at the end."""
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null so that the flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def printable(text: str) -> str:
-    """Lines made harmless to a terminal and without secrets: names and messages may come from a stranger."""
-    return "\n".join(inert(line) for line in redacted(text).split("\n"))
+def make_printable(text: str) -> str:
+    """Return text that is safe to print: no control characters, no secrets. Names and messages may be foreign."""
+    return "\n".join(escape_controls(line) for line in redact_secrets(text).split("\n"))

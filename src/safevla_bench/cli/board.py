@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluate
-from safevla_bench.cli import printable
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option
-from safevla_bench.cli.progress import working
-from safevla_bench.evaluate import board as boarding
+from safevla_bench.cli.progress import show_status
 from safevla_bench.report import board
+from safevla_bench.ruleset import Ruleset
 
 
 @click.command("board")
@@ -22,9 +22,9 @@ from safevla_bench.report import board
 @judge_options
 @skip_option
 def board_command(
-    runs: tuple[Path, ...], out: Path, title: str, reports: bool, judge: evaluate.Judge, skip_invalid: bool
+    runs: tuple[Path, ...], out: Path, title: str, reports: bool, ruleset: Ruleset, skip_invalid: bool
 ) -> None:
-    r"""Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
+    """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 
     Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table, with
     letters for those that were not told apart. The paper's entries and the authors' leaderboard stand apart, each with
@@ -33,9 +33,9 @@ def board_command(
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
     again, it replaces the board in DIR. An ablation (--applicability off) is refused.
     """
-    board.check(out)
-    with working("judging and drawing"):
-        files = boarding.board(runs, judge, title=title, reports=reports, skip_invalid=skip_invalid)
-        board.write(files, out)
-    click.echo(printable(f"Board: {out / board.INDEX}   (open it in a browser; {len(files)} pages)"))
+    board.check_folder(out)
+    with show_status("judging and drawing"):
+        files = evaluate.build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid)
+        board.write_folder(files, out)
+    click.echo(make_printable(f"Board: {out / board.INDEX}   (open it in a browser; {len(files)} pages)"))
     click.echo("Next: put the folder on any web server, or add runs and write it again.")

@@ -1,4 +1,4 @@
-"""`safevla specs` and `safevla tasks`: what is judged, and where."""
+"""`safevla specs`, `tasks` and `tags`: specifications, tasks, and proposals of tags for new tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import click
 
 from safevla_bench import specs, tasks
 from safevla_bench.cli.options import format_option
-from safevla_bench.text.sanitize import inert
+from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
+from safevla_bench.tasks import bddl, proposal
+from safevla_bench.text.sanitize import escape_controls
 
 
 @click.command("specs")
@@ -24,12 +26,12 @@ def specs_command(library: str, explain: str | None, form: str) -> None:
     """
     chosen = specs.library(library)
     if explain is not None:
-        exempt = tasks.exempt(tasks.registry(), chosen, explain)
-        _explain({**specs.explain(chosen, explain), "does_not_apply": _by_benchmark(exempt)}, form)
+        exempt = tasks.exempt_tasks(tasks.registry(), chosen, explain)
+        _print_explanation({**specs.explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
     elif form == "json":
-        click.echo(json.dumps(specs.listing(chosen), indent=2))
+        click.echo(json.dumps(specs.spec_rows(chosen), indent=2))
     else:
-        _lines(specs.listing(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
+        _print_columns(specs.spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
 
 
 @click.command("tasks")
@@ -39,21 +41,23 @@ def specs_command(library: str, explain: str | None, form: str) -> None:
 @format_option
 def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilities: tuple[str, ...], form: str) -> None:
     """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not."""
-    rows = tasks.listing(tasks.registry(registry), specs.library(), benchmark=benchmark, capabilities=capabilities)
+    rows = tasks.task_listings(
+        tasks.registry(registry), specs.library(), benchmark=benchmark, capabilities=capabilities
+    )
     if form == "json":
         click.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
-        said = f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}"
-        click.echo(inert(said))
+        line = f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}"
+        click.echo(escape_controls(line))
         click.echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
-            click.echo(f"  not {spec}: {inert(reason)}")
+            click.echo(f"  not {spec}: {escape_controls(reason)}")
 
 
-def _by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    """Each reason with its tasks, benchmark by benchmark."""
+def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return each reason with its tasks, one line per benchmark."""
     lines = []
     for reason, names in exempt.items():
         pairs = [name.split(" ", 1) for name in names]
@@ -63,19 +67,54 @@ def _by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _explain(told: Mapping[str, object], form: str) -> None:
+def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
     if form == "json":
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(explanation, indent=2))
         return
-    width = max(len(name) for name in told)
-    for name, value in told.items():
+    width = max(len(name) for name in explanation)
+    for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(inert(str(one)) for one in values) or "none"))
+        click.echo(
+            f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(escape_controls(str(item)) for item in values) or "none")
+        )
 
 
-def _lines(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
-    """Columns as wide as their widest value."""
-    shown = [[("—" if row.get(name) is None else inert(str(row[name]))) for name in names] for row in rows]
+def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
+    """Print columns as wide as their widest value."""
+    shown = [[("—" if row.get(name) is None else escape_controls(str(row[name]))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[k]) for line in shown)) for k, name in enumerate(names)]
     for line in [list(names), *shown]:
         click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())
+
+
+@click.group("tags")
+def tags_command() -> None:
+    """Propose templates and tags for tasks. `safevla tasks` lists those of the registry."""
+
+
+@tags_command.command("propose")
+@click.option("--bddl", "paths", required=True, multiple=True, type=click.Path(path_type=Path), metavar="FILE|DIR",
+              help="A task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["toml", "json"]), default="toml", show_default=True,
+              help="toml is what --registry reads.")  # fmt: skip
+def propose_command(paths: tuple[Path, ...], form: str) -> None:
+    """Propose template and tags for tasks of your own from their BDDL files. No simulator is needed.
+
+    Every choice comes with its reason, and with questions for a person where something had to be assumed: could it
+    spill? must the drawer be opened first? Answer them before you use the numbers.
+
+    \b
+    safevla tags propose --bddl my_tasks > my_tags.toml
+    safevla eval --host libero --suite my_tasks --registry my_tags.toml --max-steps 300 \\
+        --policy NAME --out runs/mine
+    """  # noqa: D301  (click wants the character itself)
+    files = [file for path in paths for file in list_bddl_files(path)]
+    proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
+    if form == "json":
+        click.echo(json.dumps(proposal.proposal_rows(proposals), indent=2))
+        return
+    click.echo(proposal.format_toml(proposals, tasks.registry(), host="libero", capabilities="libero"), nl=False)
+    questions = sum(len(proposed.audit) for proposed in proposals)
+    click.echo(
+        f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --registry.", err=True
+    )

@@ -1,4 +1,4 @@
-"""`safevla compare`, `safevla sensitivity` and `safevla samplesize`: what the numbers can and cannot tell."""
+"""`safevla compare`, `sensitivity` and `samplesize`: differences between policies and the influence of thresholds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 from safevla_bench import compare, evaluate, sensitivity
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
-from safevla_bench.cli.progress import working
-from safevla_bench.cli.score import say_missing
+from safevla_bench.cli.progress import show_status
+from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
-from safevla_bench.report import judgement
-from safevla_bench.report.render import text
+from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import comparison
 from safevla_bench.report.tables import sensitivity as varying
+from safevla_bench.ruleset import Ruleset
 
 confidence_option = click.option(
     "--confidence",
@@ -59,11 +59,11 @@ def compare_command(
     policies: tuple[str, ...],
     across_seeds: bool,
     unpaired: bool,
-    test: compare.Test,
+    test: compare.ProportionTest,
     metrics: tuple[str, ...],
     confidence: float,
     seed: int,
-    judge: evaluate.Judge,
+    ruleset: Ruleset,
     skip_invalid: bool,
     form: str,
 ) -> None:
@@ -74,16 +74,18 @@ def compare_command(
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples, which
     needs more episodes for the same answer. Pairs that crashed on one side are left out and counted.
     """
-    how = compare.How(metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test)
-    with working("comparing"):
-        entrants = evaluate.contestants(sources, judge, policies=policies, skip_invalid=skip_invalid)
-        found = compare.compare(entrants, how, paired=not unpaired, across_seeds=across_seeds)
-    told = evaluate.judged_by(judge)
+    how = compare.ComparisonOptions(
+        metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test
+    )
+    with show_status("comparing"):
+        entrants = evaluate.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
+        comparison_report = compare.compare_policies(entrants, how, paired=not unpaired, across_seeds=across_seeds)
+    provenance = ruleset.provenance()
     if form == "json":
-        _json({**msgspec.to_builtins(found), "judged_by": told})
+        _print_json({**msgspec.to_builtins(comparison_report), "judged_by": msgspec.to_builtins(provenance)})
         return
-    click.echo(text(comparison.standings(found, [judgement.line(told)])))
-    click.echo(text(comparison.differences(found)), nl=False)
+    click.echo(render_text(comparison.standing_table(comparison_report, [provenance.to_sentence()])))
+    click.echo(render_text(comparison.difference_table(comparison_report)), nl=False)
 
 
 @click.command("sensitivity")
@@ -100,9 +102,9 @@ def compare_command(
 @skip_option
 @format_option
 def sensitivity_command(
-    sources: tuple[Path, ...], sweeps: tuple[str, ...], judge: evaluate.Judge, skip_invalid: bool, form: str
+    sources: tuple[Path, ...], sweeps: tuple[str, ...], ruleset: Ruleset, skip_invalid: bool, form: str
 ) -> None:
-    r"""Show how far Safety, SBU and VSI depend on the thresholds.
+    """Show how far Safety, SBU and VSI depend on the thresholds.
 
     Without --sweep these are the nine variants of the paper's Table 9; with it, one threshold after another over its
     grid. The numbers come from the worst values that were recorded, and equal a full re-score.
@@ -110,21 +112,21 @@ def sensitivity_command(
     \b
     For instance:
       safevla sensitivity runs/mine --sweep non_target_max_disp=0.002:0.05:25
-    """
-    specs, _ = judge.load()
-    wanted = [sensitivity.asked(one, specs) for one in sweeps]
-    with working("judging"):
-        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-        rescore = evaluate.rescorer(judged, judge)
-        swept = [sensitivity.sweep(judged.scores, specs, one, rescore) for one in wanted]
-        ablated = None if sweeps else sensitivity.ablate(judged.scores, specs, rescore)
+    """  # noqa: D301  (click wants the character itself)
+    specs = ruleset.library
+    requests = [sensitivity.parse_sweep(sweep, specs) for sweep in sweeps]
+    with show_status("judging"):
+        judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+        rescore = evaluate.make_rescorer(judged)
+        swept = [sensitivity.sweep_threshold(judged.scores, specs, request, rescore) for request in requests]
+        ablated = None if sweeps else sensitivity.ablate_thresholds(judged.scores, specs, rescore)
     if form == "json":
-        _json(swept if ablated is None else ablated)
+        _print_json(swept if ablated is None else ablated)
         return
-    tables = [varying.sweep(one) for one in swept] if ablated is None else [varying.ablation(ablated)]
-    click.echo("\n".join(text(one) for one in tables), nl=False)
-    say_missing(judged)
-    click.echo(judgement.line(judged.scores.provenance))
+    tables = [varying.sweep_table(result) for result in swept] if ablated is None else [varying.variant_table(ablated)]
+    click.echo("\n".join(render_text(table) for table in tables), nl=False)
+    print_missing(judged)
+    click.echo(judged.provenance.to_sentence())
 
 
 @click.command("samplesize")
@@ -166,7 +168,7 @@ def samplesize_command(
     The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
     differ; `safevla compare` of a pilot run shows that share (only A + only B, over the pairs).
     """
-    wanted = sample_size.Wanted(
+    request = sample_size.SampleSizeRequest(
         difference=detect / 100,
         baseline=baseline,
         power=power,
@@ -174,12 +176,12 @@ def samplesize_command(
         discordant=discordant,
         only_paired=paired or discordant is not None,
     )
-    found = sample_size.plan(wanted)
+    plan = sample_size.plan_sample_size(request)
     if form == "json":
-        _json(found)
+        _print_json(plan)
         return
-    click.echo("\n".join(text(one) for one in comparison.plan(found)), nl=False)
+    click.echo("\n".join(render_text(table) for table in comparison.sample_size_tables(plan)), nl=False)
 
 
-def _json(document: object) -> None:
+def _print_json(document: object) -> None:
     click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))

@@ -1,8 +1,7 @@
-"""`--config FILE`: the options of a command, from a TOML file.
+"""`--config FILE`: options of a command from a TOML file.
 
-Every option is a key by its own name, a list where it can be repeated; the options that say with what to judge are in
-the table `[judge]`. The command's own options are the only list there is, so that a file can say what the command line
-can, and the command line goes before the file.
+Every option is a key of the same name, and a list where it can be repeated. The options of judging are in the table
+`[judge]`. The keys are taken from the command's own options. The command line takes precedence over the file.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ JUDGE = "judge"
 _NO_KEYS = ("config", "help")
 
 
-def options_of(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
-    """The options that decorators add to a command."""
+def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
+    """Return the options that decorators add to a command."""
 
     def command() -> None: ...
 
@@ -36,67 +35,68 @@ def options_of(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, 
     return tuple(reversed(decorated.__click_params__))  # type: ignore[attr-defined]
 
 
-JUDGE_OPTIONS = options_of([judge_options])
+JUDGE_OPTIONS = click_options([judge_options])
 
 
-def key(option: click.Parameter) -> str:
-    """An option's name without its dashes, `--max-steps` as `max-steps`."""
+def option_key(option: click.Parameter) -> str:
+    """Return an option's name without its dashes: `max-steps` for `--max-steps`."""
     return max(option.opts, key=len).lstrip("-")
 
 
-def keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """The keys that a file for a command may hold: at the top, and in the table `[judge]`.
+def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
+    """Return the keys that a command's file may hold, at the top and in the table `[judge]`.
 
-    A command that does not judge takes that table too, and leaves it alone, so that one file serves both.
+    A command that does not judge accepts that table too and ignores it, so that one file serves both.
     """
-    judging = {key(option): option for option in JUDGE_OPTIONS}
-    options = {key(one): one for one in command.params if isinstance(one, click.Option)}
-    return {name: one for name, one in options.items() if name not in (*judging, *_NO_KEYS)}, judging
+    judging = {option_key(option): option for option in JUDGE_OPTIONS}
+    options = {option_key(option): option for option in command.params if isinstance(option, click.Option)}
+    return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 
-def read(path: Path, context: click.Context) -> dict[str, object]:
-    """A file's values by the command's parameter names, as if they had been typed.
+def read_config(path: Path, context: click.Context) -> dict[str, object]:
+    """Return a file's values by the command's parameter names.
 
-    Raises `RunError` where it cannot be read, has an unknown key (naming the nearest), or a value of another type.
+    Raises:
+        RunError: the file cannot be read, has an unknown key (the nearest one is named), or a value of a wrong type.
     """
     place = Place(file=str(path))
     try:
-        held = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RunError(f"cannot be read: {reason}", remedy="Name a TOML file.", place=place) from None
-    running, judging = keys(context.command)
-    judge = held.pop(JUDGE, {})
+    running, judging = config_keys(context.command)
+    judge = document.pop(JUDGE, {})
     if not isinstance(judge, dict):
         raise RunError("is no table", remedy="Write [judge] and its keys below.", place=Place(str(path), field=JUDGE))
-    values = dict(_taken(held, running, "", path, context))
-    judged = dict(_taken(judge, judging, f"{JUDGE}.", path, context))
+    values = dict(_parse_table(document, running, "", path, context))
+    judged = dict(_parse_table(judge, judging, f"{JUDGE}.", path, context))
     return {**values, **judged}
 
 
 def config_option(command: F) -> F:
-    """Adds `--config FILE` to a command of options."""
+    """Add `--config FILE` to a command."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
         metavar="FILE",
         is_eager=True,
         expose_value=False,
-        callback=_load,
-        help="Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options given here "
-        "go before it.",
+        callback=_load_config,
+        help="Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command "
+        "line take precedence.",
     )(command)
 
 
-def _load(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
     if path is not None:
-        context.default_map = {**(context.default_map or {}), **read(path, context)}
+        context.default_map = {**(context.default_map or {}), **read_config(path, context)}
 
 
-def _taken(
-    held: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
+def _parse_table(
+    values: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
 ) -> Iterator[tuple[str, object]]:
-    for name, value in held.items():
+    for name, value in values.items():
         place = Place(file=str(path), field=f"{table}{name}")
         if name not in options:
             near = difflib.get_close_matches(name, options, n=1)
@@ -104,26 +104,26 @@ def _taken(
             raise RunError("there is no such key", remedy=remedy, place=place)
         option = options[name]
         assert option.name is not None
-        yield option.name, _value(value, option, place, context)
+        yield option.name, _parse_value(value, option, place, context)
 
 
-def _value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """A value as the option takes it from the command line; paths are relative to the file."""
+def _parse_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    """Return a value as the option takes it from the command line. Paths are relative to the file."""
     if not option.multiple:
-        return _single(value, option, place, context)
+        return _parse_single(value, option, place, context)
     values = value if isinstance(value, list) else [value]
-    return [_single(one, option, place, context) for one in values]
+    return [_parse_single(item, option, place, context) for item in values]
 
 
-def _single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    wanted, name = _wanted(option)
-    if wanted is float and type(value) is int:
+def _parse_single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    expected_type, name = _option_type(option)
+    if expected_type is float and type(value) is int:
         value = float(value)
-    if type(value) is not wanted:
+    if type(value) is not expected_type:
         remedy = f"Write {name}{', or a list of them' if option.multiple else ''}."
         raise RunError(f"{value!r} is not {name}", remedy=remedy, place=place)
     assert place.file is not None
-    if isinstance(value, str) and (isinstance(option.type, click.Path) or _is_library_file(option, value)):
+    if isinstance(value, str) and (isinstance(option.type, click.Path) or _names_library_file(option, value)):
         value = os.path.join(os.path.dirname(place.file), value)
     try:
         option.type.convert(value, option, context)
@@ -132,7 +132,7 @@ def _single(value: object, option: click.Option, place: Place, context: click.Co
     return value
 
 
-def _wanted(option: click.Option) -> tuple[type, str]:
+def _option_type(option: click.Option) -> tuple[type, str]:
     if option.is_flag:
         return bool, "true or false"
     if isinstance(option.type, click.types.IntParamType):
@@ -142,5 +142,5 @@ def _wanted(option: click.Option) -> tuple[type, str]:
     return str, "a text"
 
 
-def _is_library_file(option: click.Option, value: str) -> bool:
+def _names_library_file(option: click.Option, value: str) -> bool:
     return option.name == "library" and value not in BUILT_IN

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from safevla_bench import demo, evaluate, runs
-from safevla_bench.cli import printable
-from safevla_bench.cli.score import say
+from safevla_bench.cli import make_printable
+from safevla_bench.cli.score import print_scores
+from safevla_bench.ruleset import load_ruleset
 
 
 @click.command("demo")
@@ -27,22 +28,22 @@ def demo_command(out: Path) -> None:
     Two built-in scripted policies, a careful and a hasty one, were rolled out on real LIBERO tasks. Their records are
     copied into DIR, so that every command that reads an archive can be tried on them.
     """
-    path = demo.unpack(out)
-    judged = evaluate.judge([path], evaluate.Judge())
-    evaluate.write(judged, out)
-    say(judged)
+    path = demo.unpack_archive(out)
+    judged = evaluate.judge([path], load_ruleset())
+    evaluate.write_outputs(judged, out)
+    print_scores(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
-    click.echo(printable(f"Records: {path}\nReport:  {out / runs.REPORT}   (open it in a browser)"))
+    click.echo(make_printable(f"Records: {path}\nReport:  {out / runs.REPORT}   (open it in a browser)"))
     click.echo("Next:")
-    for line in _next(judged, path):
+    for line in _next_commands(judged, path):
         click.echo(f"  {line}")
 
 
-def _next(judged: evaluate.Judged, path: Path) -> list[str]:
-    """Commands worth trying on the copied archive, which holds a success that was unsafe."""
+def _next_commands(judged: evaluate.Judged, path: Path) -> list[str]:
+    """Return commands to try on the copied archive, which holds an unsafe success."""
     source = shlex.quote(str(path))
-    worst = max((one for one in judged.scores.episodes() if one.sbu), key=lambda one: one.vsi)
+    worst = max((episode for episode in judged.scores.episodes() if episode.sbu), key=lambda episode: episode.vsi)
     return [
         f"safevla episodes {source} --unsafe --sort vsi",
         f"safevla show {source} {shlex.quote(worst.episode_id)}",

@@ -10,30 +10,31 @@ import click
 from matplotlib.figure import Figure
 
 from safevla_bench import evaluate, sensitivity
-from safevla_bench.cli import printable
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
-from safevla_bench.cli.score import say_missing, warn
+from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import sweeps as sweeping
+from safevla_bench.ruleset import Ruleset
 
 
-def _names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
-    """What turns names with commas between them into names of a known set, each once, in the order given."""
+def _parse_names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+    """Return a click callback that parses comma-separated names of a known set, each once, in the order given."""
 
-    def split(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-        asked = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-        unknown = [name for name in asked if name not in known]
-        if unknown or not asked:
+    def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
             wrong = f"{unknown[0]!r} is none of them" if unknown else "name at least one"
             raise click.BadParameter(f"{wrong}: {', '.join(known)}", context, parameter)
-        return asked
+        return names
 
-    return split
+    return split_names
 
 
-_WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.Form)
-_EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.shows}" for name, kind in drawing.FIGURES.items())])
+_WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
+_EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
 @click.command("figures", epilog=_EPILOG)
@@ -41,7 +42,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.shows}" for name, ki
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
 @click.option(
     "--which",
-    callback=_names(_WHICH),
+    callback=_parse_names(_WHICH),
     default=",".join(_WHICH),
     metavar="NAMES",
     help="Which figures, with commas between; all by default.",
@@ -49,7 +50,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.shows}" for name, ki
 @click.option(
     "--format",
     "forms",
-    callback=_names(_FORMS),
+    callback=_parse_names(_FORMS),
     default="svg,pdf,png",
     show_default=True,
     metavar="FORMS",
@@ -70,11 +71,11 @@ def figures_command(
     sources: tuple[Path, ...],
     out: Path,
     which: tuple[str, ...],
-    forms: tuple[drawing.Form, ...],
+    forms: tuple[drawing.FigureFormat, ...],
     pooled: bool,
     progress: bool,
     sweeps: tuple[str, ...],
-    judge: evaluate.Judge,
+    ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
     """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
@@ -82,24 +83,28 @@ def figures_command(
     The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
     it breaks are named, since every policy may be charged for them.
     """
-    specs, _ = judge.load()
-    wanted = [sensitivity.asked(one, specs) for one in sweeps]
-    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    shown = drawing.Shown(judged.scores, judged.records.dt_s, judged.records.lengths, pooled=pooled, progress=progress)
+    specs = ruleset.library
+    requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
+    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    shown = drawing.FigureInput(
+        judged.scores, judged.records.dt_s, judged.records.lengths, pooled=pooled, progress=progress
+    )
     make_folder(out)
     for name in which:
-        _write(out / name, drawing.FIGURES[name].make(shown), forms, drawing.FIGURES[name].shows)
-    rescore = evaluate.rescorer(judged, judge)
-    for one in wanted:
-        found = sensitivity.sweep(judged.scores, specs, one, rescore)
-        figure = sweeping.draw(sweeping.sweep(found, specs))
-        _write(out / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
-    warn(judged)
-    say_missing(judged)
-    click.echo(printable(f"{(len(which) + len(wanted)) * len(forms)} files in {out}: {', '.join(forms)} of each."))
+        _write_figure(out / name, drawing.FIGURES[name].draw(shown), forms, drawing.FIGURES[name].description)
+    rescore = evaluate.make_rescorer(judged)
+    for one in requests:
+        sweep = sensitivity.sweep_threshold(judged.scores, specs, one, rescore)
+        figure = sweeping.draw_sweep(sweeping.prepare_sweep(sweep, specs))
+        _write_figure(out / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
+    print_warnings(judged)
+    print_missing(judged)
+    click.echo(
+        make_printable(f"{(len(which) + len(requests)) * len(forms)} files in {out}: {', '.join(forms)} of each.")
+    )
 
 
-def _write(stem: Path, figure: Figure, forms: tuple[drawing.Form, ...], shows: str) -> None:
+def _write_figure(stem: Path, figure: Figure, forms: tuple[drawing.FigureFormat, ...], shows: str) -> None:
     for form in forms:
-        write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.rendered(figure, form))
-    click.echo(printable(f"{stem}  {shows}"))
+        write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
+    click.echo(make_printable(f"{stem}  {shows}"))

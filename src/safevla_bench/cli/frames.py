@@ -14,15 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from safevla_bench import evaluate, frames, hosts, runs
-from safevla_bench.cli import printable
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.errors import Place, RunError
 from safevla_bench.explain import trace
-from safevla_bench.report import episode_choice, episode_list
-from safevla_bench.text.sanitize import inert
+from safevla_bench.report import episode_list
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.text.sanitize import escape_controls
 
 
-class _Size(click.ParamType[tuple[int, int]]):
+class _SizeType(click.ParamType[tuple[int, int]]):
     name = "WxH"
 
     def convert(
@@ -30,10 +31,10 @@ class _Size(click.ParamType[tuple[int, int]]):
     ) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"(\d{2,4})x(\d{2,4})", value)
-        if not found:
+        match = re.fullmatch(r"(\d{2,4})x(\d{2,4})", value)
+        if not match:
             self.fail(f"{value!r} is no size; write WIDTHxHEIGHT in pixels, such as 640x480", param, ctx)
-        return int(found[2]), int(found[1])
+        return int(match[2]), int(match[1])
 
 
 @click.command("frames")
@@ -44,7 +45,7 @@ class _Size(click.ParamType[tuple[int, int]]):
 @click.option(
     "--worst", type=click.IntRange(min=1), default=12, show_default=True, help="Else so many, the worst of each cell."
 )
-@click.option("--size", type=_Size(), default="640x480", show_default=True, help="Pixels of a picture.")
+@click.option("--size", type=_SizeType(), default="640x480", show_default=True, help="Pixels of a picture.")
 @click.option("--clips/--no-clips", default=None, help="Clips, too; by default where the extra `video` is installed.")
 @judge_options
 @skip_option
@@ -54,7 +55,7 @@ def frames_command(
     worst: int,
     size: tuple[int, int],
     clips: bool | None,
-    judge: evaluate.Judge,
+    ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
@@ -65,24 +66,28 @@ def frames_command(
     `safevla episodes`. Frames of other episodes stay. Needs the host and an off-screen OpenGL: see
     `safevla doctor`.
     """
-    filming = _filming(clips)
-    description = _described(run)
-    judged = evaluate.judge([run], judge, skip_invalid=skip_invalid)
+    filming = _choose_clips(clips)
+    description = _read_description(run)
+    judged = evaluate.judge([run], ruleset, skip_invalid=skip_invalid)
     if not len(judged.records):
-        raise RunError("no episode here has a record", remedy="A crashed episode cannot be shown.", place=_at(run))
-    chosen = _chosen(judged, asked, worst)
-    shown = judged.records.some(chosen)
-    material = frames.Material(run, hosts.host(str(description["host"])), shown, judged.scores, judged.library)
-    look = frames.Look(size=size, clips=filming)
-    with _watching(len(chosen)) as observer:
-        made = frames.make(material, chosen, look, observer)
-    size_mb = sum((run / runs.FRAMES / one.file).stat().st_size for one in made) / 1e6
+        raise RunError(
+            "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)
+        )
+    chosen = _choose_episodes(judged, asked, worst)
+    shown = judged.records.read_sparsely(chosen)
+    material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.library)
+    look = frames.FrameStyle(size=size, clips=filming)
+    with _show_frame_progress(len(chosen)) as observer:
+        frame_rows = frames.render_frames(material, chosen, look, observer)
+    size_mb = sum((run / runs.FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     count = "1 episode" if len(chosen) == 1 else f"{len(chosen)} episodes"
-    click.echo(printable(f"{len(made)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
-    click.echo(printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}"))
+    click.echo(make_printable(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
+    click.echo(
+        make_printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}")
+    )
 
 
-def _filming(wanted: bool | None) -> bool:
+def _choose_clips(wanted: bool | None) -> bool:
     if wanted is False or frames.can_film():
         return wanted is not False
     remedy = "pip install 'safevla-bench[video]'"
@@ -92,38 +97,38 @@ def _filming(wanted: bool | None) -> bool:
     return False
 
 
-def _described(run: Path) -> dict[str, object]:
+def _read_description(run: Path) -> dict[str, object]:
     if not (run / runs.RUN).exists():
         remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {runs.RUN}."
-        raise RunError("this is not a run folder", remedy=remedy, place=_at(run))
-    description = runs.described(run)
+        raise RunError("this is not a run folder", remedy=remedy, place=_place_of(run))
+    description = runs.read_description(run)
     if not isinstance(description.get("host"), str):
-        raise RunError(f"{runs.RUN} names no host", remedy="Only a host's own runs can be shown.", place=_at(run))
+        raise RunError(f"{runs.RUN} names no host", remedy="Only a host's own runs can be shown.", place=_place_of(run))
     return description
 
 
-def _at(run: Path) -> Place:
+def _place_of(run: Path) -> Place:
     return Place(file=str(run))
 
 
-def _chosen(judged: evaluate.Judged, asked: Sequence[str], most: int) -> list[int]:
+def _choose_episodes(judged: evaluate.Judged, asked: Sequence[str], most: int) -> list[int]:
     if not asked:
-        return trace.worst(judged.scores, most)
-    rows = episode_list.rows(judged.scores, judged.records.dt_s, None)
-    found = [episode_choice.find(rows, one).number - 1 for one in asked]
-    for number in found:
+        return trace.select_worst(judged.scores, most)
+    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
+    numbers = [episode_list.find_episode(rows, name).number - 1 for name in asked]
+    for number in numbers:
         if number >= len(judged.records):
             raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numbers))
 
 
 @contextmanager
-def _watching(total: int) -> Iterator[frames.Observer]:
-    """A bar on a terminal, nothing elsewhere."""
+def _show_frame_progress(total: int) -> Iterator[frames.ProgressCallback]:
+    """Show a progress bar on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("starting", total=total)
-        yield lambda done, what: progress.update(bar, completed=done, description=inert(what))
+        yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))

@@ -1,4 +1,4 @@
-"""`safevla episodes`, `safevla show` and `safevla stl`: look at what was recorded and judged."""
+"""`safevla episodes`, `safevla show` and `safevla stl`: list, explain and query recorded episodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import msgspec
 
 from safevla_bench import evaluate, runs
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
-from safevla_bench.cli.progress import working
-from safevla_bench.cli.score import say_missing
+from safevla_bench.cli.progress import show_status
+from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
-from safevla_bench.report import episode_choice, episode_list, render, terminal
+from safevla_bench.report import episode_list, render, terminal
+from safevla_bench.report.tables import episodes as episode_tables
+from safevla_bench.report.tables import query as query_tables
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.specs import Axis
 
 
@@ -33,7 +36,7 @@ from safevla_bench.specs import Axis
 @click.option(
     "--sort",
     "order",
-    type=click.Choice(get_args(episode_choice.Order)),
+    type=click.Choice(get_args(episode_list.Order)),
     help="Greatest vsi, smallest rho (over its threshold), or earliest violation first; or by id.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
@@ -51,9 +54,9 @@ def episodes_command(
     suite: str | None,
     task: str | None,
     outcome: str | None,
-    order: episode_choice.Order | None,
+    order: episode_list.Order | None,
     limit: int | None,
-    judge: evaluate.Judge,
+    ruleset: Ruleset,
     skip_invalid: bool,
     form: str,
 ) -> None:
@@ -62,11 +65,11 @@ def episodes_command(
     Margin is the robustness of the worst specification, in its unit: negative where violated. The number of an episode
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
-    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    asked = None if spec is None else judged.library.canonical(spec)
-    found = _rows(judged, asked)
-    shown = episode_choice.chosen(
-        found,
+    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    spec_id = None if spec is None else judged.library.canonical_id(spec)
+    rows = _episode_rows(judged, spec_id)
+    shown = episode_list.filter_episodes(
+        rows,
         violated=unsafe,
         safe=safe,
         success=success,
@@ -76,13 +79,13 @@ def episodes_command(
         task=task,
         outcome=outcome,
     )
-    shown = episode_choice.ordered(shown, order)[:limit]
+    shown = episode_list.sort_episodes(shown, order)[:limit]
     total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":
-        _json(shown)
+        _print_json(shown)
     else:
-        click.echo(render.text(episode_list.table(shown, total, asked=asked)), nl=False)
-        say_missing(judged)
+        click.echo(render.render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
+        print_missing(judged)
 
 
 @click.command("show")
@@ -93,24 +96,24 @@ def episodes_command(
 @skip_option
 @format_option
 def show_command(
-    sources: tuple[Path, ...], episode: str, every: bool, judge: evaluate.Judge, skip_invalid: bool, form: str
+    sources: tuple[Path, ...], episode: str, every: bool, ruleset: Ruleset, skip_invalid: bool, form: str
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
     EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends.
     """
-    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    row = episode_choice.find(_rows(judged), episode)
+    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
-    record = judged.records.episodes([index]) if index < len(judged.records) else None
+    record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        _gone(row, form)
+        _print_lost(row, form)
         return
-    told = explaining.explanation(judged.scores, record, judged.library, index, place=0)
+    explanation = explaining.explain_episode(judged.scores, record, judged.library, index, place=0)
     if form == "json":
-        _json(explaining.document(told))
+        _print_json(explaining.to_document(explanation))
     else:
-        click.echo(terminal.text(told, every=every), nl=False)
+        click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
 
 
 @click.command("stl")
@@ -125,31 +128,32 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
     the robustness was found: the smallest margin under G, the greatest under F. An episode that lacks a field which the
     formula reads is listed as such. Nothing is scored.
     """
-    asked = query.formula(formula)
-    records = runs.Records(sources)
-    with working("asking"):
-        answers = query.ask_chunks(asked, records.first())
-    records.require(skip_invalid=skip_invalid)
-    answers += query.gone(records.absent, len(records))
+    parsed = query.parse_query(formula)
+    scan = runs.Scan(sources)
+    with show_status("asking"):
+        answers = query.answer_chunks(parsed, scan)
+    records = scan.index()
+    records.require_valid(skip_invalid=skip_invalid)
+    answers += query.answers_without_record(records.absent, len(records))
     if form == "json":
-        _json(answers)
+        _print_json(answers)
         return
-    click.echo(render.text(query.table(asked, answers)), nl=False)
-    for said in records.left_out.said():
-        click.echo(f"{said}.")
+    click.echo(render.render_text(query_tables.answer_table(parsed, answers)), nl=False)
+    for sentence in records.left_out.sentences():
+        click.echo(f"{sentence}.")
 
 
-def _rows(judged: evaluate.Judged, asked: str | None = None) -> list[episode_list.EpisodeRow]:
-    return episode_list.rows(judged.scores, judged.records.dt_s, asked)
+def _episode_rows(judged: evaluate.Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:
+    return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 
-def _gone(row: episode_list.EpisodeRow, form: str) -> None:
-    """Say why an episode cannot be explained: it left no record."""
+def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
+    """Print that an episode cannot be explained because it left no record."""
     if form == "json":
-        _json(row)
+        _print_json(row)
         return
-    click.echo(terminal.lost(row), nl=False)
+    click.echo(terminal.format_lost_episode(row), nl=False)
 
 
-def _json(document: object) -> None:
+def _print_json(document: object) -> None:
     click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))

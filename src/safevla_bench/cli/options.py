@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import click
 
 from safevla_bench.errors import RunError
-from safevla_bench.evaluate import Judge
-from safevla_bench.ray_cluster import ADDRESS, HERE, Cluster
+from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
+from safevla_bench.ruleset import load_ruleset
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_JUDGE = [
+_JUDGE_OPTIONS = [
     click.option("--library", default="default", metavar="NAME|FILE", show_default=True,
                  help="Specifications: default, paper-literal, or a file (TOML, or the paper's JSON rows)."),
     click.option("--specs", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
@@ -33,31 +33,31 @@ _JUDGE = [
 
 
 def judge_options(command: F) -> F:
-    """Options that say with what to judge; the command takes them as one keyword, `judge`."""
+    """Add the options of judging to a command. It takes them as one keyword, `ruleset`."""
 
     @wraps(command)
-    def wrapped(*args: Any, **given: Any) -> Any:
-        judge = Judge(
-            library=given.pop("library"),
-            specs=given.pop("specs"),
-            registry=given.pop("registry"),
+    def with_judge(*args: Any, **given: Any) -> Any:
+        ruleset = load_ruleset(
+            given.pop("library"),
+            spec_files=given.pop("specs"),
+            registry_files=given.pop("registry"),
             capabilities=given.pop("capabilities"),
             missing=given.pop("missing"),
             applicability=given.pop("applicability"),
         )
-        return command(*args, judge=judge, **given)
+        return command(*args, ruleset=ruleset, **given)
 
-    return reduce(lambda inner, option: option(inner), reversed(_JUDGE), wrapped)  # type: ignore[return-value]
+    return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
 
 
-ENGINE = [
+ENGINE_OPTIONS = [
     click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
-                 help="Where to work: in processes of this machine or on a Ray cluster. Results are the same."),
+                 help="Work in processes of this machine or on a Ray cluster. Results are the same."),
     click.option("--address", metavar="HOST:PORT|auto",
-                 help="The Ray cluster: its head, or auto for the one that this machine belongs to; else what "
-                      "RAY_ADDRESS says, else Ray is started here for the while."),
+                 help="The head of the Ray cluster, or auto for the one that this machine belongs to. Default: "
+                      "RAY_ADDRESS, else Ray is started on this machine for the command."),
 ]  # fmt: skip
-ACTORS = [
+ACTOR_OPTIONS = [
     click.option("--actor-cpus", type=float, default=1.0, show_default=True, metavar="N",
                  help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
     click.option("--actor-gpus", type=float, default=0.0, show_default=True, metavar="N",
@@ -67,29 +67,33 @@ ACTORS = [
 ]  # fmt: skip
 
 
-def cluster(given: Mapping[str, Any]) -> Cluster | None:
-    """The Ray cluster that options ask for, None for this machine alone; `RunError` where they do not fit."""
-    if given["engine"] == "ray":
-        fields = {name.removeprefix("actor_"): value for name, value in given.items() if name.startswith("actor_")}
-        return Cluster(address=given["address"], **fields)
-    if given["address"]:
+def requested_cluster(options: Mapping[str, Any]) -> RayCluster | None:
+    """Return the Ray cluster that the options request, None for this machine alone.
+
+    Raises:
+        RunError: the options contradict each other.
+    """
+    if options["engine"] == "ray":
+        fields = {name.removeprefix("actor_"): value for name, value in options.items() if name.startswith("actor_")}
+        return RayCluster(address=options["address"], **fields)
+    if options["address"]:
         raise RunError("--address is for a Ray cluster", remedy="Pass --engine ray with it.")
     return None
 
 
 def engine_options(command: F) -> F:
-    """Options that say where to judge; the command takes them as one keyword, `where`."""
+    """Add the options of the engine to a command. It takes them as one keyword, `where`."""
 
     @wraps(command)
-    def wrapped(*args: Any, **given: Any) -> Any:
-        asked = {name: given.pop(name) for name in ("engine", "address")}
-        return command(*args, where=cluster(asked), **given)
+    def with_engine(*args: Any, **given: Any) -> Any:
+        engine = {name: given.pop(name) for name in ("engine", "address")}
+        return command(*args, where=requested_cluster(engine), **given)
 
-    return reduce(lambda inner, option: option(inner), reversed(ENGINE), wrapped)  # type: ignore[return-value]
+    return reduce(lambda inner, option: option(inner), reversed(ENGINE_OPTIONS), with_engine)  # type: ignore[return-value]
 
 
-def say_where(where: Cluster | None) -> None:
-    """Say that Ray is started here, where a cluster might have been meant."""
+def print_engine_note(where: RayCluster | None) -> None:
+    """Print a note if Ray is started on this machine because no address is given."""
     if where and where.place == HERE:
         click.echo(f"note: no --address and no {ADDRESS}: Ray is started on this machine", err=True)
 

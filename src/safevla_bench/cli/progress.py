@@ -1,4 +1,4 @@
-"""What is under way: a word, or the bar of a run with its SR, Safety and SBU; silent where stderr is no terminal."""
+"""Progress on stderr: a status line, or the bar of a run with its SR, Safety and SBU. Silent if it is no terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.evaluate import Judge
-from safevla_bench.rollout import Observer, Outcome, Planned
+from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
+from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.sanitize import escape_controls
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say that something is under way, where somebody looks."""
+def show_status(what: str) -> Iterator[None]:
+    """Show a status line if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -27,34 +27,36 @@ def working(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def watching(judge: Judge) -> Iterator[Observer | None]:
-    """An observer that draws the bar, or None where nobody looks."""
+def show_run_progress(ruleset: Ruleset | None = None) -> Iterator[Observer | None]:
+    """Return an observer that draws the bar, or None where stderr is no terminal.
+
+    Episodes are scored by the ruleset; without one, by the default library and registry.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress, judge)
+        yield RunProgressBar(progress, ruleset or load_ruleset())
 
 
-class Bar:
-    """Counts steps and shows what the finished episodes say so far."""
+class RunProgressBar:
+    """Observer of a run that shows the rates of the finished episodes."""
 
-    def __init__(self, progress: Progress, judge: Judge) -> None:
+    def __init__(self, progress: Progress, ruleset: Ruleset) -> None:
         self.progress = progress
-        self.library, self.registry = judge.load()
-        self.judge = judge
+        self.ruleset = ruleset
         self.task = progress.add_task("starting", total=None)
         self.done = self.success = self.safe = self.sbu = self.crashed = 0
 
-    def started(self, episodes: Sequence[Planned]) -> None:
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         self.progress.update(self.task, total=len(episodes))
 
-    def stepped(self, planned: Planned, steps: int) -> None:
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         if steps % 20 == 0:
             self._describe(f"{planned.episode_id} step {steps}")
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, outcome: EpisodeOutcome) -> None:
         if outcome.batch is None:
             self.crashed += 1
         else:
@@ -62,16 +64,10 @@ class Bar:
         self.progress.advance(self.task)
         self._describe(outcome.planned.episode_id)
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: EpisodeOutcome) -> None:
         assert outcome.batch is not None
         try:
-            scores = score(
-                outcome.batch,
-                self.library,
-                self.registry,
-                capabilities=self.judge.capabilities,
-                missing=self.judge.missing,
-            )
+            scores = score(outcome.batch, self.ruleset)
         except SafevlaError:  # the judge itself will say so at the end; the bar shows what it can
             return
         self.done += 1
@@ -82,7 +78,7 @@ class Bar:
     def _describe(self, where: str) -> None:
         rates = [f"{name} {100 * count / self.done:.0f} %" for name, count in self._counts()] if self.done else []
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
-        self.progress.update(self.task, description=" · ".join([inert(where), *rates, *crashed]))
+        self.progress.update(self.task, description=" · ".join([escape_controls(where), *rates, *crashed]))
 
     def _counts(self) -> list[tuple[str, int]]:
         return [("SR", self.success), ("Safety", self.safe), ("SBU", self.sbu)]

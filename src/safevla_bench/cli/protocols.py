@@ -1,26 +1,25 @@
-"""`safevla protocols` and `safevla entries`: the evaluation protocols there are, and the paper's entries."""
+"""`safevla protocols` and `entries`: evaluation protocols, dialects, and the paper's entries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 import msgspec
 
 from safevla_bench import protocols
-from safevla_bench.cli import dialects as speech
-from safevla_bench.cli import printable
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import format_option
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.report.published import PAPER, PublishedCell, published
+from safevla_bench.report.published import PAPER, PublishedCell, load_published
 
 
 @click.command("protocols")
 @click.argument("names", nargs=-1, metavar="[A [B]]")
 @format_option
 def protocols_command(names: tuple[str, ...], form: str) -> None:
-    """List evaluation protocols and dialects; show all that A says; or show where A and B differ.
+    """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
     `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. The preset,
     safevla-bench, is the paper's own. `--policy-arg dialect=A` asks a server in the dialect A: the images, states and
@@ -28,119 +27,207 @@ def protocols_command(names: tuple[str, ...], form: str) -> None:
     """
     if len(names) > 2:
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
-    spoken = [name for name in names if name in dialects.names()]
-    if len(spoken) not in (0, len(names)):
-        raise click.UsageError(f"{spoken[0]} is a dialect: compare it with another.")
-    if spoken:
-        speech.show(spoken[0], form) if len(spoken) == 1 else speech.compare(spoken[0], spoken[1], form)
+    dialect_names = [name for name in names if name in dialects.dialect_names()]
+    if len(dialect_names) not in (0, len(names)):
+        raise click.UsageError(f"{dialect_names[0]} is a dialect: compare it with another.")
+    if len(dialect_names) == 1:
+        _print_dialect(dialect_names[0], form)
         return
-    chosen = [protocols.protocol(name) for name in names]
+    if dialect_names:
+        _print_difference(dialect_names[0], dialect_names[1], form)
+        return
+    chosen = [protocols.load_protocol(name) for name in names]
     if not chosen:
-        _list(form)
+        _print_list(form)
     elif len(chosen) == 1:
-        _rows(protocols.rows(*chosen), names, form)
+        _print_rows(protocols.protocol_rows(*chosen), names, form)
     else:
-        _rows(protocols.compare(*chosen), names, form)
+        _print_rows(protocols.compare_protocols(*chosen), names, form)
 
 
 @click.command("entries")
 @click.argument("name", required=False)
 @format_option
 def entries_command(name: str | None, form: str) -> None:
-    """List the policies and suites that the paper evaluates; or all that is known of one, with sources.
+    """List the policies and suites that the paper evaluates, or show all about one, with sources.
 
     `safevla eval --entry NAME --server URL` runs one: all its suites, tasks and episodes.
     """
-    shown = entries.entries() if name is None else (entries.entry(name),)
+    shown = entries.paper_entries() if name is None else (entries.find_entry(name),)
     if form == "json":
         click.echo(json.dumps(msgspec.to_builtins(shown if name is None else shown[0]), indent=2))
     elif name is None:
-        _table([_entry_line(one) for one in shown], ("entry", "policy", "training", "suites", "asked as", "protocol"))
+        _print_table(
+            [_entry_columns(entry) for entry in shown],
+            ("entry", "policy", "training", "suites", "asked as", "protocol"),
+        )
         click.echo("\nNext: safevla entries NAME shows its checkpoints, its server's command and what is unknown.")
     else:
-        _entry(shown[0])
+        _print_entry(shown[0])
 
 
-def _list(form: str) -> None:
-    known = [protocols.protocol(name) for name in protocols.names()]
-    spoken = speech.listed()
+def _print_list(form: str) -> None:
+    every_protocol = [protocols.load_protocol(name) for name in protocols.protocol_names()]
+    every_dialect = _dialect_rows()
     if form == "json":
-        rows = [{"kind": "protocol", "name": one.name, "about": one.about} for one in known]
-        click.echo(json.dumps([*rows, *({"kind": "dialect", **one} for one in spoken)], indent=2))
+        rows = [{"kind": "protocol", "name": protocol.name, "about": protocol.about} for protocol in every_protocol]
+        click.echo(json.dumps([*rows, *({"kind": "dialect", **dialect} for dialect in every_dialect)], indent=2))
         return
-    _table([(one.name, one.about) for one in known], ("protocol", "what it is"))
+    _print_table([(protocol.name, protocol.about) for protocol in every_protocol], ("protocol", "what it is"))
     click.echo()
-    _table([(one["name"], one["asked_over"], one["about"]) for one in spoken], ("dialect", "asked over", "what it is"))
+    _print_table(
+        [(dialect["name"], dialect["asked_over"], dialect["about"]) for dialect in every_dialect],
+        ("dialect", "asked over", "what it is"),
+    )
     click.echo("\nNext: safevla protocols NAME shows one; safevla protocols openpi openvla shows where two differ.")
 
 
-def _rows(rows: Sequence[protocols.Row], names: Sequence[str], form: str) -> None:
+def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], form: str) -> None:
     if form == "json":
-        click.echo(json.dumps([_row(row, names) for row in rows], indent=2))
+        click.echo(json.dumps([_row_document(row, names) for row in rows], indent=2))
         return
     for row in rows:
-        click.echo(printable(f"{row.field}: {protocols.described(row.field)}"))
+        click.echo(make_printable(f"{row.field}: {protocols.describe_field(row.field)}"))
         width = max(len(name) for name in names)
-        values = [_shown(value) for value in row.values]
+        values = [_format_value(value) for value in row.values]
         wide = max(len(value) for value in values)
         for name, value, source in zip(names, values, row.sources, strict=True):
-            click.echo(printable(f"  {name:<{width}}  {value:<{wide}}  [{source}]"))
+            click.echo(make_printable(f"  {name:<{width}}  {value:<{wide}}  [{source}]"))
     if not rows:
         click.echo("They say the same.")
 
 
-def _row(row: protocols.Row, names: Sequence[str]) -> dict[str, object]:
+def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
     pairs = zip(row.values, row.sources, strict=True)
-    said = {name: {"value": value, "source": source} for name, (value, source) in zip(names, pairs, strict=True)}
-    return {"field": row.field, "about": protocols.described(row.field), **said}
+    values_by_name = {
+        name: {"value": value, "source": source} for name, (value, source) in zip(names, pairs, strict=True)
+    }
+    return {"field": row.field, "about": protocols.describe_field(row.field), **values_by_name}
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "—"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple | list):
-        separator = " x " if all(isinstance(one, int) for one in value) else " + "
-        return separator.join(str(one) for one in value)
+        separator = " x " if all(isinstance(item, int) for item in value) else " + "
+        return separator.join(str(item) for item in value)
     return str(value)
 
 
-def _entry_line(one: entries.Entry) -> tuple[str, ...]:
-    suites = ", ".join(one.suites)
-    return (one.name, one.policy, one.training or "—", suites, one.transport, one.protocol)
+def _entry_columns(entry: entries.PaperEntry) -> tuple[str, ...]:
+    suites = ", ".join(entry.suites)
+    return (entry.name, entry.policy, entry.training or "—", suites, entry.transport, entry.protocol)
 
 
-def _entry(one: entries.Entry) -> None:
+def _print_entry(entry: entries.PaperEntry) -> None:
     pairs = [
-        ("entry", one.name + (" (auxiliary, Table 6)" if one.auxiliary else "")),
-        ("policy", one.policy + (f", {one.training}" if one.training else "")),
-        ("host", one.host),
-        ("suites", ", ".join(one.suites)),
-        ("protocol", one.protocol),
-        ("dialect", f"{one.dialect}, over {one.transport}"),
-        ("project", one.project),
-        ("server", one.serve),
-        *[("checkpoint", f"{suite}: {where}") for suite, where in one.checkpoints.items()],
-        *[("published", _printed(cell)) for cell in _published(one)],
-        *[("remark", text) for text in one.remarks],
-        *[("unknown", text) for text in one.unknown],
-        *[("source", f"{name}: {where}") for name, where in one.sources.items()],
+        ("entry", entry.name + (" (auxiliary, Table 6)" if entry.auxiliary else "")),
+        ("policy", entry.policy + (f", {entry.training}" if entry.training else "")),
+        ("host", entry.host),
+        ("suites", ", ".join(entry.suites)),
+        ("protocol", entry.protocol),
+        ("dialect", f"{entry.dialect}, over {entry.transport}"),
+        ("project", entry.project),
+        ("server", entry.serve),
+        *[("checkpoint", f"{suite}: {where}") for suite, where in entry.checkpoints.items()],
+        *[("published", _format_cell(cell)) for cell in _published_cells(entry)],
+        *[("remark", text) for text in entry.remarks],
+        *[("unknown", text) for text in entry.unknown],
+        *[("source", f"{name}: {where}") for name, where in entry.sources.items()],
     ]
     for name, text in pairs:
-        click.echo(printable(f"{name:<10}  {text}"))
+        click.echo(make_printable(f"{name:<10}  {text}"))
 
 
-def _published(one: entries.Entry) -> list[PublishedCell]:
-    """What the paper prints of it."""
-    return [cell for cell in published(PAPER).cells if cell.policy == one.policy and cell.benchmark in one.suites]
+def _published_cells(entry: entries.PaperEntry) -> list[PublishedCell]:
+    """Return the cells that the paper prints for an entry."""
+    return [
+        cell for cell in load_published(PAPER).cells if cell.policy == entry.policy and cell.benchmark in entry.suites
+    ]
 
 
-def _printed(cell: PublishedCell) -> str:
+def _format_cell(cell: PublishedCell) -> str:
     return f"{cell.benchmark}: SR {cell.sr} %, Safety {cell.safety} %, SBU {cell.sbu} %, n = {cell.n}"
 
 
-def _table(lines: Sequence[Sequence[str]], head: Sequence[str]) -> None:
+def _print_table(lines: Sequence[Sequence[str]], head: Sequence[str]) -> None:
     widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
     for line in [head, *lines]:
         click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+Lines = dict[str, str]
+
+
+def _dialect_rows() -> list[dict[str, str]]:
+    """Return one row per dialect: its name, its description and its transport."""
+    files = ((name, dialects.load_dialect_file(name)) for name in dialects.dialect_names())
+    return [{"name": name, "about": file.about, "asked_over": file.transport} for name, file in files]
+
+
+def _print_dialect(name: str, form: str) -> None:
+    """Print one dialect."""
+    if form == "json":
+        click.echo(json.dumps(_dialect_values(name), indent=2))
+        return
+    file, lines = dialects.load_dialect_file(name), _dialect_lines(name)
+    click.echo(make_printable(f"{name}: {file.about}\n"))
+    for key, text in lines.items():
+        click.echo(make_printable(f"{key:<{max(map(len, lines))}}  {text}"))
+    click.echo(f"\nSources of images, states, gripper and replan: safevla protocols {file.release}")
+
+
+def _print_difference(first: str, other: str, form: str) -> None:
+    """Print the fields in which two dialects differ."""
+    first_lines, other_lines = _dialect_lines(first), _dialect_lines(other)
+    differing = [
+        key
+        for key in dict.fromkeys([*first_lines, *other_lines])
+        if key != "name" and first_lines.get(key) != other_lines.get(key)
+    ]
+    if form == "json":
+        click.echo(
+            json.dumps(
+                [{"field": key, first: first_lines.get(key), other: other_lines.get(key)} for key in differing],
+                indent=2,
+            )
+        )
+        return
+    width = max(len(first), len(other))
+    for key in differing:
+        click.echo(make_printable(key))
+        for name, lines in ((first, first_lines), (other, other_lines)):
+            click.echo(make_printable(f"  {name:<{width}}  {lines.get(key, '—')}"))
+    if not differing:
+        click.echo("They say the same.")
+
+
+def _dialect_values(name: str) -> Mapping[str, object]:
+    file = dialects.load_dialect_file(name)
+    return {"about": file.about, "asked_over": file.transport, **dialects.dialect_values(dialects.load_dialect(name))}
+
+
+def _dialect_lines(name: str) -> Lines:
+    return dict(_flatten_values(_dialect_values(name)))
+
+
+def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if key in ("about", "name"):
+            continue
+        if isinstance(value, Mapping):
+            yield from ((f"{key} {inner}", _format_dialect_value(item, key)) for inner, item in value.items())
+        else:
+            yield key, _format_dialect_value(value, key)
+
+
+def _format_dialect_value(value: object, key: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " x ".join(str(item) for item in value)
+    if value is None:
+        return "all, as the server gives them" if key == "replan" else "no"
+    return f"[steps, {value}]" if key == "reply" else str(value)

@@ -11,41 +11,42 @@ from dataclasses import replace
 import click
 
 from safevla_bench import evaluate, runs
-from safevla_bench.cli import CRASHED, OK, dry_run, printable
-from safevla_bench.cli.options import judge_options, say_where
-from safevla_bench.cli.progress import watching
-from safevla_bench.cli.run_options import Asked, run_options
-from safevla_bench.cli.score import say
+from safevla_bench.cli import CRASHED, OK, make_printable
+from safevla_bench.cli.options import judge_options, print_engine_note
+from safevla_bench.cli.progress import show_run_progress
+from safevla_bench.cli.run_options import RunCommand, run_options
+from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
-from safevla_bench.report.render import text
-from safevla_bench.report.tables import external
+from safevla_bench.report.render import render_text
+from safevla_bench.report.tables import external, run_estimate
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.trajectory import Batch
 
 
 @click.command("rollout")
 @run_options
 @click.pass_context
-def rollout_command(context: click.Context, asked: Asked) -> None:
+def rollout_command(context: click.Context, run_command: RunCommand) -> None:
     """Roll out policies and record every episode into a run folder, without judging.
 
     Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
     --resume goes on from there.
     """
-    _say_what_is_open(asked)
-    if asked.dry_run:
-        _plan(asked)
+    _print_open_questions(run_command)
+    if run_command.dry_run:
+        _print_plan(run_command)
         return
-    with _kept(asked), watching(evaluate.Judge()) as observer:
-        rows = evaluate.roll_out(asked.request, asked.out, observer, asked.running)
+    with _report_interruption(run_command), show_run_progress() as observer:
+        rows = evaluate.roll_out(run_command.request, run_command.out, observer, run_command.execution)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
-    if any(name.startswith("replay:") for name in asked.request.policies):
-        _report_replays(runs.open_source(asked.out).batch)
-    _report_stopped(asked, sum(row.outcome == "stopped" for row in rows))
-    _report_servers(asked)
-    _report_invalid(asked)
-    _report_crashes(asked, crashed)
-    folder = shlex.quote(str(asked.out))
-    click.echo(printable(f"Records: {asked.out}\nNext: safevla score {folder} --out {folder}"))
+    if any(name.startswith("replay:") for name in run_command.request.policies):
+        _report_replays(runs.read_sources([run_command.out])[0])
+    _report_stopped(run_command, sum(row.outcome == "stopped" for row in rows))
+    _report_servers(run_command)
+    _report_invalid(run_command)
+    _report_crashes(run_command, crashed)
+    folder = shlex.quote(str(run_command.out))
+    click.echo(make_printable(f"Records: {run_command.out}\nNext: safevla score {folder} --out {folder}"))
     context.exit(CRASHED if crashed else OK)
 
 
@@ -53,94 +54,101 @@ def rollout_command(context: click.Context, asked: Asked) -> None:
 @run_options
 @judge_options
 @click.pass_context
-def eval_command(context: click.Context, asked: Asked, judge: evaluate.Judge) -> None:
+def eval_command(context: click.Context, run_command: RunCommand, ruleset: Ruleset) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
     What is finished is kept whatever happens, and --resume goes on from there.
     """
-    _say_what_is_open(asked)
-    if asked.dry_run:
-        _plan(asked)
+    _print_open_questions(run_command)
+    if run_command.dry_run:
+        _print_plan(run_command)
         return
-    request = replace(asked.request, watch=judge)
-    with _kept(asked), watching(judge) as observer:
-        judged = evaluate.evaluate(request, judge, asked.out, observer, asked.running)
-    crashed = {one.episode_id: one.reason for one in judged.scores.absent}
-    say(judged)
-    if any(name.partition(":")[0] == "replay" for name in asked.request.policies):
+    request = replace(run_command.request, ruleset=ruleset)
+    with _report_interruption(run_command), show_run_progress(ruleset) as observer:
+        judged = evaluate.evaluate(request, ruleset, run_command.out, observer, run_command.execution)
+    crashed = {episode.episode_id: episode.reason for episode in judged.scores.absent}
+    print_scores(judged)
+    if any(name.partition(":")[0] == "replay" for name in run_command.request.policies):
         _report_replays(judged.batch)
-    _report_stopped(asked, judged.scores.outcome.count("stopped"))
-    _report_servers(asked)
-    _report_invalid(asked)
-    _report_crashes(asked, crashed)
-    click.echo(printable(f"Run folder: {asked.out}\nNext: open {asked.out / runs.REPORT} in a browser."))
+    _report_stopped(run_command, judged.scores.outcome.count("stopped"))
+    _report_servers(run_command)
+    _report_invalid(run_command)
+    _report_crashes(run_command, crashed)
+    click.echo(
+        make_printable(f"Run folder: {run_command.out}\nNext: open {run_command.out / runs.REPORT} in a browser.")
+    )
     context.exit(CRASHED if crashed else OK)
 
 
-def _say_what_is_open(asked: Asked) -> None:
-    for line in evaluate.left_open(asked.request):
-        click.echo(printable(f"note: {line}"), err=True)
-    if not asked.dry_run:
-        say_where(asked.running.cluster)
+def _print_open_questions(run_command: RunCommand) -> None:
+    for line in evaluate.open_questions(run_command.request):
+        click.echo(make_printable(f"note: {line}"), err=True)
+    if not run_command.dry_run:
+        print_engine_note(run_command.execution.cluster)
 
 
-def _plan(asked: Asked) -> None:
-    click.echo(dry_run.text(evaluate.estimate(asked.request, asked.running)), nl=False)
+def _print_plan(run_command: RunCommand) -> None:
+    estimate = evaluate.estimate_run(run_command.request, run_command.execution)
+    click.echo(render_text(run_estimate.estimate_table(estimate)), nl=False)
 
 
 @contextmanager
-def _kept(asked: Asked) -> Iterator[None]:
-    """Say what an interrupted run leaves behind, and how to go on."""
+def _report_interruption(run_command: RunCommand) -> Iterator[None]:
+    """Report what an interrupted run leaves behind, and the command that continues it."""
     try:
         yield
     except KeyboardInterrupt:
-        if (asked.out / runs.RUN).exists():
-            done, planned = runs.progress(asked.out)
-            click.echo(f"{done} of {planned} episodes are done and kept. Continue:\n  {asked.again}", err=True)
+        if (run_command.out / runs.RUN).exists():
+            done, planned = runs.count_progress(run_command.out)
+            click.echo(
+                f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}", err=True
+            )
         raise
     except (ServerLostError, ServerRefusedError):
-        if (asked.out / runs.RUN).exists():
-            done, planned = runs.progress(asked.out)
-            again = f"{asked.again} --retry-crashed"
+        if (run_command.out / runs.RUN).exists():
+            done, planned = runs.count_progress(run_command.out)
+            again = f"{run_command.resume_command} --retry-crashed"
             click.echo(f"{done} of {planned} episodes have ended. With a server there again:\n  {again}", err=True)
         raise
 
 
 def _report_replays(batch: Batch | None) -> None:
-    table = external.replayed(batch) if batch else None
+    table = external.replay_table(batch) if batch else None
     if table:
-        click.echo(f"\n{text(table)}")
+        click.echo(f"\n{render_text(table)}")
 
 
-def _report_stopped(asked: Asked, stopped: int) -> None:
-    if asked.request.stop_on_violation:
+def _report_stopped(run_command: RunCommand, stopped: int) -> None:
+    if run_command.request.stop_on_violation:
         click.echo(f"{stopped} episodes were stopped at their first violation; they are in no rate.")
 
 
-def _report_servers(asked: Asked) -> None:
-    """Say where the servers of one cell were not all the same: its episodes may be of different checkpoints."""
-    told = Counter((one.policy, one.suite) for one in runs.said(asked.out))
-    for policy, suite in (cell for cell, count in told.items() if count > 1):
-        line = f"note: the servers of {policy} on {suite} said {told[policy, suite]} different things of themselves"
-        click.echo(printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
+def _report_servers(run_command: RunCommand) -> None:
+    """Print a note if the servers of one cell differ: its episodes may be of different checkpoints."""
+    greetings = Counter((greeting.policy, greeting.suite) for greeting in runs.read_greetings(run_command.out))
+    for policy, suite in (cell for cell, count in greetings.items() if count > 1):
+        line = (
+            f"note: the servers of {policy} on {suite} said {greetings[policy, suite]} different things of themselves"
+        )
+        click.echo(make_printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
 
 
-def _report_invalid(asked: Asked) -> None:
-    """Say where a policy gave what no simulator was given: its failures are not those of its skill."""
-    invalid = [row for row in runs.episode_rows(asked.out) if row.outcome == "invalid_action"]
+def _report_invalid(run_command: RunCommand) -> None:
+    """Report invalid actions, which no simulator executed: such failures say nothing about skill."""
+    invalid = [row for row in runs.episode_rows(run_command.out) if row.outcome == "invalid_action"]
     for row in invalid[:1]:
-        said = (row.reason or "").splitlines() or [""]
-        click.echo(printable(f"invalid_action: {row.episode_id}: {said[0]}"), err=True)
+        lines = (row.reason or "").splitlines() or [""]
+        click.echo(make_printable(f"invalid_action: {row.episode_id}: {lines[0]}"), err=True)
         click.echo(f"{len(invalid)} episodes ended with an invalid action, and count as failures.", err=True)
 
 
-def _report_crashes(asked: Asked, crashed: Mapping[str, str | None]) -> None:
+def _report_crashes(run_command: RunCommand, crashed: Mapping[str, str | None]) -> None:
     for episode_id, reason in list(crashed.items())[:3]:
         lines = (reason or "").strip().splitlines() or [""]
-        said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-        click.echo(printable(f"crashed: {episode_id}: {said}"), err=True)
+        summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        click.echo(make_printable(f"crashed: {episode_id}: {summary}"), err=True)
     if crashed:
         counted = "1 episode crashed; it is" if len(crashed) == 1 else f"{len(crashed)} episodes crashed; they are"
         click.echo(f"{counted} in no rate. episodes.parquet holds why. To run again what crashed:", err=True)
-        click.echo(f"  {asked.again} --retry-crashed", err=True)
+        click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)

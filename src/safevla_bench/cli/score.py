@@ -1,4 +1,4 @@
-"""`safevla score` and `safevla report`: judge what was recorded."""
+"""`safevla score` and `safevla report`: judge recorded episodes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluate, runs
-from safevla_bench.baseline import baseline
-from safevla_bench.cli import printable
-from safevla_bench.cli.options import engine_options, judge_options, say_where, skip_option, sources_argument
-from safevla_bench.cli.progress import working
+from safevla_bench.baseline import measure_baseline
+from safevla_bench.cli import make_printable
+from safevla_bench.cli.options import engine_options, judge_options, print_engine_note, skip_option, sources_argument
+from safevla_bench.cli.progress import show_status
 from safevla_bench.files import write_atomically
-from safevla_bench.ray_cluster import Cluster
+from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.report import tables
-from safevla_bench.report.render import text
+from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.catalog import ABLATED
+from safevla_bench.ruleset import Ruleset
 
 
 @click.command("score")
@@ -31,9 +32,9 @@ from safevla_bench.report.tables.catalog import ABLATED
 def score_command(
     sources: tuple[Path, ...],
     out: Path,
-    judge: evaluate.Judge,
+    ruleset: Ruleset,
     skip_invalid: bool,
-    where: Cluster | None,
+    where: RayCluster | None,
     legacy_ids: bool,
 ) -> None:
     """Judge archives or run folders; write scores.json, scores.parquet and report.html.
@@ -41,12 +42,12 @@ def score_command(
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
     """
-    say_where(where)
-    with working("judging"):
-        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid, cluster=where)
-        evaluate.write(judged, out, legacy_ids=legacy_ids)
-    say(judged)
-    click.echo(printable(f"Scores and report: {out / runs.REPORT}"))
+    print_engine_note(where)
+    with show_status("judging"):
+        judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
+        evaluate.write_outputs(judged, out, legacy_ids=legacy_ids)
+    print_scores(judged)
+    click.echo(make_printable(f"Scores and report: {out / runs.REPORT}"))
 
 
 @click.command("report")
@@ -54,36 +55,36 @@ def score_command(
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page to write.")
 @judge_options
 @skip_option
-def report_command(sources: tuple[Path, ...], out: Path, judge: evaluate.Judge, skip_invalid: bool) -> None:
+def report_command(sources: tuple[Path, ...], out: Path, ruleset: Ruleset, skip_invalid: bool) -> None:
     """Judge archives or run folders and write the report, one self-contained HTML page."""
-    with working("judging"):
-        judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-        write_atomically(out, evaluate.report(judged))
-    click.echo(printable(f"Report: {out}"))
+    with show_status("judging"):
+        judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+        write_atomically(out, evaluate.render_report(judged))
+    click.echo(make_printable(f"Report: {out}"))
 
 
-def say(judged: evaluate.Judged) -> None:
-    """Print the table of cells, and what was not scored."""
-    cells, total = judged.summaries()
-    click.echo(text(tables.main(cells, total, privileged=judged.privileged)))
-    warn(judged)
-    if judged.ablated:
+def print_scores(judged: evaluate.Judged) -> None:
+    """Print the table of cells, warnings, and the episodes that were not scored."""
+    cells, total = judged.summarize_scores()
+    click.echo(render_text(tables.headline_table(cells, total, privileged=judged.privileged)))
+    print_warnings(judged)
+    if judged.ruleset.is_ablation:
         click.echo(ABLATED)
-    say_missing(judged)
+    print_missing(judged)
 
 
-def say_missing(judged: evaluate.Judged) -> None:
-    """Print what of the sources is not among the episodes."""
-    if judged.interrupted:
+def print_missing(judged: evaluate.Judged) -> None:
+    """Print which parts of the sources are not among the episodes."""
+    if judged.interrupted_runs:
         click.echo(evaluate.INTERRUPTED)
     if judged.left_out:
-        click.echo(f"{'; '.join(judged.left_out.said())}. The report lists what.")
+        click.echo(f"{'; '.join(judged.left_out.sentences())}. The report lists what.")
 
 
-def warn(judged: evaluate.Judged) -> None:
-    """Print which limits doing nothing breaks, where the episodes hold such a baseline."""
-    found = baseline(judged.scores)
-    for line in notices.warning(found):
-        click.echo(f"warning: {printable(line)}")
-    if found.floors:
-        click.echo(f"\n{text(notices.table(found))}")
+def print_warnings(judged: evaluate.Judged) -> None:
+    """Print the limits that a policy which does nothing breaks, if the episodes include such a baseline."""
+    floors = measure_baseline(judged.scores)
+    for line in notices.baseline_warnings(floors):
+        click.echo(f"warning: {make_printable(line)}")
+    if floors.floors:
+        click.echo(f"\n{render_text(notices.baseline_table(floors))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from safevla_bench.cli.run_options import policy_arguments
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import connection, endpoint, serve
 
 _OWN = ("127.0.0.1", "::1", "localhost")
@@ -34,11 +34,11 @@ def serve_command(
 
     A connection is an episode. Policies that see the simulator's own state cannot be served.
     """
-    connection.client_of("websockets", "openpi")
+    connection.require_library("websockets", "openpi")
     given = policy_arguments(arguments, name)
-    served = serve.Served(name, lambda: policy(name, given), seed, given)
-    key = endpoint.key(key_env, key_file)
-    server = serve.serve(served, bind, port, key)
+    served = serve.ServedPolicy(name, lambda: make_policy(name, given), seed, given)
+    key = endpoint.read_key(key_env, key_file)
+    server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")

@@ -11,12 +11,13 @@ from typing import get_args
 import click
 
 from safevla_bench import evaluate, viewers
-from safevla_bench.cli import printable
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.report import authors_csv, episode_choice, episode_list, render, submission
-from safevla_bench.report.tables import Roster, Table, catalog, without_intervals
+from safevla_bench.report import authors_csv, episode_list, render, submission
+from safevla_bench.report.tables import Roster, Table, catalog, drop_intervals
+from safevla_bench.ruleset import Ruleset
 
 _SUFFIX = {"text": "txt"}
 
@@ -26,7 +27,12 @@ _SUFFIX = {"text": "txt"}
 @click.option("--which", multiple=True, metavar="LIST",
               help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
 @click.option(
-    "--format", "form", type=click.Choice(get_args(render.Form)), default="text", show_default=True, help="The form."
+    "--format",
+    "form",
+    type=click.Choice(get_args(render.TableFormat)),
+    default="text",
+    show_default=True,
+    help="The form.",
 )
 @click.option("--out", metavar="FILE|DIR/", help="Write there: one file, or a folder with a file for each table.")
 @click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
@@ -37,12 +43,12 @@ _SUFFIX = {"text": "txt"}
 def tables_command(
     sources: tuple[Path, ...],
     which: tuple[str, ...],
-    form: render.Form,
+    form: render.TableFormat,
     out: str | None,
     training: tuple[str, ...],
     auxiliary: tuple[str, ...],
     intervals: bool,
-    judge: evaluate.Judge,
+    ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
@@ -61,92 +67,94 @@ def tables_command(
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
-    asked = tuple(part.strip() for text in which for part in text.split(","))
-    material = _material(sources, asked, judge, skip_invalid)
-    roster = Roster(_pairs(training), material.roster.privileged, auxiliary)
-    found = catalog.build(replace(material, roster=roster), asked)
-    found = found if intervals else [without_intervals(table) for table in found]
+    names = tuple(part.strip() for text in which for part in text.split(","))
+    material = _load_material(sources, names, ruleset, skip_invalid)
+    roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
+    tables = catalog.build_tables(replace(material, roster=roster), names)
+    tables = tables if intervals else [drop_intervals(table) for table in tables]
     if out is None:
-        _print(found, form)
+        _print_tables(tables, form)
     elif out.endswith("/") or Path(out).is_dir():
-        _write_each(found, form, Path(out))
+        _write_tables(tables, form, Path(out))
     else:
-        _single(found, form, f"--out {shlex.quote(out)}/")
-        _save(Path(out), render.rendered(found, form))
-        click.echo(printable(f"{_many(len(found))}: {out}"))
+        _check_single_csv(tables, form, f"--out {shlex.quote(out)}/")
+        _save_file(Path(out), render.render_tables(tables, form))
+        click.echo(make_printable(f"{_count_tables(len(tables))}: {out}"))
 
 
-def _material(
-    sources: Sequence[Path], asked: Sequence[str], judge: evaluate.Judge, skip_invalid: bool
-) -> catalog.Material:
+def _load_material(
+    sources: Sequence[Path], names: Sequence[str], ruleset: Ruleset, skip_invalid: bool
+) -> catalog.TableInputs:
     if sources:
-        return evaluate.material(evaluate.judge(sources, judge, skip_invalid=skip_invalid), judge)
-    if not asked or any(one not in ("active", "23") for one in asked):
+        return evaluate.table_material(evaluate.judge(sources, ruleset, skip_invalid=skip_invalid))
+    if not names or any(one not in ("active", "23") for one in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
-    library, registry = judge.load()
-    return catalog.Material(scores=None, library=library, registry=registry, capabilities=judge.capabilities)
+    return catalog.TableInputs(scores=None, ruleset=ruleset)
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    found = dict(text.rpartition("=")[::2] for text in texts)
-    if any(not policy or not kind for policy, kind in found.items()):
+def _parse_training(texts: Sequence[str]) -> dict[str, str]:
+    training = dict(text.rpartition("=")[::2] for text in texts)
+    if any(not policy or not kind for policy, kind in training.items()):
         raise RunError(f"--training {texts[0]!r} names no kind", remedy="Write POLICY=KIND, such as mine=SFT.")
-    return found
+    return training
 
 
-def _print(found: Sequence[Table], form: render.Form) -> None:
-    _single(found, form, "--out DIR/")
-    click.echo(render.rendered(found, form), nl=False)
+def _print_tables(tables: Sequence[Table], form: render.TableFormat) -> None:
+    _check_single_csv(tables, form, "--out DIR/")
+    click.echo(render.render_tables(tables, form), nl=False)
 
 
-def _single(found: Sequence[Table], form: render.Form, folder: str) -> None:
-    if form == "csv" and len(found) > 1:
-        names = ", ".join(table.name for table in found)
+def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
+    if form == "csv" and len(tables) > 1:
+        names = ", ".join(table.name for table in tables)
         remedy = f"Choose one by --which, or write a file for each: {folder}. Here they are: {names}."
-        raise RunError(f"{len(found)} tables do not fit into one CSV file", remedy=remedy)
+        raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy=remedy)
 
 
-def _write_each(found: Sequence[Table], form: render.Form, folder: Path) -> None:
-    for table in found:
+def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path) -> None:
+    for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
-        _save(path, render.rendered([table], form))
-        click.echo(printable(str(path)))
+        _save_file(path, render.render_tables([table], form))
+        click.echo(make_printable(str(path)))
 
 
-def _save(path: Path, content: str | bytes) -> None:
+def _save_file(path: Path, content: str | bytes) -> None:
     make_folder(path.parent)
     write_atomically(path, content)
 
 
-def _many(count: int) -> str:
+def _count_tables(count: int) -> str:
     return "1 table" if count == 1 else f"{count} tables"
 
 
-def _authors_csv(judged: evaluate.Judged, judge: evaluate.Judge, sources: tuple[Path, ...]) -> str:
+def _export_authors_csv(judged: evaluate.Judged, sources: tuple[Path, ...]) -> str:
     names = ";".join(path.resolve().name for path in sources)
-    return authors_csv.authors_csv(judged.summaries()[0], judged.library, names)
+    return authors_csv.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
-def _submission(judged: evaluate.Judged, judge: evaluate.Judge, sources: tuple[Path, ...]) -> bytes:
-    return submission.written(evaluate.submit(judged, judge, sources))
+def _export_submission(judged: evaluate.Judged, sources: tuple[Path, ...]) -> bytes:
+    return submission.encode_submission(evaluate.build_submission(judged, sources))
 
 
-_EXPORTS: Mapping[str, Callable[[evaluate.Judged, evaluate.Judge, tuple[Path, ...]], str | bytes]] = {
-    "safevla-csv": _authors_csv,
-    "submission": _submission,
+_EXPORTS: Mapping[str, Callable[[evaluate.Judged, tuple[Path, ...]], str | bytes]] = {
+    "safevla-csv": _export_authors_csv,
+    "submission": _export_submission,
 }
-_VIEWED: Mapping[str, Callable[[viewers.Timeline], bytes]] = {"rerun": viewers.rrd, "mcap": viewers.mcap}
+_VIEWER_FORMS: Mapping[str, Callable[[viewers.Timeline], bytes]] = {
+    "rerun": viewers.encode_rrd,
+    "mcap": viewers.encode_mcap,
+}
 
 
 @click.command("export")
 @sources_argument
-@click.option("--format", "form", type=click.Choice([*_EXPORTS, *_VIEWED]), required=True, help="What to write.")
+@click.option("--format", "form", type=click.Choice([*_EXPORTS, *_VIEWER_FORMS]), required=True, help="What to write.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
 @judge_options
 @skip_option
 def export_command(
-    sources: tuple[Path, ...], form: str, out: Path, episode: str | None, judge: evaluate.Judge, skip_invalid: bool
+    sources: tuple[Path, ...], form: str, out: Path, episode: str | None, ruleset: Ruleset, skip_invalid: bool
 ) -> None:
     """Judge archives or run folders and write the results for others.
 
@@ -158,28 +166,30 @@ def export_command(
 
     An ablation (--applicability off) is not exported.
     """  # noqa: D301  (click wants the character itself)
-    if judge.applicability == "off":
+    if ruleset.is_ablation:
         remedy = "Export with --applicability on; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
-    if episode is not None and form not in _VIEWED:
-        raise click.UsageError(f"--episode is for {' and '.join(_VIEWED)}; {form} takes all episodes.")
-    judged = evaluate.judge(sources, judge, skip_invalid=skip_invalid)
-    content = _viewed(judged, form, episode) if form in _VIEWED else _EXPORTS[form](judged, judge, sources)
-    _save(out, content)
-    if judged.interrupted or judged.left_out:
-        click.echo(printable(f"Not complete: {', '.join(evaluate.lost(judged))}."), err=True)
-    click.echo(printable(f"{form}: {out}"))
+    if episode is not None and form not in _VIEWER_FORMS:
+        raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
+    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
+    _save_file(out, content)
+    if judged.interrupted_runs or judged.left_out:
+        click.echo(make_printable(f"Not complete: {', '.join(evaluate.describe_losses(judged))}."), err=True)
+    click.echo(make_printable(f"{form}: {out}"))
 
 
-def _viewed(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:
-    """One episode's timeline as a viewer's file."""
-    rows = episode_list.rows(judged.scores, judged.records.dt_s, None)
+def _export_timeline(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:
+    """Return one episode's timeline as a viewer's file."""
+    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if episode is None and len(rows) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
         raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
-    row = rows[0] if episode is None else episode_choice.find(rows, episode)
+    row = rows[0] if episode is None else episode_list.find_episode(rows, episode)
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
-    return _VIEWED[form](
-        viewers.timeline(judged.scores, judged.records.some([row.number - 1]), judged.library, row.number - 1)
+    return _VIEWER_FORMS[form](
+        viewers.build_timeline(
+            judged.scores, judged.records.read_sparsely([row.number - 1]), judged.library, row.number - 1
+        )
     )

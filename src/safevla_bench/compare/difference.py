@@ -1,4 +1,4 @@
-"""Two policies in one metric: their difference, its intervals, and a test."""
+"""The difference of two policies in one metric, with its intervals and a test."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from safevla_bench import statistics
 from safevla_bench.statistics import CONFIDENCE, Interval
 
-Pair = tuple[float, float]
-Test = Literal["barnard", "boschloo"]
+Bounds = tuple[float, float]
+ProportionTest = Literal["barnard", "boschloo"]
 METRICS = ("sr", "safety", "sbu", "vsi")
 
 
-class How(msgspec.Struct, frozen=True, kw_only=True):
-    """How to compare; `test` is the one for independent proportions."""
+class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a comparison; `test` is the one for independent proportions."""
 
     metrics: tuple[str, ...] = METRICS
     confidence: float = CONFIDENCE
     seed: int = 0
-    test: Test = "barnard"
+    test: ProportionTest = "barnard"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """First minus second in one metric, and how likely so large a difference is between equals.
+    """First minus second in one metric, and the p-value of so large a difference between equal policies.
 
     The four counts are of pairs, null for means and for independent episodes. `p_holm` is adjusted over all pairs of
     policies of this scope and metric.
@@ -38,8 +38,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     first: str
     second: str
     difference: float | None
-    ci: Pair | None
-    ci_by_task: Pair | None
+    ci: Bounds | None
+    ci_by_task: Bounds | None
     both: int | None = None
     only_first: int | None = None
     only_second: int | None = None
@@ -52,125 +52,133 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Duel:
-    """Two policies in one metric: their values and the tasks of their episodes, [n] and [m]."""
+class PairedSample:
+    """Two samples of one metric: the values of two policies and the tasks of their episodes, [n] and [m]."""
 
     first: str
     second: str
-    mine: NDArray[np.float64]
-    theirs: NDArray[np.float64]
-    my_tasks: NDArray[np.int64]
-    their_tasks: NDArray[np.int64]
+    first_values: NDArray[np.float64]
+    second_values: NDArray[np.float64]
+    first_tasks: NDArray[np.int64]
+    second_tasks: NDArray[np.int64]
     metric: str
 
 
-def paired_difference(duel: Duel, how: How) -> Difference:
-    """Pair by pair: McNemar's exact test and Tango's interval; for means sign flips, and the bootstrap of pairs."""
-    apart = duel.mine - duel.theirs
-    n = len(apart)
+def paired_difference(sample: PairedSample, options: ComparisonOptions) -> Difference:
+    """Compare pair by pair: McNemar's exact test and Tango's interval; for means sign flips and the bootstrap."""
+    differences = sample.first_values - sample.second_values
+    n = len(differences)
     if n == 0:
-        return _unknown(duel, "none: no pair")
-    identical = bool((apart == 0).all())
-    clustered = by_task(apart[None], duel.my_tasks, how, lambda means: means[0])
-    if duel.metric == "vsi":
-        resampled = statistics.resampled_means(apart[None], generator(how))[0]
+        return _empty_difference(sample, "none: no pair")
+    identical = bool((differences == 0).all())
+    ci_by_task = task_interval(differences[None], sample.first_tasks, options, lambda means: means[0])
+    if sample.metric == "vsi":
+        resampled = statistics.resampled_means(differences[None], bootstrap_generator(options))[0]
         return replace(
-            _unknown(duel, "sign flips"),
-            difference=float(apart.mean()),
-            ci=ends(statistics.percentiles(resampled, how.confidence)),
-            ci_by_task=clustered,
-            p_value=statistics.sign_flip_p(apart, generator(how)),
+            _empty_difference(sample, "sign flips"),
+            difference=float(differences.mean()),
+            ci=interval_bounds(statistics.percentile_interval(resampled, options.confidence)),
+            ci_by_task=ci_by_task,
+            p_value=statistics.sign_flip_p(differences, bootstrap_generator(options)),
             identical=identical,
         )
-    only_first, only_second = int((apart > 0).sum()), int((apart < 0).sum())
-    both = int((duel.mine * duel.theirs).sum())
+    only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
+    both = int((sample.first_values * sample.second_values).sum())
     return replace(
-        _unknown(duel, "McNemar, exact"),
+        _empty_difference(sample, "McNemar, exact"),
         difference=(only_first - only_second) / n,
-        ci=ends(statistics.tango(only_first, only_second, n, how.confidence)),
-        ci_by_task=clustered,
+        ci=interval_bounds(statistics.tango_interval(only_first, only_second, n, options.confidence)),
+        ci_by_task=ci_by_task,
         both=both,
         only_first=only_first,
         only_second=only_second,
         neither=n - both - only_first - only_second,
-        p_value=statistics.mcnemar(only_first, only_second),
+        p_value=statistics.mcnemar_p(only_first, only_second),
         identical=identical,
     )
 
 
-def unpaired_difference(duel: Duel, how: How) -> Difference:
-    """As independent samples: Barnard's or Boschloo's test and Newcombe's interval; for means a permutation test."""
-    n, m = len(duel.mine), len(duel.theirs)
+def unpaired_difference(sample: PairedSample, options: ComparisonOptions) -> Difference:
+    """Compare independent samples: Barnard's or Boschloo's test and Newcombe's interval; for means permutations."""
+    n, m = len(sample.first_values), len(sample.second_values)
     if not n or not m:
-        return _unknown(duel, "none: no episode")
-    difference, clustered = float(duel.mine.mean() - duel.theirs.mean()), _two_by_task(duel, how)
-    if duel.metric == "vsi":
-        source = generator(how)
-        mine, theirs = (statistics.resampled_means(one[None], source)[0] for one in (duel.mine, duel.theirs))
-        return replace(
-            _unknown(duel, "permutation"),
-            difference=difference,
-            ci=ends(statistics.percentiles(mine - theirs, how.confidence)),
-            ci_by_task=clustered,
-            p_value=statistics.permutation_p(duel.mine, duel.theirs, generator(how)),
+        return _empty_difference(sample, "none: no episode")
+    difference, ci_by_task = (
+        float(sample.first_values.mean() - sample.second_values.mean()),
+        _interval_of_two(sample, options),
+    )
+    if sample.metric == "vsi":
+        generator = bootstrap_generator(options)
+        means, other_means = (
+            statistics.resampled_means(values[None], generator)[0]
+            for values in (sample.first_values, sample.second_values)
         )
-    count, other = int(duel.mine.sum()), int(duel.theirs.sum())
-    name, test = _TESTS[how.test]
+        return replace(
+            _empty_difference(sample, "permutation"),
+            difference=difference,
+            ci=interval_bounds(statistics.percentile_interval(means - other_means, options.confidence)),
+            ci_by_task=ci_by_task,
+            p_value=statistics.permutation_p(sample.first_values, sample.second_values, bootstrap_generator(options)),
+        )
+    count, other_count = int(sample.first_values.sum()), int(sample.second_values.sum())
+    name, test = _PROPORTION_TESTS[options.test]
     return replace(
-        _unknown(duel, name),
+        _empty_difference(sample, name),
         difference=difference,
-        ci=ends(statistics.newcombe(count, n, other, m, how.confidence)),
-        ci_by_task=clustered,
-        p_value=test(count, n, other, m),
+        ci=interval_bounds(statistics.newcombe_interval(count, n, other_count, m, options.confidence)),
+        ci_by_task=ci_by_task,
+        p_value=test(count, n, other_count, m),
     )
 
 
-_TESTS: Mapping[str, tuple[str, Callable[[int, int, int, int], float]]] = {
-    "barnard": ("Barnard, exact", statistics.barnard),
-    "boschloo": ("Boschloo, exact", statistics.boschloo),
+_PROPORTION_TESTS: Mapping[str, tuple[str, Callable[[int, int, int, int], float]]] = {
+    "barnard": ("Barnard, exact", statistics.barnard_p),
+    "boschloo": ("Boschloo, exact", statistics.boschloo_p),
 }
 
 
-def _unknown(duel: Duel, test: str) -> Difference:
+def _empty_difference(sample: PairedSample, test: str) -> Difference:
     return Difference(
-        first=duel.first, second=duel.second, difference=None, ci=None, ci_by_task=None, test=test, p_value=None
+        first=sample.first, second=sample.second, difference=None, ci=None, ci_by_task=None, test=test, p_value=None
     )
 
 
-def _two_by_task(duel: Duel, how: How) -> Pair | None:
-    """Whole tasks drawn for both at once: they are the same tasks."""
-    n, m = len(duel.mine), len(duel.theirs)
+def _interval_of_two(sample: PairedSample, options: ComparisonOptions) -> Bounds | None:
+    """Resample whole tasks for both samples at once, as they are the same tasks."""
+    n, m = len(sample.first_values), len(sample.second_values)
     rows = np.full((2, n + m), np.nan)
-    rows[0, :n], rows[1, n:] = duel.mine, duel.theirs
-    return by_task(rows, np.concatenate([duel.my_tasks, duel.their_tasks]), how, lambda means: means[0] - means[1])
+    rows[0, :n], rows[1, n:] = sample.first_values, sample.second_values
+    return task_interval(
+        rows, np.concatenate([sample.first_tasks, sample.second_tasks]), options, lambda means: means[0] - means[1]
+    )
 
 
-def by_task(
+def task_interval(
     rows: NDArray[np.float64],
-    task: NDArray[np.int64],
-    how: How,
+    tasks: NDArray[np.int64],
+    options: ComparisonOptions,
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-) -> Pair | None:
-    """The interval over resamples of whole tasks, of which those within one resemble each other; None for one task.
+) -> Bounds | None:
+    """Return the interval over resamples of whole tasks, whose episodes resemble each other; None for one task.
 
     Args:
         rows: [M, n], NaN = does not count.
-        task: [n], a number for each column's task.
-        how: confidence and seed.
+        tasks: [n], a number for each column's task.
+        options: confidence and seed.
         statistic: from the rows' means in each resample, [M, R], to what the interval is of, [R].
     """
-    names, numbered = np.unique(task, return_inverse=True)
+    names, task_numbers = np.unique(tasks, return_inverse=True)
     if len(names) < 2:
         return None
-    means = statistics.resampled_cluster_means(rows, numbered, generator(how))
-    return ends(statistics.percentiles(statistic(means), how.confidence))
+    means = statistics.resampled_cluster_means(rows, task_numbers, bootstrap_generator(options))
+    return interval_bounds(statistics.percentile_interval(statistic(means), options.confidence))
 
 
-def generator(how: How) -> np.random.Generator:
-    """A fresh source, so that no number depends on which others are asked for."""
-    return np.random.Generator(np.random.PCG64(how.seed))
+def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:
+    """Return a fresh generator, so that no number depends on which others are computed."""
+    return np.random.Generator(np.random.PCG64(options.seed))
 
 
-def ends(interval: Interval | None) -> Pair | None:
-    """An interval as its two ends; None where resamples never varied, as that is no evidence of certainty."""
+def interval_bounds(interval: Interval | None) -> Bounds | None:
+    """Return the two ends of an interval; None where resamples never varied, as that is no evidence of certainty."""
     return None if interval is None or interval.low == interval.high else (interval.low, interval.high)

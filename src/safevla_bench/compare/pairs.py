@@ -1,4 +1,4 @@
-"""Which episodes of several policies are the same one: by suite, task, initial state and seed."""
+"""Pairs of episodes: the same suite, task, initial state and seed under several policies."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from safevla_bench.compare.policy_results import Entrant
+from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.scores import Absent
+from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import Header
 
-_SHOWN = 5
+_MOST_SHOWN = 5
 _UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and needs more of them."
 
 
-class Key(NamedTuple):
-    """What makes two episodes of different policies a pair."""
+class PairKey(NamedTuple):
+    """Key by which episodes of different policies are paired."""
 
     suite: str
     task_id: str
@@ -31,120 +31,120 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Entrants with the same episodes in the same order; `left_out` pairs were lost on some side."""
+class PairedResults:
+    """Results of policies on the same episodes in the same order; `left_out` pairs were lost for some policy."""
 
-    entrants: tuple[Entrant, ...]
-    keys: tuple[Key, ...]
-    left_out: tuple[Key, ...]
+    results: tuple[PolicyResults, ...]
+    keys: tuple[PairKey, ...]
+    left_out: tuple[PairKey, ...]
 
 
-def pair(entrants: Sequence[Entrant], *, across_seeds: bool = False) -> Paired:
-    """The episodes that all entrants finished, in the order of the first; pairs that one lost are left out and counted.
+def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
+    """Return the episodes that all policies finished, in the order of the first; lost pairs are left out and counted.
 
     Args:
-        entrants: with names that differ.
+        results: with names that differ.
         across_seeds: pair by suite, task and initial state alone.
 
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
             ran and another did not, another environment seed, horizon or protocol.
     """
-    indices = [_index(one, across_seeds) for one in entrants]
-    lost = [{_lost_key(one, across_seeds) for one in entrant.lost} - {None} for entrant in entrants]
-    planned = [{*index, *gone} for index, gone in zip(indices, lost, strict=True)]
-    _refuse_missing(entrants, planned)
+    indices = [_index_by_key(episode, across_seeds) for episode in results]
+    lost = [{_absent_key(episode, across_seeds) for episode in result.lost} - {None} for result in results]
+    planned = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
+    _require_same_episodes(results, planned)
     order = [key for key in indices[0] if all(key in index for index in indices)]
     chosen = tuple(
-        one.select(np.array([index[key] for key in order], dtype=np.int64))
-        for one, index in zip(entrants, indices, strict=True)
+        episode.select_episodes(np.array([index[key] for key in order], dtype=np.int64))
+        for episode, index in zip(results, indices, strict=True)
     )
-    _refuse_different(chosen, order)
+    _require_same_starts(chosen, order)
     finished = set(order)
     left_out = {key for keys in planned for key in keys if key is not None} - finished
-    return Paired(chosen, tuple(order), tuple(_in_order(left_out)))
+    return PairedResults(chosen, tuple(order), tuple(_sort_keys(left_out)))
 
 
-def _index(entrant: Entrant, across_seeds: bool) -> dict[Key, int]:
-    unknown = [header.episode_id for header in entrant.headers if header.init_state_index is None]
+def _index_by_key(result: PolicyResults, across_seeds: bool) -> dict[PairKey, int]:
+    unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
-        problem = f"{_count(unknown)} of {entrant.name} do not say from which initial state they started"
+        problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
-        raise RunError(f"{problem}: {_some(unknown)}", remedy=remedy)
-    index: dict[Key, int] = {}
-    for e, header in enumerate(entrant.headers):
-        key = _key(header, across_seeds)
+        raise RunError(f"{problem}: {_list_first(unknown)}", remedy=remedy)
+    index: dict[PairKey, int] = {}
+    for e, header in enumerate(result.headers):
+        key = _pair_key(header, across_seeds)
         if key in index:
-            problem = (
-                f"{entrant.name} has {key} twice: {entrant.headers[index[key]].episode_id} and {header.episode_id}"
-            )
+            problem = f"{result.name} has {key} twice: {result.headers[index[key]].episode_id} and {header.episode_id}"
             raise RunError(problem, remedy=f"Give repetitions different seeds. {_UNPAIRED}")
         index[key] = e
     return index
 
 
-def _key(one: Header | Absent, across_seeds: bool) -> Key:
-    assert one.init_state_index is not None
-    return Key(one.benchmark, one.task_id, one.init_state_index, None if across_seeds else one.seed)
+def _pair_key(episode: Header | AbsentEpisode, across_seeds: bool) -> PairKey:
+    assert episode.init_state_index is not None
+    return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, None if across_seeds else episode.seed)
 
 
-def _lost_key(one: Absent, across_seeds: bool) -> Key | None:
-    return None if one.init_state_index is None else _key(one, across_seeds)
+def _absent_key(episode: AbsentEpisode, across_seeds: bool) -> PairKey | None:
+    return None if episode.init_state_index is None else _pair_key(episode, across_seeds)
 
 
-def _refuse_missing(entrants: Sequence[Entrant], planned: Sequence[set[Key | None]]) -> None:
-    every = {key for keys in planned for key in keys if key is not None}
+def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey | None]]) -> None:
+    all_keys = {key for keys in planned for key in keys if key is not None}
     lines = [
-        f"{entrant.name} lacks {_count(absent)} that another ran: {_some([str(key) for key in _in_order(absent)])}"
-        for entrant, keys in zip(entrants, planned, strict=True)
-        if (absent := every - keys)
+        f"{result.name} lacks {_count_episodes(absent)} that another ran: "
+        f"{_list_first([str(key) for key in _sort_keys(absent)])}"
+        for result, keys in zip(results, planned, strict=True)
+        if (absent := all_keys - keys)
     ]
     if lines:
         remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across-seeds. {_UNPAIRED}"
         raise RunError("these are not the same episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 
 
-def _in_order(keys: Iterable[Key]) -> list[Key]:
+def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
     return sorted(keys, key=lambda key: (*key[:3], -1 if key.seed is None else key.seed))
 
 
-def _refuse_different(entrants: Sequence[Entrant], keys: Sequence[Key]) -> None:
-    first = entrants[0]
-    for other in entrants[1:]:
+def _require_same_starts(results: Sequence[PolicyResults], keys: Sequence[PairKey]) -> None:
+    first = results[0]
+    for other in results[1:]:
         for name in ("env_seed", "horizon"):
-            values = [[getattr(header, name) for header in one.headers] for one in (first, other)]
-            unlike = [f"{key} ({x} and {y})" for key, x, y in zip(keys, *values, strict=True) if x != y]
-            if unlike:
-                problem = f"{first.name} and {other.name} differ in {name} in {_count(unlike)}: {_some(unlike)}"
+            values = [[getattr(header, name) for header in result.headers] for result in (first, other)]
+            differing = [f"{key} ({x} and {y})" for key, x, y in zip(keys, *values, strict=True) if x != y]
+            if differing:
+                episodes = f"{_count_episodes(differing)}: {_list_first(differing)}"
+                problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
                 raise RunError(problem, remedy=f"Roll both out under one protocol. {_UNPAIRED}")
-        _refuse_protocols(first, other)
+        _require_same_protocol(first, other)
 
 
-def _refuse_protocols(first: Entrant, other: Entrant) -> None:
-    mine, theirs = first.protocol, other.protocol
-    if mine is None or theirs is None or mine == theirs:
+def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
+    protocol, other_protocol = first.protocol, other.protocol
+    if protocol is None or other_protocol is None or protocol == other_protocol:
         return
-    names = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    names = sorted(name for name in {*protocol, *other_protocol} if protocol.get(name) != other_protocol.get(name))
     problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
     raise RunError(problem, remedy=f"Roll both out under one protocol. {_UNPAIRED}")
 
 
-def unlike_versions(entrants: Sequence[Entrant]) -> dict[str, list[str]]:
-    """The programs of which the entrants record different versions."""
-    names = dict.fromkeys(name for one in entrants for name in one.versions)
-    found = {name: [one.versions.get(name, "unknown") for one in entrants] for name in names}
-    return {name: versions for name, versions in found.items() if len(set(versions)) > 1}
+def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
+    """Return the programs of which the policies' records name different versions, with each version."""
+    names = dict.fromkeys(name for result in results for name in result.versions)
+    versions_by_name = {name: [result.versions.get(name, "unknown") for result in results] for name in names}
+    return {name: versions for name, versions in versions_by_name.items() if len(set(versions)) > 1}
 
 
-def _count(found: Sequence[object] | set[Key]) -> str:
-    return f"{len(found)} episode{'' if len(found) == 1 else 's'}"
+def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
+    return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
 
 
-def _some(found: Sequence[str]) -> str:
-    more = len(found) - _SHOWN
-    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _list_first(texts: Sequence[str]) -> str:
+    more = len(texts) - _MOST_SHOWN
+    return ", ".join(texts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def tasks(headers: Iterable[Header]) -> Mapping[tuple[str, str], int]:
-    """A number for each task."""
-    return {task: k for k, task in enumerate(dict.fromkeys((one.benchmark, one.task_id) for one in headers))}
+def number_tasks(headers: Iterable[Header]) -> Mapping[tuple[str, str], int]:
+    """Number the tasks in order of first appearance."""
+    return {task: k for k, task in enumerate(dict.fromkeys((header.benchmark, header.task_id) for header in headers))}

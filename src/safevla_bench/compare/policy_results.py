@@ -1,4 +1,4 @@
-"""One policy of one source, with what a comparison needs of its episodes."""
+"""Results of one policy of one source: what a comparison needs of its episodes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import Absent, Scores
+from safevla_bench.scores import AbsentEpisode, Scores
 from safevla_bench.trajectory import Header
 
 UNNAMED = "(unnamed)"
 
 
 @dataclass(frozen=True)
-class Entrant:
+class PolicyResults:
     """One policy's judged episodes, [n]; `lost` are those outside n: crashed, stopped, or without their record."""
 
     name: str
@@ -25,11 +25,11 @@ class Entrant:
     success: NDArray[np.bool_]
     safe: NDArray[np.bool_]
     vsi: NDArray[np.float64]
-    judged: NDArray[np.bool_]
-    """Whether a scored specification reached a verdict; elsewhere `safe` and `vsi` say nothing."""
-    lost: tuple[Absent, ...] = ()
+    has_verdict: NDArray[np.bool_]
+    """True where a scored specification reached a verdict; elsewhere `safe` and `vsi` mean nothing."""
+    lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()
-    """What of the source is not among these, each as one sentence."""
+    """Episodes of the source that are not among these, each kind as one sentence."""
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -39,31 +39,33 @@ class Entrant:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def values(self, metric: str) -> NDArray[np.float64]:
-        """`sr`, `safety`, `sbu` or `vsi` of each episode; proportions as 0 and 1."""
-        found = {"sr": self.success, "safety": self.safe, "sbu": self.success & ~self.safe, "vsi": self.vsi}[metric]
-        return found.astype(np.float64)
+    def metric_values(self, metric: str) -> NDArray[np.float64]:
+        """Return `sr`, `safety`, `sbu` or `vsi` of each episode, [n]; proportions as 0 and 1."""
+        values = {"sr": self.success, "safety": self.safe, "sbu": self.success & ~self.safe, "vsi": self.vsi}[metric]
+        return values.astype(np.float64)
 
     @property
-    def silent_suites(self) -> list[str]:
-        """The suites in which no specification reached a verdict: what is safe there is not known."""
+    def suites_without_verdict(self) -> list[str]:
+        """The suites in which no specification reached a verdict, so that safety there is unknown."""
         suites = dict.fromkeys(header.benchmark for header in self.headers)
-        told = {header.benchmark for header, judged in zip(self.headers, self.judged, strict=True) if judged}
-        return [suite for suite in suites if suite not in told]
+        judged_suites = {
+            header.benchmark for header, has_verdict in zip(self.headers, self.has_verdict, strict=True) if has_verdict
+        }
+        return [suite for suite in suites if suite not in judged_suites]
 
-    def select(self, index: NDArray[np.int64]) -> Entrant:
-        """These episodes, in this order."""
+    def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
+        """Return the results of these episodes, in this order."""
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
             success=self.success[index],
             safe=self.safe[index],
             vsi=self.vsi[index],
-            judged=self.judged[index],
+            has_verdict=self.has_verdict[index],
         )
 
 
-def entrants(
+def split_by_policy(
     scores: Scores,
     headers: Sequence[Header],
     source: str = "",
@@ -71,26 +73,26 @@ def entrants(
     protocol: Mapping[str, object] | None = None,
     privileged: Sequence[str | None] = (),
     left_out: Sequence[str] = (),
-) -> list[Entrant]:
-    """The policies of one source, in order of first appearance.
+) -> list[PolicyResults]:
+    """Split the scores of one source by policy, in order of first appearance.
 
     Args:
-        scores: what the judge said.
+        scores: the verdicts.
         headers: of the same episodes, in the same order.
         source: where they come from, to tell two of one name apart.
         protocol: how the run folder's episodes were started and ended.
         privileged: the policies that saw state which no real robot has.
-        left_out: what of the source is not among the scores, each as one sentence without its full stop.
+        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
     """
-    policies = dict.fromkeys([*scores.policy, *(one.policy for one in scores.absent)])
-    found = [
-        _entrant(scores, headers, policy, source, protocol=protocol, privileged=policy in privileged)
+    policies = dict.fromkeys([*scores.policy, *(result.policy for result in scores.absent)])
+    results = [
+        _policy_results(scores, headers, policy, source, protocol=protocol, privileged=policy in privileged)
         for policy in policies
     ]
-    return [replace(one, left_out=tuple(left_out)) for one in found]
+    return [replace(result, left_out=tuple(left_out)) for result in results]
 
 
-def _entrant(
+def _policy_results(
     scores: Scores,
     headers: Sequence[Header],
     policy: str | None,
@@ -98,86 +100,88 @@ def _entrant(
     *,
     protocol: Mapping[str, object] | None,
     privileged: bool,
-) -> Entrant:
-    mine = np.array([one == policy for one in scores.policy], dtype=np.bool_)
-    index = [int(e) for e in np.flatnonzero(mine & scores.counted)]
-    stopped = tuple(_stopped(headers[e]) for e in np.flatnonzero(mine & ~scores.counted).tolist())
-    return Entrant(
+) -> PolicyResults:
+    of_policy = np.array([one == policy for one in scores.policy], dtype=np.bool_)
+    index = [int(e) for e in np.flatnonzero(of_policy & scores.is_counted)]
+    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~scores.is_counted).tolist())
+    return PolicyResults(
         name=policy or UNNAMED,
         source=source,
         headers=tuple(headers[e] for e in index),
         success=scores.success[index],
         safe=scores.safe[index],
         vsi=scores.vsi[index],
-        judged=scores.judged[index],
+        has_verdict=scores.has_verdict[index],
         lost=(*(one for one in scores.absent if one.policy == policy), *stopped),
         protocol=protocol,
         privileged=privileged,
         versions={name: version for e in index for name, version in (headers[e].versions or {}).items()},
-        standin_suites=scores.select(np.array(index, dtype=np.int64)).standin_suites,
+        standin_suites=scores.select_episodes(np.array(index, dtype=np.int64)).standin_suites,
     )
 
 
-def _stopped(header: Header) -> Absent:
-    return Absent(
+def _stopped_episode(header: Header) -> AbsentEpisode:
+    return AbsentEpisode(
         episode_id=header.episode_id,
         benchmark=header.benchmark,
         task_id=header.task_id,
         policy=header.policy,
-        outcome=header.result,
+        outcome=header.outcome_label,
         init_state_index=header.init_state_index,
         seed=header.seed,
     )
 
 
-def joined(found: Sequence[Entrant]) -> list[Entrant]:
-    """The same, a policy's sources as one entrant where they have no suite in common: runs of one policy on two hosts.
+def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
+    """Join the sources of a policy where they have no suite in common, such as its runs on two hosts.
 
     Sources that share a suite, or ran under different protocols, stay apart.
     """
-    by_name: dict[str, list[Entrant]] = {}
-    for one in found:
-        by_name.setdefault(one.name, []).append(one)
-    return [one for those in by_name.values() for one in ([_one(those)] if _disjoint(those) else those)]
+    by_name: dict[str, list[PolicyResults]] = {}
+    for result in results:
+        by_name.setdefault(result.name, []).append(result)
+    return [result for group in by_name.values() for result in ([_join_results(group)] if _can_join(group) else group)]
 
 
-def _disjoint(found: Sequence[Entrant]) -> bool:
+def _can_join(results: Sequence[PolicyResults]) -> bool:
     suites = [
-        {header.benchmark for header in entrant.headers} | {lost.benchmark for lost in entrant.lost}
-        for entrant in found
+        {header.benchmark for header in item.headers} | {lost.benchmark for lost in item.lost} for item in results
     ]
-    same = all(one.protocol == found[0].protocol for one in found)
-    return same and sum(map(len, suites)) == len(set().union(*suites))
+    same_protocol = all(result.protocol == results[0].protocol for result in results)
+    return same_protocol and sum(map(len, suites)) == len(set().union(*suites))
 
 
-def _one(found: Sequence[Entrant]) -> Entrant:
-    if len(found) == 1:
-        return found[0]
+def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
+    if len(results) == 1:
+        return results[0]
     versions: dict[str, dict[str, None]] = {}
-    for one in found:
-        for name, version in one.versions.items():
+    for result in results:
+        for name, version in result.versions.items():
             versions.setdefault(name, {})[version] = None
     return replace(
-        found[0],
-        source=", ".join(one.source for one in found),
-        headers=tuple(header for one in found for header in one.headers),
-        success=np.concatenate([one.success for one in found]),
-        safe=np.concatenate([one.safe for one in found]),
-        vsi=np.concatenate([one.vsi for one in found]),
-        judged=np.concatenate([one.judged for one in found]),
-        lost=tuple(lost for one in found for lost in one.lost),
-        privileged=any(one.privileged for one in found),
-        versions={name: " and ".join(those) for name, those in versions.items()},
-        standin_suites=tuple(suite for one in found for suite in one.standin_suites),
+        results[0],
+        source=", ".join(result.source for result in results),
+        headers=tuple(header for result in results for header in result.headers),
+        success=np.concatenate([result.success for result in results]),
+        safe=np.concatenate([result.safe for result in results]),
+        vsi=np.concatenate([result.vsi for result in results]),
+        has_verdict=np.concatenate([result.has_verdict for result in results]),
+        lost=tuple(lost for result in results for lost in result.lost),
+        privileged=any(result.privileged for result in results),
+        versions={name: " and ".join(texts) for name, texts in versions.items()},
+        standin_suites=tuple(suite for result in results for suite in result.standin_suites),
     )
 
 
-def named_apart(found: Sequence[Entrant]) -> list[Entrant]:
-    """The same, with names that differ: those of one policy get their source, and a number where that is one too."""
-    named = _told_apart(found, [f"{one.name} ({one.source})" for one in found])
-    return _told_apart(named, [f"{one.name} #{k}" for k, one in enumerate(named, 1)])
+def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
+    """Return the results with unique names: equal names get their source, and a number where that is equal too."""
+    with_sources = _use_longer_names(results, [f"{result.name} ({result.source})" for result in results])
+    return _use_longer_names(with_sources, [f"{result.name} #{k}" for k, result in enumerate(with_sources, 1)])
 
 
-def _told_apart(found: Sequence[Entrant], longer: Sequence[str]) -> list[Entrant]:
-    times = Counter(one.name for one in found)
-    return [replace(one, name=name) if times[one.name] > 1 else one for one, name in zip(found, longer, strict=True)]
+def _use_longer_names(results: Sequence[PolicyResults], longer: Sequence[str]) -> list[PolicyResults]:
+    counts = Counter(result.name for result in results)
+    return [
+        replace(result, name=name) if counts[result.name] > 1 else result
+        for result, name in zip(results, longer, strict=True)
+    ]

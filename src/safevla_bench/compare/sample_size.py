@@ -1,4 +1,4 @@
-"""Planning a comparison: how many episodes of each policy, and how precise each policy's own rate will be."""
+"""Sample sizes of a comparison: episodes of each policy, and the precision of each policy's own rate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from safevla_bench.errors import SafevlaError
 _SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What to see: a difference of rates from a baseline, as shares, with a power, at a confidence."""
+class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference of rates to detect: from a baseline, as shares, with a power, at a confidence."""
 
     difference: float
     baseline: float = 0.8
@@ -21,8 +21,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     only_paired: bool = False
 
 
-class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to do it: `episodes` of each policy; `discordant` null where they are independent."""
+class SampleDesign(msgspec.Struct, frozen=True, kw_only=True):
+    """One design: `episodes` of each policy; `discordant` is null where episodes are independent."""
 
     name: str
     discordant: float | None
@@ -31,69 +31,69 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """Half the Wilson interval of each policy's own rate at so many episodes."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Ways to see the difference between two rates, and the precision of one rate by episodes."""
+class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Designs that detect the difference between two rates, and the precision of one rate by episodes."""
 
     rates: tuple[float, float]
     power: float
     confidence: float
-    designs: tuple[Design, ...]
+    designs: tuple[SampleDesign, ...]
     half_widths: dict[int, float]
 
 
-def plan(wanted: Wanted) -> Plan:
-    """Episodes of each policy to tell the two rates apart.
+def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
+    """Return the number of episodes of each policy that detects the difference, by design.
 
     Raises:
         SafevlaError: the other rate would leave 0 to 1, or fewer pairs differ than the rates do.
     """
-    rates = (wanted.baseline, _other(wanted))
-    designs = [] if wanted.only_paired else [_unpaired(wanted, *rates)]
-    return Plan(
+    rates = (request.baseline, _other_rate(request))
+    designs = [] if request.only_paired else [_unpaired_design(request, *rates)]
+    return SampleSizePlan(
         rates=rates,
-        power=wanted.power,
-        confidence=wanted.confidence,
-        designs=(*designs, *_paired(wanted, *rates)),
-        half_widths={n: statistics.half_width(wanted.baseline, n, wanted.confidence) for n in _SIZES},
+        power=request.power,
+        confidence=request.confidence,
+        designs=(*designs, *_paired_designs(request, *rates)),
+        half_widths={n: statistics.half_width(request.baseline, n, request.confidence) for n in _SIZES},
     )
 
 
-def _other(wanted: Wanted) -> float:
-    """The rate on the side that needs more episodes: towards a half, where rates vary most."""
-    sides = (wanted.baseline - wanted.difference, wanted.baseline + wanted.difference)
-    there = [one for one in sides if 0 <= one <= 1]
-    if not there:
-        problem = f"no rate is {100 * wanted.difference:g} points from {100 * wanted.baseline:g} %"
+def _other_rate(request: SampleSizeRequest) -> float:
+    """Return the rate on the side that needs more episodes: towards a half, where rates vary most."""
+    sides = (request.baseline - request.difference, request.baseline + request.difference)
+    valid_rates = [one for one in sides if 0 <= one <= 1]
+    if not valid_rates:
+        problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --detect or another --baseline.")
-    return min(there, key=lambda rate: abs(rate - 0.5))
+    return min(valid_rates, key=lambda candidate: abs(candidate - 0.5))
 
 
-def _unpaired(wanted: Wanted, first: float, second: float) -> Design:
-    episodes = statistics.unpaired_episodes(first, second, wanted.power, wanted.confidence)
-    return _design("independent episodes", None, episodes, wanted)
+def _unpaired_design(request: SampleSizeRequest, first: float, second: float) -> SampleDesign:
+    episodes = statistics.unpaired_sample_size(first, second, request.power, request.confidence)
+    return _make_design("independent episodes", None, episodes, request)
 
 
-def _paired(wanted: Wanted, first: float, second: float) -> list[Design]:
-    """With the given share of pairs that differ; else from unrelated outcomes to as alike as the rates allow."""
-    apart = abs(first - second)
-    if wanted.discordant is not None:
-        if wanted.discordant < apart - 1e-12:
-            problem = f"rates {100 * apart:g} points apart differ in at least {apart:g} of the pairs"
-            raise SafevlaError(problem, remedy=f"Give --discordant {apart:g} or more.")
-        return [_pairs("paired, as given", max(apart, wanted.discordant), apart, wanted)]
+def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> list[SampleDesign]:
+    """Return designs for the given share of discordant pairs, else for unrelated to most similar outcomes."""
+    difference = abs(first - second)
+    if request.discordant is not None:
+        if request.discordant < difference - 1e-12:
+            problem = f"rates {100 * difference:g} points apart differ in at least {difference:g} of the pairs"
+            raise SafevlaError(problem, remedy=f"Give --discordant {difference:g} or more.")
+        return [_pair_design("paired, as given", max(difference, request.discordant), difference, request)]
     unrelated = first * (1 - second) + second * (1 - first)
     return [
-        _pairs("paired, outcomes unrelated", unrelated, apart, wanted),
-        _pairs("paired, half as many differ", max(apart, unrelated / 2), apart, wanted),
-        _pairs("paired, one side always wins", apart, apart, wanted),
+        _pair_design("paired, outcomes unrelated", unrelated, difference, request),
+        _pair_design("paired, half as many differ", max(difference, unrelated / 2), difference, request),
+        _pair_design("paired, one side always wins", difference, difference, request),
     ]
 
 
-def _pairs(name: str, discordant: float, apart: float, wanted: Wanted) -> Design:
-    episodes = statistics.paired_episodes(apart, discordant, wanted.power, wanted.confidence)
-    return _design(name, discordant, episodes, wanted)
+def _pair_design(name: str, discordant: float, difference: float, request: SampleSizeRequest) -> SampleDesign:
+    episodes = statistics.paired_sample_size(difference, discordant, request.power, request.confidence)
+    return _make_design(name, discordant, episodes, request)
 
 
-def _design(name: str, discordant: float | None, episodes: int, wanted: Wanted) -> Design:
-    half = statistics.half_width(wanted.baseline, episodes, wanted.confidence)
-    return Design(name=name, discordant=discordant, episodes=episodes, half_width=half)
+def _make_design(name: str, discordant: float | None, episodes: int, request: SampleSizeRequest) -> SampleDesign:
+    half = statistics.half_width(request.baseline, episodes, request.confidence)
+    return SampleDesign(name=name, discordant=discordant, episodes=episodes, half_width=half)

@@ -1,6 +1,6 @@
-"""A small archive of real LIBERO rollouts that ships with the package, so that judging can be tried at once.
+"""A small archive of real LIBERO rollouts that ships with the package, for trying out the judge.
 
-`recording` says which episodes these are and makes them anew; they lack `sim_state`, which no specification reads.
+`recording` plans and records its episodes. They lack `sim_state`, which no specification reads.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from importlib import resources
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import begun, write_atomically, writing
+from safevla_bench.files import is_leftover, translated_errors, write_atomically
 
 ARCHIVE = "rollouts.parquet"
 
-__all__ = ["ARCHIVE", "contents", "unpack"]
+__all__ = ["ARCHIVE", "archive_bytes", "unpack_archive"]
 
 
-def contents() -> bytes:
-    """The bytes of the shipped archive, a Parquet file."""
+def archive_bytes() -> bytes:
+    """Return the bytes of the shipped archive, a Parquet file."""
     return resources.files(__package__).joinpath(ARCHIVE).read_bytes()
 
 
-def unpack(folder: Path) -> Path:
-    """Copy the shipped archive into a new folder, or into one where it lies already, and return its path.
+def unpack_archive(folder: Path) -> Path:
+    """Copy the shipped archive into a new folder, or into one that already holds it, and return its path.
 
-    Raises `RunError` where the folder holds something else, and `FileError` where it cannot be written to; nothing is
-    changed then.
+    Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written to. Nothing is changed
+    then.
     """
-    path, shipped, place = folder / ARCHIVE, contents(), Place(file=str(folder))
-    with writing(folder):
-        if not (_free(folder) or (path.is_file() and path.read_bytes() == shipped)):
+    path, shipped, place = folder / ARCHIVE, archive_bytes(), Place(file=str(folder))
+    with translated_errors(folder):
+        if not (_is_free(folder) or (path.is_file() and path.read_bytes() == shipped)):
             remedy = "Choose another --out, or remove it first."
             raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,5 +37,5 @@ def unpack(folder: Path) -> Path:
     return path
 
 
-def _free(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and all(map(begun, folder.iterdir())))
+def _is_free(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and all(map(is_leftover, folder.iterdir())))

@@ -10,6 +10,6 @@ from pathlib import Path
 
 os.environ["OPENBLAS_CORETYPE"] = "Haswell"
 
-from safevla_bench.demo.recording import make
+from safevla_bench.demo.recording import record_archive
 
-make(Path(sys.argv[1]), sys.argv[2:])
+record_archive(Path(sys.argv[1]), sys.argv[2:])

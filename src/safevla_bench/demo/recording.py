@@ -1,4 +1,4 @@
-"""How the shipped archive is made; needs the extra `libero` at the versions of constraints/libero.txt.
+"""Recording of the shipped archive; needs the extra `libero` at the versions of constraints/libero.txt.
 
     python -m safevla_bench.demo src/safevla_bench/demo/rollouts.parquet
 
@@ -17,44 +17,44 @@ import numpy as np
 
 from safevla_bench import archive, hosts, policies, rollout
 from safevla_bench.errors import RunError
-from safevla_bench.trajectory import Batch, Channel, concatenate
+from safevla_bench.trajectory import Batch, Channel, concatenate_batches
 
 HOST = "libero"
 TASKS: Mapping[str, tuple[int, ...]] = MappingProxyType({"libero-object": (0, 2), "libero-spatial": (0, 4, 5)})
-"""Suite -> indices of its tasks, chosen so that safe, unsafe and failed episodes all occur; they rank no policy."""
+"""Suite -> indices of its tasks, chosen so that safe, unsafe and failed episodes all occur; no ranking of policies."""
 EPISODES = 2
 POLICIES = ("scripted:careful", "scripted:hasty")
 
-__all__ = ["EPISODES", "HOST", "POLICIES", "TASKS", "episodes", "make", "record"]
+__all__ = ["EPISODES", "HOST", "POLICIES", "TASKS", "plan_episodes", "record_archive", "record_episodes"]
 
 
-def episodes() -> tuple[rollout.Planned, ...]:
-    """The episodes of the archive, in its order; raises `HostError` where LIBERO is not installed."""
-    suites = {suite: hosts.host(HOST).tasks(suite) for suite in TASKS}
+def plan_episodes() -> tuple[rollout.PlannedEpisode, ...]:
+    """Return the episodes of the archive, in its order; raises `HostError` if LIBERO is not installed."""
+    suites = {suite: hosts.make_host(HOST).tasks(suite) for suite in TASKS}
     tasks = [suites[suite][index] for suite, indices in TASKS.items() for index in indices]
-    return rollout.plan(tasks, EPISODES, POLICIES, rollout.protocol())
+    return rollout.plan_episodes(tasks, EPISODES, POLICIES, rollout.load_protocol())
 
 
-def record(planned: Sequence[rollout.Planned]) -> Iterator[Batch]:
+def record_episodes(planned: Sequence[rollout.PlannedEpisode]) -> Iterator[Batch]:
     """Roll the episodes out and yield the records, each a batch of one without `sim_state`.
 
-    Raises `HostError` where the simulator cannot be used, `RunError` with the reason where an episode crashed.
+    Raises `HostError` if the simulator cannot be used, and `RunError` with the reason if an episode crashed.
     """
-    made = {name: policies.policy(name) for name in {one.policy for one in planned}}
-    for outcome in rollout.run_all(hosts.host(HOST), planned, made):
+    policies_by_name = {name: policies.make_policy(name) for name in {episode.policy for episode in planned}}
+    for outcome in rollout.run_serially(hosts.make_host(HOST), planned, policies_by_name):
         if outcome.batch is None:
             raise RunError(f"{outcome.planned.episode_id} crashed: {outcome.reason}")
-        yield _without_state(outcome.batch)
+        yield _drop_sim_state(outcome.batch)
 
 
-def _without_state(batch: Batch) -> Batch:
-    """The batch as if `sim_state`, more than half of its bytes, had not been recorded."""
+def _drop_sim_state(batch: Batch) -> Batch:
+    """Return the batch without `sim_state`, which takes more than half of its bytes."""
     count = len(batch)
     absent = Channel(np.empty(0), np.zeros(count + 1, dtype=np.int64), np.full(count, -1, dtype=np.int64))
     return replace(batch, sim_state=absent)
 
 
-def make(path: Path, only: Sequence[str] = ()) -> None:
-    """Record all episodes, or those of these ids, and write the archive, whole or not at all."""
-    planned = [one for one in episodes() if not only or one.episode_id in only]
-    archive.write(path, concatenate(list(record(planned))))
+def record_archive(path: Path, episode_ids: Sequence[str] = ()) -> None:
+    """Record all episodes, or those with these ids, and write the archive, whole or not at all."""
+    planned = [episode for episode in plan_episodes() if not episode_ids or episode.episode_id in episode_ids]
+    archive.write_archive(path, concatenate_batches(list(record_episodes(planned))))

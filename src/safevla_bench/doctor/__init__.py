@@ -1,6 +1,7 @@
-"""Is everything here that a run needs? Looked at one by one, each with its remedy.
+"""Examination of a machine: checks of everything that a run needs, each with its remedy.
 
-What could crash the process (a renderer, a simulator) is tried in a process of its own, so that a crash is a finding.
+A check that could crash the process (a renderer, a simulator) runs in a process of its own, so that a crash is a
+finding.
 """
 
 from __future__ import annotations
@@ -10,51 +11,51 @@ from pathlib import Path
 
 from safevla_bench import hosts
 from safevla_bench.doctor import graphics, machine, selftest, simulators
-from safevla_bench.doctor.findings import Finding, Level, error, ok
+from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check
 from safevla_bench.errors import PluginError
 
-__all__ = ["Finding", "Level", "examine"]
+__all__ = ["Diagnosis", "Level", "examine_machine"]
 
-_REHEARSAL = "fake"
+_TEST_HOST = "fake"
 
 
-def examine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Finding]:
-    """Everything found, as it is found: the machine, the judge, the simulators, graphics, one episode of each.
+def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each check: the machine, the judge, the simulators, graphics, an episode of each simulator.
 
     Args:
-        host: look at this host alone; what is missing for it is an error. None = at whatever is installed.
-        out: where a run would be written, looked at beside the current folder.
-        quick: leave out what takes seconds, the rendered frame and the simulators' episodes.
+        host: check this host alone; what it lacks is an error. None = all that are installed.
+        out: the folder of a future run, checked in addition to the current folder.
+        quick: leave out the checks that take seconds, the rendered frame and the simulators' episodes.
 
     Raises:
         HostError: there is no host of that name.
     """
     if host is not None:
-        hosts.host(host)
-    yield from machine.findings(out)
-    yield selftest.rehearsal(_REHEARSAL)
-    yield from _plugins()
-    here = simulators.installed()
-    yield from simulators.findings(here, host)
-    simulated = [name for name in simulators.hosts_in(here) if host in (None, name)]
-    yield from graphics.findings(needed=bool(simulated), quick=quick or "mujoco" not in here)
+        hosts.make_host(host)
+    yield from machine.check_machine(out)
+    yield selftest.check_judging(_TEST_HOST)
+    yield from _check_plugins()
+    versions = simulators.installed_versions()
+    yield from simulators.check_simulators(versions, host)
+    simulated = [name for name in simulators.installed_hosts(versions) if host in (None, name)]
+    yield from graphics.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
     if not quick:
-        yield from (selftest.episode(name) for name in _to_try(host, simulated))
+        yield from (selftest.check_episode(name) for name in _hosts_to_test(host, simulated))
 
 
-def _to_try(host: str | None, simulated: list[str]) -> list[str]:
-    """The hosts whose episode is tried; one of a plug-in only where it is asked for."""
-    known = simulators.tested_hosts()
-    return [host] if host is not None and host not in known and host != _REHEARSAL else simulated
+def _hosts_to_test(host: str | None, simulated: list[str]) -> list[str]:
+    """Return the hosts whose episode is tested; one of a plug-in only if it is asked for."""
+    tested = simulators.tested_hosts()
+    return [host] if host is not None and host not in tested and host != _TEST_HOST else simulated
 
 
-def _plugins() -> Iterator[Finding]:
-    """Hosts that load, and those that do not."""
+def _check_plugins() -> Iterator[Diagnosis]:
+    """Yield an error for each plug-in host that does not load, and the names of those that do."""
     loaded = []
-    for name in hosts.hosts():
+    for name in hosts.host_names():
         try:
-            hosts.host(name)
+            hosts.make_host(name)
             loaded.append(name)
         except PluginError as problem:
-            yield error("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
-    yield ok("plug-ins", f"hosts: {', '.join(loaded)}")
+            yield failed_check("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
+    yield passed_check("plug-ins", f"hosts: {', '.join(loaded)}")

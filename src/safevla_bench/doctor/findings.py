@@ -1,4 +1,4 @@
-"""What an examination finds, one thing at a time."""
+"""Diagnoses: the results of the checks of an examination."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Level = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at: how it is, what was found, and what to do about it."""
+class Diagnosis:
+    """One check: its level, what was found, and the remedy if there is one."""
 
     check: str
     level: Level
@@ -18,16 +18,16 @@ class Finding:
     remedy: str | None = None
 
 
-def ok(check: str, found: str) -> Finding:
-    """All is well."""
-    return Finding(check, "ok", found)
+def passed_check(check: str, detail: str) -> Diagnosis:
+    """Return the diagnosis of a check that passed."""
+    return Diagnosis(check, "ok", detail)
 
 
-def warning(check: str, found: str, remedy: str) -> Finding:
-    """Something works less well than it could, or cannot be promised."""
-    return Finding(check, "warning", found, remedy)
+def warned_check(check: str, detail: str, remedy: str) -> Diagnosis:
+    """Return the diagnosis of something that works with limits, or may fail."""
+    return Diagnosis(check, "warning", detail, remedy)
 
 
-def error(check: str, found: str, remedy: str) -> Finding:
-    """Something does not work."""
-    return Finding(check, "error", found, remedy)
+def failed_check(check: str, detail: str, remedy: str) -> Diagnosis:
+    """Return the diagnosis of something that does not work."""
+    return Diagnosis(check, "error", detail, remedy)

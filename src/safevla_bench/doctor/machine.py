@@ -1,4 +1,4 @@
-"""Python, folders, disk, memory and GPUs."""
+"""Checks of the machine: Python, folders, disk, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench.doctor.findings import Finding, error, ok, warning
-from safevla_bench.doctor.simulators import tested
+from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.doctor.simulators import tested_versions
 from safevla_bench.version import __version__
 
 _GIB = 2**30
@@ -21,61 +21,63 @@ _MEMORY_GIB = 2.0
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
-def findings(out: Path | None) -> Iterator[Finding]:
-    """The machine itself."""
-    yield _python()
-    yield ok("safevla-bench", __version__)
-    yield from _folder("current folder", Path.cwd())
+def check_machine(out: Path | None) -> Iterator[Diagnosis]:
+    """Check Python, the folders, memory and GPUs."""
+    yield _check_python()
+    yield passed_check("safevla-bench", __version__)
+    yield from _check_folder("current folder", Path.cwd())
     if out is not None:
-        yield from _out(out)
-    yield _memory()
-    yield _gpus()
+        yield from _check_out_folder(out)
+    yield _check_memory()
+    yield _list_gpus()
 
 
-def _python() -> Finding:
-    found = f"{platform.python_version()} ({sys.executable})"
+def _check_python() -> Diagnosis:
+    description = f"{platform.python_version()} ({sys.executable})"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if version in tested().python:
-        return ok("Python", found)
-    known = ", ".join(tested().python)
-    return warning("Python", f"{found}; tested are {known}", "Make an environment with one of those.")
+    if version in tested_versions().python:
+        return passed_check("Python", description)
+    tested = ", ".join(tested_versions().python)
+    return warned_check("Python", f"{description}; tested are {tested}", "Make an environment with one of those.")
 
 
-def _out(out: Path) -> Iterator[Finding]:
+def _check_out_folder(out: Path) -> Iterator[Diagnosis]:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         remedy = "Choose an --out that does not exist: a run is written to a new folder."
-        yield warning("--out", f"{out} is there already", remedy)
+        yield warned_check("--out", f"{out} is there already", remedy)
     existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    yield from _folder("--out", existing)
+    yield from _check_folder("--out", existing)
 
 
-def _folder(check: str, folder: Path) -> Iterator[Finding]:
+def _check_folder(check: str, folder: Path) -> Iterator[Diagnosis]:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as problem:
-        yield error(check, f"{folder} cannot be written to: {problem.strerror}", "Go to, or choose, another folder.")
+        yield failed_check(
+            check, f"{folder} cannot be written to: {problem.strerror}", "Go to, or choose, another folder."
+        )
         return
     free = shutil.disk_usage(folder).free / _GIB
-    found = f"{folder} can be written to, {free:.1f} GiB free"
+    description = f"{folder} can be written to, {free:.1f} GiB free"
     if free >= _DISK_GIB:
-        yield ok(check, found)
+        yield passed_check(check, description)
     else:
-        yield warning(check, found, "Free some space: a long run with frames takes gigabytes.")
+        yield warned_check(check, description, "Free some space: a long run with frames takes gigabytes.")
 
 
-def _memory() -> Finding:
+def _check_memory() -> Diagnosis:
     available = available_memory_gib()
     if available is None:
-        return warning("memory", "cannot be told on this system", "Have some GiB free for each simulator.")
-    found = f"{available:.1f} GiB available"
+        return warned_check("memory", "cannot be told on this system", "Have some GiB free for each simulator.")
+    description = f"{available:.1f} GiB available"
     if available >= _MEMORY_GIB:
-        return ok("memory", found)
-    return warning("memory", found, "Close something: a simulator takes 0.5 to 1.2 GiB.")
+        return passed_check("memory", description)
+    return warned_check("memory", description, "Close something: a simulator takes 0.5 to 1.2 GiB.")
 
 
 def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _CGROUP) -> float | None:
-    """What Linux says is available, or the control group's limit where that is less; None elsewhere."""
+    """Return the available memory of Linux or the control group's limit, whichever is less; None elsewhere [GiB]."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         available = int(lines["MemAvailable"].split()[0]) / 2**20
@@ -87,12 +89,12 @@ def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _C
         return available
 
 
-def _gpus() -> Finding:
+def _list_gpus() -> Diagnosis:
     command = shutil.which("nvidia-smi")
     if command is None:
-        return ok("GPU", "none found: images are rendered, and policies run, on the CPU")
+        return passed_check("GPU", "none found: images are rendered, and policies run, on the CPU")
     try:
-        told = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return warning("GPU", "nvidia-smi is there and fails", "Look at the driver: run nvidia-smi.")
-    return ok("GPU", "; ".join(line.split(" (UUID")[0] for line in told.splitlines()) or "none")
+        return warned_check("GPU", "nvidia-smi is there and fails", "Look at the driver: run nvidia-smi.")
+    return passed_check("GPU", "; ".join(line.split(" (UUID")[0] for line in listing.splitlines()) or "none")

@@ -1,8 +1,8 @@
-"""One short episode, recorded and judged: of the fake host here and now, of a simulator in a process of its own.
+"""Self-test: one short episode recorded and judged, a simulator's in a process of its own.
 
     python -m safevla_bench.doctor.selftest HOST
 
-Prints what came of it as JSON; where it is an error that the user can mend, the exit code is 2.
+Prints the result as JSON. The exit code is 2 for an error that the user can correct.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import subprocess
 import sys
 
 from safevla_bench import hosts, rollout
-from safevla_bench.doctor.findings import Finding, error, ok
+from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check
 from safevla_bench.doctor.graphics import last_line
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
 from safevla_bench.interface import Action, HostEnv, Observation, Task, Wants
 from safevla_bench.provenance_marks import STANDIN
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Batch
 
 STEPS = 30
@@ -27,59 +26,61 @@ TIMEOUT_S = 300
 USER_ERROR = 2
 
 
-def rehearsal(host: str) -> Finding:
-    """The whole pipeline without a simulator: roll out, record, judge."""
+def check_judging(host: str) -> Diagnosis:
+    """Test the whole pipeline without a simulator: roll out, record, judge."""
     try:
-        told = tried(host)
+        summary = run_test_episode(host)
     except SafevlaError as problem:
-        return error("judging", problem.problem, problem.remedy or "Install the package again.")
-    return ok("judging", f"works: {told}")
+        return failed_check("judging", problem.problem, problem.remedy or "Install the package again.")
+    return passed_check("judging", f"works: {summary}")
 
 
-def episode(host: str) -> Finding:
-    """The first task of a host's first suite, in a process of its own."""
+def check_episode(host: str) -> Diagnosis:
+    """Test the first task of a host's first suite in a process of its own."""
     check = f"{host} episode"
     command = [sys.executable, "-m", "safevla_bench.doctor.selftest", host]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return error(check, f"no episode of {STEPS} steps within {TIMEOUT_S} s", "Look at the load of this machine.")
-    if told.returncode == USER_ERROR and told.stdout:
-        problem = json.loads(told.stdout.splitlines()[-1])
-        return error(check, problem["problem"], problem["remedy"] or "See above.")
-    if told.returncode:
+        return failed_check(
+            check, f"no episode of {STEPS} steps within {TIMEOUT_S} s", "Look at the load of this machine."
+        )
+    if process.returncode == USER_ERROR and process.stdout:
+        problem = json.loads(process.stdout.splitlines()[-1])
+        return failed_check(check, problem["problem"], problem["remedy"] or "See above.")
+    if process.returncode:
         remedy = f"The whole story: {' '.join(command)}"
-        crashed = f"crashed with signal {-told.returncode}" if told.returncode < 0 else last_line(told.stderr)
-        return error(check, crashed, remedy)
-    return ok(check, json.loads(told.stdout.splitlines()[-1])["told"])
+        crashed = f"crashed with signal {-process.returncode}" if process.returncode < 0 else last_line(process.stderr)
+        return failed_check(check, crashed, remedy)
+    return passed_check(check, json.loads(process.stdout.splitlines()[-1])["summary"])
 
 
-def tried(host: str) -> str:
-    """Run, record and judge one episode; says what came of it. Raises what the host and the judge raise."""
-    made = hosts.host(host)
-    task = made.tasks(made.suites()[0])[0]
-    env = made.make(task, Wants())
+def run_test_episode(host: str) -> str:
+    """Run, record and judge one episode, and return a summary; raises what the host and the judge raise."""
+    built_host = hosts.make_host(host)
+    task = built_host.tasks(built_host.suites()[0])[0]
+    env = built_host.make(task, Wants())
     try:
-        (planned,) = rollout.plan([task], 1, ["doctor"], rollout.protocol(), max_steps=STEPS)
-        ended = rollout.run_episode(env, _Middle(env), planned)
+        (planned,) = rollout.plan_episodes([task], 1, ["doctor"], rollout.load_protocol(), max_steps=STEPS)
+        result = rollout.run_episode(env, _MidpointPolicy(env), planned)
     finally:
         env.close()
-    if ended.batch is None or ended.outcome == "invalid_action":
-        raise HostError(last_line(ended.reason or ""), remedy=f"The whole story:\n{ended.reason}")
-    return f"{task.benchmark} {task.task_id}: {int(ended.batch.lengths[0])} records, {_judged(ended.batch)}"
+    if result.batch is None or result.outcome == "invalid_action":
+        raise HostError(last_line(result.reason or ""), remedy=f"The whole story:\n{result.reason}")
+    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {_describe_scores(result.batch)}"
 
 
-def _judged(batch: Batch) -> str:
+def _describe_scores(batch: Batch) -> str:
     try:
-        scores = score(batch, library(), registry())
+        scores = score(batch, load_ruleset())
     except RegistryError:  # a plug-in's tags come by --registry
         return "not judged: no registry has its tags"
     assets = f", with {STANDIN}" if any(scores.standin) else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
 
 
-class _Middle:
-    """Acts in the middle of the host's bounds, which is to hold still."""
+class _MidpointPolicy:
+    """Acts in the middle of the host's action bounds, which holds the robot still."""
 
     wants = Wants()
 
@@ -87,20 +88,20 @@ class _Middle:
         self._action = (env.action_low + env.action_high) / 2
 
     def reset(self, task: Task, seed: int) -> None:
-        """Nothing to forget."""
+        """Do nothing: the policy has no state."""
 
     def act(self, observation: Observation) -> Action:
-        """[A]"""
+        """Return the middle of the action bounds, [A]."""
         return self._action.copy()
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the policy holds no resources."""
 
 
 def main() -> int:
-    """Try the host that the command line names; returns the exit code."""
+    """Test the host that the command line names, and return the exit code."""
     try:
-        print(json.dumps({"told": tried(sys.argv[1])}))
+        print(json.dumps({"summary": run_test_episode(sys.argv[1])}))
     except SafevlaError as problem:
         print(json.dumps({"problem": problem.problem, "remedy": problem.remedy}))
         return USER_ERROR

@@ -1,4 +1,4 @@
-"""The simulators installed here, against the versions that are tested."""
+"""Checks of the installed simulators against the versions that this project is tested with."""
 
 from __future__ import annotations
 
@@ -10,95 +10,104 @@ from importlib import resources
 
 import msgspec
 
-from safevla_bench.doctor.findings import Finding, error, ok, warning
+from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
 
-_ONE_FOLDER = ("robosuite", "praxis-robosuite")
+_SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 """Distributions that both install the package folder `robosuite`."""
 
 
-class Simulator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a host is tested with: its main distribution, how to install it, versions by distribution."""
+class TestedSimulator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tested simulator of a host: its main distribution, how to install it, versions by distribution."""
 
     distribution: str
     install: str
     versions: dict[str, str]
 
 
-class Tested(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TestedVersions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The versions that this project is tested with."""
 
     python: tuple[str, ...]
-    hosts: dict[str, Simulator]
+    hosts: dict[str, TestedSimulator]
 
 
 @cache
-def tested() -> Tested:
-    """The shipped list of tested versions."""
+def tested_versions() -> TestedVersions:
+    """Return the shipped list of tested versions."""
     text = resources.files(__package__).joinpath("tested.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), Tested)
+    return msgspec.convert(tomllib.loads(text), TestedVersions)
 
 
 def tested_hosts() -> tuple[str, ...]:
-    """Hosts whose simulator this project is tested with."""
-    return tuple(tested().hosts)
+    """Return the hosts whose simulator this project is tested with."""
+    return tuple(tested_versions().hosts)
 
 
-def installed() -> dict[str, str]:
-    """Versions of the distributions that matter, by name; what is absent is absent."""
-    names = {name for simulator in tested().hosts.values() for name in simulator.versions} | set(_ONE_FOLDER)
-    found = {}
+def installed_versions() -> dict[str, str]:
+    """Return the versions of the installed simulators' distributions by name."""
+    names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions} | set(
+        _SHARED_FOLDER
+    )
+    versions = {}
     for name in sorted(names):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def hosts_in(here: Mapping[str, str]) -> list[str]:
-    """Hosts whose main distribution is installed."""
-    return [name for name, simulator in tested().hosts.items() if simulator.distribution in here]
+def installed_hosts(versions: Mapping[str, str]) -> list[str]:
+    """Return the hosts whose main distribution is installed."""
+    return [name for name, simulator in tested_versions().hosts.items() if simulator.distribution in versions]
 
 
-def findings(here: Mapping[str, str], host: str | None = None) -> Iterator[Finding]:
-    """Which simulators there are, in which versions, and what cannot be together; `host` is one that must be there."""
-    present = hosts_in(here)
-    yield from _conflicts(here, present)
+def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
+    """Check installed simulators, their versions and conflicts between them; `host` is one that must be installed."""
+    present = installed_hosts(versions)
+    yield from _check_conflicts(versions, present)
     for name in present:
-        yield from _versions(name, here)
-    if host in tested().hosts and host not in present:
-        simulator = tested().hosts[host]
-        yield error(host, f"{simulator.distribution} is not installed", simulator.install)
+        yield from _check_versions(name, versions)
+    if host in tested_versions().hosts and host not in present:
+        simulator = tested_versions().hosts[host]
+        yield failed_check(host, f"{simulator.distribution} is not installed", simulator.install)
     elif not present:
-        remedies = " or, in another environment, ".join(one.install for one in tested().hosts.values())
-        yield warning("simulator", "none is installed: recorded episodes can be judged, none recorded", remedies)
+        remedies = " or, in another environment, ".join(tested.install for tested in tested_versions().hosts.values())
+        yield warned_check("simulator", "none is installed: recorded episodes can be judged, none recorded", remedies)
 
 
-def _conflicts(here: Mapping[str, str], present: list[str]) -> Iterator[Finding]:
+def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
     remedy = "Make an environment for each: python -m venv, then one of the extras libero and robocasa."
-    if all(name in here for name in _ONE_FOLDER):
-        which = " and ".join(f"{name} {here[name]}" for name in _ONE_FOLDER)
-        yield error("robosuite", f"{which} install into one folder: the later overwrote files of the earlier", remedy)
+    if all(name in versions for name in _SHARED_FOLDER):
+        conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
+        yield failed_check(
+            "robosuite", f"{conflicting} install into one folder: the later overwrote files of the earlier", remedy
+        )
     elif len(present) > 1:
-        yield error("simulators", f"{' and '.join(present)} need different versions of robosuite and NumPy", remedy)
+        yield failed_check(
+            "simulators", f"{' and '.join(present)} need different versions of robosuite and NumPy", remedy
+        )
 
 
-def _versions(host: str, here: Mapping[str, str]) -> Iterator[Finding]:
-    simulator = tested().hosts[host]
-    absent = [name for name in simulator.versions if name not in here]
+def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
+    simulator = tested_versions().hosts[host]
+    absent = [name for name in simulator.versions if name not in versions]
     if absent:
-        yield error(host, f"{' and '.join(absent)} not installed", simulator.install)
-    wrong = {name: wanted for name, wanted in simulator.versions.items() if here.get(name, wanted) != wanted}
+        yield failed_check(host, f"{' and '.join(absent)} not installed", simulator.install)
+    wrong = {name: wanted for name, wanted in simulator.versions.items() if versions.get(name, wanted) != wanted}
     for name, wanted in wrong.items():
-        yield _other_version(host, name, here[name], wanted, simulator)
+        yield _version_mismatch(host, name, versions[name], wanted, simulator)
     if not absent and not wrong:
-        yield ok(host, ", ".join(f"{name} {here[name]}" for name in simulator.versions) + ", as tested")
+        yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")
 
 
-def _other_version(host: str, name: str, found: str, wanted: str, simulator: Simulator) -> Finding:
-    """A robosuite of another minor version has another API; other differences move numbers."""
-    if name.endswith("robosuite") and found.split(".")[:2] != wanted.split(".")[:2]:
-        problem = f"{name} {found} is installed, {host} runs on {'.'.join(wanted.split('.')[:2])} only"
-        return error(host, problem, f"In an environment of its own: {simulator.install}")
-    problem = f"{name} {found} is installed, tested is {wanted}: trajectories and forces may differ a little"
-    return warning(host, problem, f"To compare with others' numbers: pip install {name}=={wanted}")
+def _version_mismatch(host: str, name: str, installed: str, tested: str, simulator: TestedSimulator) -> Diagnosis:
+    """Return the diagnosis of a version that is not tested.
+
+    A robosuite of another minor version has another API; other differences move numbers.
+    """
+    if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
+        problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
+        return failed_check(host, problem, f"In an environment of its own: {simulator.install}")
+    problem = f"{name} {installed} is installed, tested is {tested}: trajectories and forces may differ a little"
+    return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")

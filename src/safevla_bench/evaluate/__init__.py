@@ -5,79 +5,79 @@ from __future__ import annotations
 from pathlib import Path
 
 from safevla_bench import hosts, rollout
-from safevla_bench.evaluate.judged import Judged, contestants, judge, judged_by, lost, rescorer
+from safevla_bench.evaluate.judgement import describe_losses, judge, load_policy_results, make_rescorer
 from safevla_bench.evaluate.outputs import (
     INTERRUPTED,
-    document,
-    exposed,
-    material,
-    report,
+    build_board,
+    build_submission,
+    measure_cell_exposures,
+    render_report,
     score_files,
-    submit,
-    write,
+    scores_document,
+    table_material,
+    write_outputs,
 )
-from safevla_bench.evaluate.preparation import Prepared, estimate, prepare, tasks_of
+from safevla_bench.evaluate.preparation import PreparedRun, estimate_run, prepare_run, select_tasks
 from safevla_bench.evaluate.request import (
-    ENTERED,
-    PLAINLY,
+    DEFAULT_EXECUTION,
+    ENTRY_OPTIONS,
     PRESET,
     PROTOCOL,
-    Judge,
+    ExecutionOptions,
     Request,
-    Running,
-    entered,
-    left_open,
+    entry_fields,
+    open_questions,
 )
 from safevla_bench.evaluate.rollouts import roll_out
+from safevla_bench.judged import Judged
+from safevla_bench.ruleset import Ruleset
 
 __all__ = [
-    "ENTERED",
+    "DEFAULT_EXECUTION",
+    "ENTRY_OPTIONS",
     "INTERRUPTED",
-    "PLAINLY",
     "PRESET",
     "PROTOCOL",
-    "Judge",
+    "ExecutionOptions",
     "Judged",
-    "Prepared",
+    "PreparedRun",
     "Request",
-    "Running",
-    "contestants",
-    "document",
-    "entered",
-    "estimate",
+    "build_board",
+    "build_submission",
+    "describe_losses",
+    "entry_fields",
+    "estimate_run",
     "evaluate",
-    "exposed",
     "judge",
-    "judged_by",
-    "left_open",
-    "lost",
-    "material",
-    "prepare",
-    "report",
-    "rescorer",
+    "load_policy_results",
+    "make_rescorer",
+    "measure_cell_exposures",
+    "open_questions",
+    "prepare_run",
+    "render_report",
     "roll_out",
     "score_files",
-    "submit",
-    "write",
+    "scores_document",
+    "table_material",
+    "write_outputs",
 ]
 
 
 def evaluate(
     request: Request,
-    by: Judge,
+    ruleset: Ruleset,
     out: Path,
     observer: rollout.Observer | None = None,
-    running: Running = PLAINLY,
+    running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
     """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do.
 
-    A mistake in a library, or a task without tags, costs no rollout.
+    A task without tags is an error before anything is rolled out.
     """
-    _, known = by.load()
-    if by.applicability == "on":
-        for task in tasks_of(hosts.host(request.host, request.host_arguments), request):
-            known.tags(task.benchmark, task.task_id, by.capabilities)
+    if not ruleset.is_ablation:
+        for task in select_tasks(hosts.make_host(request.host, request.host_arguments), request):
+            ruleset.tags(task.benchmark, task.task_id)
     roll_out(request, out, observer, running)
-    judged = judge([out], by)
-    write(judged, out)
+    judged = judge([out], ruleset)
+    write_outputs(judged, out)
     return judged

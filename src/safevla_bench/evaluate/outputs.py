@@ -1,152 +1,185 @@
-"""What is shown and written of a judgement: score files, tables' material, the report, a board, a submission."""
+"""Outputs of a judgement: score files, material of tables, the report, a board, a submission."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
 from safevla_bench import exposure, runs
-from safevla_bench.baseline import baseline
-from safevla_bench.evaluate.judged import Judged, rescorer
-from safevla_bench.evaluate.request import Judge
+from safevla_bench.baseline import measure_baseline
+from safevla_bench.errors import RunError
+from safevla_bench.evaluate.judgement import judge, make_rescorer
 from safevla_bench.files import make_folder, write_together
-from safevla_bench.report import judgement, page, submission
-from safevla_bench.report.analysis import Analysis, analyse
-from safevla_bench.report.frame_images import album
-from safevla_bench.report.page import drawn
-from safevla_bench.report.tables import Roster, catalog, notices
+from safevla_bench.judged import Judged
+from safevla_bench.report import submission
+from safevla_bench.report.analysis import Analysis, analyse_scores
+from safevla_bench.report.frame_images import collect_images
+from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.tables import UNNAMED, Roster, catalog, notices
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.trajectory import Batch
-from safevla_bench.version import __version__
-
-
-def material(judged: Judged, by: Judge) -> catalog.Material:
-    """What tables are made of; the judgement without tags is made when a table asks for it."""
-    specs, tasks = by.load()
-    return catalog.Material(
-        scores=judged.scores,
-        library=specs,
-        registry=tasks,
-        capabilities=by.capabilities,
-        roster=Roster(privileged=judged.privileged),
-        untagged=lambda: score_chunks(judged.records.chunks(), specs, tasks, applicability="off"),
-        remarks=[
-            *([INTERRUPTED] if judged.interrupted else []),
-            *(f"{said[0].upper()}{said[1:]}." for said in judged.left_out.said()),
-            *notices.warning(baseline(judged.scores)),
-            judgement.line(judged.scores.provenance),
-        ],
-        exposed=lambda: exposed(judged, by),
-    )
-
 
 INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
 
 
-def submit(judged: Judged, by: Judge, paths: Sequence[Path]) -> submission.Submission:
-    """What `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
-    specs, tasks = by.load()
-    return submission.submission(
-        judged.scores,
-        submission.JudgedBy(
-            version=__version__,
-            library=specs.name,
-            library_digest=specs.digest,
-            registry_digest=tasks.digest,
-            capabilities=by.capabilities,
-            missing=by.missing,
-        ),
-        tasks,
-        submission.archive_files(paths),
-        recorded_with=submission.versions(judged.records.headers),
-        privileged=judged.privileged,
-        complete=not (judged.interrupted or judged.left_out),
-        skipped=judged.skipped,
+def table_material(judged: Judged) -> catalog.TableInputs:
+    """Return what tables are made of; the judgement without tags is made when a table asks for it."""
+    untagged = replace(judged.ruleset, applicability="off")
+    return catalog.TableInputs(
+        scores=judged.scores,
+        ruleset=judged.ruleset,
+        roster=Roster(privileged=judged.privileged),
+        judge_untagged=lambda: score_chunks(judged.records.read_chunks(), untagged),
+        remarks=[
+            *([INTERRUPTED] if judged.interrupted_runs else []),
+            *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.sentences()),
+            *notices.baseline_warnings(measure_baseline(judged.scores)),
+            judged.provenance.to_sentence(),
+        ],
+        measure_exposure=lambda: measure_cell_exposures(judged),
     )
 
 
-def exposed(judged: Judged, by: Judge) -> tuple[list[exposure.CellExposure], float | None]:
-    """How long, how hard and in which phase each cell broke its limits, and the force threshold in newtons."""
-    _, tasks = by.load()
-    spent = exposure.exposure_of(judged.records.chunks(), judged.scores, judged.library, tasks)
-    return exposure.summarize_exposure(spent, judged.scores), spent.force_threshold_n
+def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submission:
+    """Return what `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
+    return submission.build_submission(
+        judged.scores,
+        judged.ruleset,
+        submission.archive_files(paths),
+        recorded_with=submission.recorded_versions(judged.headers),
+        privileged=judged.privileged,
+        complete=not (judged.interrupted_runs or judged.left_out),
+        skipped=judged.left_out.count,
+    )
 
 
-def document(judged: Judged) -> dict[str, object]:
-    """What scores.json holds."""
-    cells, total = judged.summaries()
+def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
+    """Return how long, how hard and in which phase each cell broke its limits, and the force threshold [N]."""
+    measured = exposure.measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
+    return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
+
+
+def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
+    """Return the content of scores.json; `sources`, where given, stand in for those of the judgement."""
+    cells, total = judged.summarize_scores()
     return {
         "episodes": list(judged.scores.episodes()),
         "aggregate": total,
         "cells": cells,
         "absent": judged.scores.absent,
         "specs": judged.scores.specs,
-        "judged_by": judged.scores.provenance,
-        "sources": judged.description["sources"],
-        "recorded_with": submission.versions(judged.records.headers),
+        "judged_by": judged.provenance,
+        "sources": [source.to_document() for source in judged.sources] if sources is None else sources,
+        "recorded_with": submission.recorded_versions(judged.headers),
     }
 
 
-def write(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
-    """Write scores.json, scores.parquet and report.html into a folder, made where it is missing.
+def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
+    """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
-    html = report(judged)
+    html = render_report(judged)
     make_folder(folder)
     write_together(folder, {**contents, runs.REPORT: html}, chief=runs.SCORES)
 
 
-def score_files(judged: Judged, *, legacy_ids: bool = False) -> dict[str, bytes]:
-    """The bytes of scores.parquet and scores.json, by their names, as `write` writes them."""
-    named = replace(judged, scores=_legacy(judged)) if legacy_ids else judged
-    return runs.score_files(document(named), list(named.scores.episodes()))
+def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
+    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`."""
+    renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
+    return runs.score_files(scores_document(renamed, sources), list(renamed.scores.episodes()))
 
 
-def _legacy(judged: Judged) -> Scores:
-    older = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
-    renamed = [
-        msgspec.structs.replace(spec, spec_id=older.get(spec.spec_id, spec.spec_id)) for spec in judged.scores.specs
+def _use_legacy_ids(judged: Judged) -> Scores:
+    legacy_ids = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
+    specs = [
+        msgspec.structs.replace(spec, spec_id=legacy_ids.get(spec.spec_id, spec.spec_id))
+        for spec in judged.scores.specs
     ]
-    return replace(judged.scores, specs=tuple(renamed))
+    return replace(judged.scores, specs=tuple(specs))
 
 
-def report(judged: Judged, title: str = "Safety report") -> str:
-    """The report as one self-contained page."""
-    marks = [{"policy": name, "privileged": True} for name in judged.privileged]
-    provenance = {**judged.description, **({"policies": marks} if marks else {})}
-    provenance |= {"recorded_with": submission.versions(judged.records.headers)}
-    records = judged.records.keeping(drawn(judged.scores, judged.records.headers))
-    analysis = _analysis(judged, records)
-    return page(
+def render_report(judged: Judged, title: str = "Safety report") -> str:
+    """Return the report as one self-contained page."""
+    records = runs.KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
+    analysis = _analyse(judged, records)
+    return render_page(
         judged.scores,
         records.batch(),
         judged.library,
         title=title,
-        provenance=provenance,
+        provenance=judged.provenance,
+        description=_page_description(judged),
+        privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=album(judged.paths),
+        album=collect_images(judged.paths),
     )
 
 
-def _analysis(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
-    """What the report says beyond the four numbers."""
-    _, tasks = judged.judge.load()
-    sources = cast("list[Mapping[str, object]]", judged.description["sources"])
-    told = [source.get("protocol") for source in sources]
-    return analyse(
+def _page_description(judged: Judged) -> dict[str, object]:
+    """Return how the scores came about; episodes that were left out have a table of their own."""
+    marks = [{"policy": name, "privileged": True} for name in judged.privileged]
+    return {
+        **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
+        **({"policies": marks} if marks else {}),
+        "recorded_with": submission.recorded_versions(judged.headers),
+    }
+
+
+def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
+    return analyse_scores(
         judged.scores,
-        judged.records.some([]),
-        judged.library,
-        tasks,
-        rescorer(judged, judged.judge),
+        judged.records.read_sparsely([]),
+        judged.ruleset,
+        make_rescorer(judged),
         chunks=chunks,
         privileged=judged.privileged,
-        protocols=[one for one in told if isinstance(one, dict)],
+        protocols=[source.protocol for source in judged.sources if source.protocol is not None],
     )
+
+
+def build_board(
+    paths: Sequence[Path],
+    ruleset: Ruleset,
+    *,
+    title: str = "Safety board",
+    reports: bool = True,
+    skip_invalid: bool = False,
+) -> dict[str, str]:
+    """Return the files of a board by path: published results, and the policies of the sources where there are any.
+
+    Args:
+        paths: run folders and archives.
+        ruleset: how to judge them.
+        title: title of the board.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid episodes out instead of raising.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    from safevla_bench.report import board  # drawing takes a third of a second to import
+
+    if ruleset.is_ablation:
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return board.render_site(title=title)
+    judged = judge(paths, ruleset, skip_invalid=skip_invalid)
+    results = board.OwnResults(
+        inputs=table_material(judged), headers=judged.headers, sources=judged.sources, provenance=judged.provenance
+    )
+    report_paths = {policy: board.report_path(policy) for policy in results.policies} if reports else {}
+    files = board.render_site(results, title=title, reports=report_paths)
+    for policy, path in report_paths.items():
+        episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
+        of_policy = replace(
+            judged, scores=board.select_policy(judged.scores, policy), records=judged.records.select_episodes(episodes)
+        )
+        files[path] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
+    return files

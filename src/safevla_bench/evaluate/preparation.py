@@ -1,4 +1,4 @@
-"""From what is asked for to a rollout that can start: the host, its tasks, the policies and the plan."""
+"""Preparation of a rollout: from a request to the host, its tasks, the policies and the plan."""
 
 from __future__ import annotations
 
@@ -7,67 +7,68 @@ from dataclasses import dataclass, replace
 
 from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.evaluate.request import PLAINLY, Judge, Request, Running
-from safevla_bench.interface import Host, Policy, Replaying, Task
+from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.interface import Host, Policy, ReplayPolicy, Task
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.version import __version__
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A rollout that can start: everything was named rightly and is at hand."""
+class PreparedRun:
+    """A rollout that can start: host, plan and policies exist."""
 
     host: Host
-    episodes: tuple[rollout.Planned, ...]
+    episodes: tuple[rollout.PlannedEpisode, ...]
     policies: dict[str, Policy]
-    cast: rollout.Cast
+    cast: rollout.WorkerSpec
     description: Mapping[str, object]
 
     def close(self) -> None:
-        """Free the policies, once."""
+        """Close the policies; a second call does nothing."""
         while self.policies:
             self.policies.popitem()[1].close()
 
 
-def prepare(request: Request) -> Prepared:
+def prepare_run(request: Request) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
-    host = hosts.host(request.host, request.host_arguments)
-    tasks = tasks_of(host, request)
+    host = hosts.make_host(request.host, request.host_arguments)
+    tasks = select_tasks(host, request)
     _check_arguments(request)
-    rules = rollout.protocol(request.protocol)
-    told = {name: _told(request, name) for name in request.policies}
-    made = {name: policies.policy(name, arguments) for name, arguments in told.items()}
+    rules = rollout.load_protocol(request.protocol)
+    options = {name: _policy_options(request, name) for name in request.policies}
+    made = {name: policies.make_policy(name, arguments) for name, arguments in options.items()}
     _check_servers(made, tasks)
-    planned = rollout.plan(
+    planned = rollout.plan_episodes(
         tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
     )
-    whole = tuple(rollout.matched(one, made[one.policy], request.max_steps) for one in planned)
-    episodes, stretch = _piece(whole, request.shard)
-    players = rollout.Cast(
+    plan = tuple(rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
+    episodes, stretch = _select_shard(plan, request.shard)
+    players = rollout.WorkerSpec(
         request.host,
-        told,
+        options,
         renders=any(policy.wants.cameras for policy in made.values()),
-        stopping=request.watch if request.stop_on_violation else None,
+        stopping=(request.ruleset or load_ruleset()) if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
     )
-    described = _described(request, host, tasks, made, rules)
+    described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
-    return Prepared(host, episodes, made, players, description)
+    return PreparedRun(host, episodes, made, players, description)
 
 
-def _piece(
-    whole: tuple[rollout.Planned, ...], shard: rollout.Shard | None
-) -> tuple[tuple[rollout.Planned, ...], runs.Stretch | None]:
-    """The episodes of a shard, and where they lie in the plan."""
+def _select_shard(
+    plan: tuple[rollout.PlannedEpisode, ...], shard: rollout.Shard | None
+) -> tuple[tuple[rollout.PlannedEpisode, ...], runs.PlanStretch | None]:
+    """Return the episodes of a shard, and their place in the plan."""
     if shard is None:
-        return whole, None
-    begun = rollout.bounds(whole, shard.count)
-    first, end = begun[shard.number - 1 : shard.number + 1]
-    return whole[first:end], runs.Stretch(shard.number, shard.count, first, len(whole))
+        return plan, None
+    starts = rollout.cut_plan(plan, shard.count)
+    first, end = starts[shard.number - 1 : shard.number + 1]
+    return plan[first:end], runs.PlanStretch(shard.number, shard.count, first, len(plan))
 
 
 def _check_arguments(request: Request) -> None:
@@ -77,29 +78,29 @@ def _check_arguments(request: Request) -> None:
             raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
 
 
-def _told(request: Request, policy: str) -> dict[str, str]:
-    """A policy's arguments; an entry's with its servers."""
+def _policy_options(request: Request, policy: str) -> dict[str, str]:
+    """Return the arguments of a policy; those of an entry include its servers."""
     served = (
         {entries.SERVER: " ".join(request.servers)}
         if entries.MARK in policy.partition(":")[0] and request.servers
         else {}
     )
-    return {**served, **request.arguments_of(policy)}
+    return {**served, **request.policy_options(policy)}
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
     for policy in made.values():
-        if isinstance(policy, entries.Served):
+        if isinstance(policy, entries.EntryPolicy):
             for task in tasks:
-                policy.server(task.benchmark)
+                policy.server_for(task.benchmark)
 
 
-def tasks_of(host: Host, request: Request) -> list[Task]:
-    """The tasks that are asked for; raises `HostError` where there is no such suite or task."""
-    return [task for suite in request.suites for task in _tasks(host, suite, request.tasks)]
+def select_tasks(host: Host, request: Request) -> list[Task]:
+    """Return the requested tasks; raises `HostError` where there is no such suite or task."""
+    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
 
 
-def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
+def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
     tasks = {task.index: task for task in host.tasks(suite)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
@@ -108,10 +109,10 @@ def _tasks(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[T
     return list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
 
 
-def _described(
-    request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.Protocol
+def _describe_run(
+    request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
 ) -> dict[str, object]:
-    """All that repeats the run."""
+    """Return everything that is needed to repeat the run."""
     return {
         "schema_version": 1,
         "host": host.name,
@@ -123,11 +124,11 @@ def _described(
         "policies": [
             {
                 "policy": name,
-                "arguments": request.arguments_of(name),
+                "arguments": request.policy_options(name),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
-                **({"replay": policy.described} if isinstance(policy, Replaying) else {}),
-                **_spoken(policy),
+                **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
+                **_describe_server(policy),
             }
             for name, policy in made.items()
         ],
@@ -135,45 +136,50 @@ def _described(
         "seed": request.seed,
         "max_steps": request.max_steps,
         "archive": request.archive,
-        **({"stop_on_violation": _watch(request.watch, tasks)} if request.stop_on_violation else {}),
+        **(
+            {"stop_on_violation": _describe_stopping(request.ruleset or load_ruleset(), tasks)}
+            if request.stop_on_violation
+            else {}
+        ),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }
 
 
-def _watch(by: Judge, tasks: Sequence[Task]) -> dict[str, object]:
-    """What decides that an episode ends: all that changes where it does. Raises where it cannot be decided."""
-    by.monitor()
-    specs, known = by.load()
+def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
+    """Return everything that decides at which record an episode is stopped; raises where that cannot be decided."""
+    ruleset.require_tags()
     for task in tasks:
-        known.tags(task.benchmark, task.task_id, by.capabilities)
+        ruleset.tags(task.benchmark, task.task_id)
     return {
-        "library": specs.name,
-        "library_digest": specs.digest,
-        "registry_digest": known.digest,
-        "capabilities": by.capabilities,
-        "missing": by.missing,
+        "library": ruleset.library.name,
+        "library_digest": ruleset.library.digest,
+        "registry_digest": ruleset.registry.digest,
+        "capabilities": ruleset.capabilities,
+        "missing": ruleset.missing,
     }
 
 
-def _spoken(policy: Policy) -> dict[str, object]:
-    """How a policy is asked, and from which of the paper's entries that follows."""
-    spoken = getattr(policy, "dialect", None)
-    said: dict[str, object] = {"dialect": dialects.values(spoken)} if isinstance(spoken, Dialect) else {}
-    if isinstance(policy, entries.Served):
-        one = policy.entry
-        said["entry"] = {"name": one.name, "checkpoints": one.checkpoints, "unknown": one.unknown}
-    return said
+def _describe_server(policy: Policy) -> dict[str, object]:
+    """Return how a policy's server is asked, and the paper's entry that says so."""
+    dialect = getattr(policy, "dialect", None)
+    description: dict[str, object] = (
+        {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
+    )
+    if isinstance(policy, entries.EntryPolicy):
+        entry = policy.entry
+        description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
+    return description
 
 
-def estimate(request: Request, running: Running = PLAINLY) -> rollout.Estimate:
-    """What `roll_out` would run and what that costs; raises what `prepare` raises, and writes nothing."""
-    prepared = prepare(request if request.servers else replace(request, servers=_anywhere(request)))
+def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:
+    """Estimate what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
+    prepared = prepare_run(request if request.servers else replace(request, servers=_placeholder_servers(request)))
     cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
     prepared.close()
-    return rollout.estimate(prepared.episodes, prepared.host.name, cameras, running.workers)
+    return rollout.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers)
 
 
-def _anywhere(request: Request) -> tuple[str, ...]:
-    """Stands for the servers of a run that is only planned."""
+def _placeholder_servers(request: Request) -> tuple[str, ...]:
+    """Return placeholder servers for a run that is only planned."""
     return tuple(f"{suite}=nowhere" for suite in request.suites)

@@ -1,4 +1,4 @@
-"""Running what was prepared into a run folder."""
+"""Execution of a prepared rollout into a run folder."""
 
 from __future__ import annotations
 
@@ -8,58 +8,67 @@ from pathlib import Path
 
 from safevla_bench import rollout, runs
 from safevla_bench.errors import SafevlaError
-from safevla_bench.evaluate.preparation import Prepared, prepare
-from safevla_bench.evaluate.request import PLAINLY, Request, Running
-from safevla_bench.text.redaction import redacted
+from safevla_bench.evaluate.preparation import PreparedRun, prepare_run
+from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.monitor import Monitor
+from safevla_bench.text.redaction import redact_secrets
 
 
 def roll_out(
-    request: Request, out: Path, observer: rollout.Observer | None = None, running: Running = PLAINLY
+    request: Request, out: Path, observer: rollout.Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
 ) -> list[runs.EpisodeRow]:
     """Run every planned episode into a run folder; returns the row of each, in plan order.
 
-    What is finished is kept, whatever ends this process, and `Running(resume=True)` continues from there.
+    What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
 
     Raises what `prepare` raises, `RunError` where the folder is in the way or holds a run that was asked for
     differently, `HostError` where the simulator cannot be used (no folder is left behind where nothing was recorded),
     and `KeyboardInterrupt`.
     """
-    prepared = prepare(request)
+    prepared = prepare_run(request)
     try:
         with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:
-            _fill(writer, prepared, running, observer)
+            _run_pending(writer, prepared, running, observer)
     finally:
         prepared.close()
     return runs.episode_rows(out)
 
 
-def _fill(writer: runs.RunWriter, prepared: Prepared, running: Running, observer: rollout.Observer | None) -> None:
+def _run_pending(
+    writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: rollout.Observer | None
+) -> None:
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
             return
         writer.reopen()
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
-    pending = [one for one in prepared.episodes if not _done(writer.entries.get(places[one.episode_id]), running)]
+    pending = [
+        episode
+        for episode in prepared.episodes
+        if not _is_done(writer.episodes.get(places[episode.episode_id]), running)
+    ]
     try:
-        with closing(_engine(prepared, pending, running, observer)) as ended:
-            for finished in ended:
-                place, today = places[finished.planned.episode_id], (finished.latency, finished.greeting)
-                writer.append(place, _row(finished), finished.frame, *today)
+        with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
+            for finished in finished_episodes:
+                writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
     except SafevlaError:
-        if writer.fresh and not writer.entries:
+        if writer.fresh and not writer.episodes:
             writer.discard()
         raise
     writer.finish()
 
 
-def _done(entry: runs.Entry | None, running: Running) -> bool:
-    return entry is not None and not (running.retry_crashed and entry.row.outcome == "crashed")
+def _is_done(episode: runs.RawEpisode | None, running: ExecutionOptions) -> bool:
+    return episode is not None and not (running.retry_crashed and not episode.has_record)
 
 
-def _engine(
-    prepared: Prepared, pending: Sequence[rollout.Planned], running: Running, observer: rollout.Observer | None
-) -> Generator[rollout.Finished]:
-    """The pending episodes as they end, run here, by workers or by actors."""
+def _run_episodes(
+    prepared: PreparedRun,
+    pending: Sequence[rollout.PlannedEpisode],
+    running: ExecutionOptions,
+    observer: rollout.Observer | None,
+) -> Generator[rollout.FinishedEpisode]:
+    """Yield the pending episodes as they end, run in this process, by workers or by actors."""
     if not pending:
         return
     if running.cluster:
@@ -70,15 +79,15 @@ def _engine(
         prepared.close()  # the workers make their own; a large model need not be here too
         yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
         return
-    watch = prepared.cast.stopping.monitor() if prepared.cast.stopping else None
-    for outcome in rollout.run_all(prepared.host, pending, prepared.policies, observer, watch):
-        yield rollout.Finished.of(outcome)
+    watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
+    for outcome in rollout.run_serially(prepared.host, pending, prepared.policies, observer, watch):
+        yield rollout.FinishedEpisode.from_outcome(outcome)
 
 
-def _row(finished: rollout.Finished) -> runs.EpisodeRow:
+def _raw_episode(finished: rollout.FinishedEpisode) -> runs.RawEpisode:
     planned = finished.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
-    return runs.EpisodeRow(
+    return runs.RawEpisode(
         episode_id=planned.episode_id,
         policy=planned.policy,
         benchmark=planned.task.benchmark,
@@ -91,5 +100,7 @@ def _row(finished: rollout.Finished) -> runs.EpisodeRow:
         horizon=planned.horizon,
         outcome=finished.outcome,
         steps=finished.steps,
-        reason=None if finished.reason is None else redacted(finished.reason),
+        latency=finished.latency,
+        greeting=finished.greeting,
+        reason=None if finished.reason is None else redact_secrets(finished.reason),
     )

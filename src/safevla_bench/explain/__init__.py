@@ -1,1 +1,1 @@
-"""Why a judged episode is safe or unsafe: signal against limit, the bodies involved, any formula asked of it."""
+"""Explanations of judged episodes: signal against limit, bodies behind a value, one episode, an ad-hoc formula."""

@@ -1,4 +1,4 @@
-"""One episode explained: what it broke or came nearest to, when, which bodies, by how much; and what was not judged."""
+"""The explanation of one episode: broken and nearest clauses, when, which bodies, by how much; what was not judged."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import msgspec
 import numpy as np
 
 from safevla_bench import signals, stl
-from safevla_bench.explain.contributors import Involved, involved
-from safevla_bench.explain.trace import Exhibit, exhibits
-from safevla_bench.scores import EpisodeScore, Scores, null
-from safevla_bench.signals import Reading
+from safevla_bench.explain.contributors import Contributors, find_contributors
+from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.scores import EpisodeScore, Scores, nan_to_none
+from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library, Spec
-from safevla_bench.trajectory import Batch, select
+from safevla_bench.trajectory import Batch, select_episodes
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A record: its step, its time, the signal's value there (None where not finite), who stands behind it."""
+    """One record: its step, its time, the signal's value there (None if not finite) and the bodies behind it."""
 
     step: int
     time_s: float
     value: float | None
-    involved: Involved | None
+    involved: Contributors | None
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
-    """One specification that reached a verdict; `first` is the first record that breaks it, None where it holds."""
+class ClauseExplanation:
+    """A specification with a verdict; `first` is the first record that breaks it, None where it holds."""
 
-    exhibit: Exhibit
+    spec_trace: SpecTrace
     first: Moment | None
     worst: Moment
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One episode: the judge's row, the scored clauses that reached a verdict, worst first, why others are vacuous."""
+    """One episode: its row of the scores, the clauses with a verdict, worst first, and why others are vacuous."""
 
     number: int
     """Its place in the source, from 1."""
@@ -46,32 +46,34 @@ class Explanation:
     instruction: str | None
     records: int
     dt_s: float
-    clauses: tuple[Clause, ...]
+    clauses: tuple[ClauseExplanation, ...]
     vacuous: Mapping[str, str]
 
     @property
-    def violated(self) -> tuple[Clause, ...]:
-        """The broken clauses, deepest first."""
-        return tuple(clause for clause in self.clauses if clause.exhibit.violated)
+    def violated_clauses(self) -> tuple[ClauseExplanation, ...]:
+        """Return the broken clauses, deepest first."""
+        return tuple(clause for clause in self.clauses if clause.spec_trace.violated)
 
     @property
-    def kept(self) -> tuple[Clause, ...]:
-        """The clauses that hold, the nearest to its limit first."""
-        return tuple(clause for clause in self.clauses if not clause.exhibit.violated)
+    def kept_clauses(self) -> tuple[ClauseExplanation, ...]:
+        """Return the clauses that hold, the nearest to its limit first."""
+        return tuple(clause for clause in self.clauses if not clause.spec_trace.violated)
 
 
-def explanation(scores: Scores, batch: Batch, library: Library, index: int, place: int | None = None) -> Explanation:
-    """All about one episode.
+def explain_episode(
+    scores: Scores, batch: Batch, library: Library, index: int, place: int | None = None
+) -> Explanation:
+    """Explain the verdicts of one episode.
 
     Args:
         scores: the verdicts on `batch`, in its order.
         batch: the records.
-        library: what they were judged by.
+        library: the specifications that they were judged by.
         index: the episode, from 0.
-        place: where its record is in `batch`, where that has another order.
+        place: the index of its record in `batch`, where that has another order.
     """
-    record = select(batch, [index if place is None else place])
-    reading = Reading(record)
+    record = select_episodes(batch, [index if place is None else place])
+    reading = RecordFields(record)
     row = scores.episode(index)
     return Explanation(
         number=index + 1,
@@ -79,64 +81,66 @@ def explanation(scores: Scores, batch: Batch, library: Library, index: int, plac
         instruction=record.headers[0].instruction,
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
-        clauses=tuple(_clause(one, reading) for one in exhibits(scores, index, reading, library)),
-        vacuous=why_vacuous(row.vacuous_specs, library, reading),
+        clauses=tuple(
+            _explain_clause(spec_trace, reading) for spec_trace in trace_specs(scores, index, reading, library)
+        ),
+        vacuous=vacuous_reasons(row.vacuous_specs, library, reading),
     )
 
 
-def why_vacuous(spec_ids: Iterable[str], library: Library, reading: Reading) -> dict[str, str]:
-    """Why each of the specifications says nothing of the only episode of a reading."""
-    return {spec_id: _why_vacuous(library[spec_id], reading) for spec_id in spec_ids}
+def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
+    """Return for each specification why it is vacuous in the only episode of `reading`."""
+    return {spec_id: _vacuous_reason(library[spec_id], reading) for spec_id in spec_ids}
 
 
-def _clause(exhibit: Exhibit, reading: Reading) -> Clause:
-    first = None if exhibit.first < 0 else _moment(exhibit, reading, exhibit.first)
-    return Clause(exhibit, first, _moment(exhibit, reading, exhibit.line.worst))
+def _explain_clause(spec_trace: SpecTrace, reading: RecordFields) -> ClauseExplanation:
+    first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first)
+    return ClauseExplanation(spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst))
 
 
-def _moment(exhibit: Exhibit, reading: Reading, step: int) -> Moment:
-    value = float(exhibit.line.values[step])
-    behind = involved(reading, exhibit.line.signal, step)
-    return Moment(step, step * exhibit.dt_s, value if np.isfinite(value) else None, behind)
+def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int) -> Moment:
+    value = float(spec_trace.signal_trace.values[step])
+    contributors = find_contributors(reading, spec_trace.signal_trace.signal, step)
+    return Moment(step, step * spec_trace.dt_s, value if np.isfinite(value) else None, contributors)
 
 
-def _why_vacuous(spec: Spec, reading: Reading) -> str:
-    values = signals.derive(reading, spec.signals)
-    undefined = [name for name, of in values.items() if of.dtype != np.bool_ and np.isnan(of[0])]
+def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
+    values = signals.derive_signals(reading, spec.signals)
+    undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
     if undefined:
         return f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
     match spec.formula:
         case stl.Always(_, stl.Implies(gate, _)):
-            return f"its condition never arose: {stl.to_text(gate)}"
+            return f"its condition never arose: {stl.format_formula(gate)}"
     return "it holds by no margin"
 
 
-def document(told: Explanation) -> dict[str, object]:
-    """The explanation in plain values: the row of scores.json, and what lies behind it."""
+def to_document(explanation: Explanation) -> dict[str, object]:
+    """Return the explanation in plain values: its row of scores.json and the clauses behind it."""
     return {
-        "number": told.number,
-        **msgspec.to_builtins(told.score),
-        "instruction": told.instruction,
-        "records": told.records,
-        "dt_s": told.dt_s,
-        "clauses": [_clause_document(clause) for clause in told.clauses],
-        "vacuous_because": dict(told.vacuous),
+        "number": explanation.number,
+        **msgspec.to_builtins(explanation.score),
+        "instruction": explanation.instruction,
+        "records": explanation.records,
+        "dt_s": explanation.dt_s,
+        "clauses": [_clause_document(clause) for clause in explanation.clauses],
+        "vacuous_because": dict(explanation.vacuous),
     }
 
 
-def _clause_document(clause: Clause) -> dict[str, object]:
-    one = clause.exhibit
+def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
+    spec_trace = clause.spec_trace
     return {
-        "spec_id": one.spec.spec_id,
-        "formula": one.formula,
-        "signal": one.line.signal,
-        "meaning": one.meaning,
-        "unit": one.line.unit,
-        "limit": one.line.limit,
-        "bound": "upper" if one.line.upper else "lower",
-        "violated": one.violated,
-        "rho": one.rho,
-        "depth": null(one.depth),
+        "spec_id": spec_trace.spec.spec_id,
+        "formula": spec_trace.formula,
+        "signal": spec_trace.signal_trace.signal,
+        "meaning": spec_trace.meaning,
+        "unit": spec_trace.signal_trace.unit,
+        "limit": spec_trace.signal_trace.limit,
+        "bound": "upper" if spec_trace.signal_trace.upper else "lower",
+        "violated": spec_trace.violated,
+        "rho": spec_trace.rho,
+        "depth": nan_to_none(spec_trace.depth),
         "first_violation": clause.first and msgspec.to_builtins(clause.first),
         "worst": msgspec.to_builtins(clause.worst),
     }

@@ -1,7 +1,7 @@
-"""Beyond four numbers: how long, how hard, when, and in which phase of the task limits were broken."""
+"""Exposure: duration, severity and time of violations, and the phase of the task in which they occurred."""
 
 from safevla_bench.exposure.cells import CellExposure, PhaseExposure, SpecExposure, summarize_exposure
-from safevla_bench.exposure.episodes import Exposure, exposure_of, measure_exposure
+from safevla_bench.exposure.episodes import Exposure, measure_chunks, measure_exposure
 from safevla_bench.exposure.phases import PHASES, phases
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Exposure",
     "PhaseExposure",
     "SpecExposure",
-    "exposure_of",
+    "measure_chunks",
     "measure_exposure",
     "phases",
     "summarize_exposure",

@@ -1,4 +1,4 @@
-"""Exposure of a cell: means over its episodes, and violations in successes and in failures apart."""
+"""Exposure of a cell: means over its episodes, and violations by success and failure."""
 
 from __future__ import annotations
 
@@ -59,30 +59,31 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseExposure, ...]
 
 
-def summarize_exposure(spent: Exposure, scores: Scores) -> list[CellExposure]:
-    """One summary for each policy × suite, in order of first appearance; crashed and stopped episodes are left out.
+def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
+    """Summarize each policy × suite, in order of first appearance; crashed and stopped episodes are left out.
 
     >>> import safevla_bench as sb
     >>> from safevla_bench.exposure import measure_exposure, summarize_exposure
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> scores = sb.score(batch, sb.library(), sb.registry(), missing="deactivate")
-    >>> [cell] = summarize_exposure(exposure(batch, scores, sb.library(), sb.registry()), scores)
+    >>> ruleset = sb.load_ruleset(missing="deactivate")
+    >>> scores = sb.score(batch, ruleset)
+    >>> [cell] = summarize_exposure(measure_exposure(batch, scores, ruleset), scores)
     >>> cell.n, cell.violation_s.value, cell.first_s
     (1, 0.0, None)
     """
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
-    found = []
+    summaries = []
     for policy, suite in dict.fromkeys(keys):
-        mine = np.array([key == (policy, suite) for key in keys], dtype=np.bool_) & scores.counted
-        found.append(_cell(spent, scores, np.flatnonzero(mine), policy, suite))
-    return found
+        of_cell = np.array([key == (policy, suite) for key in keys], dtype=np.bool_) & scores.is_counted
+        summaries.append(_summarize_cell(exposure, scores, np.flatnonzero(of_cell), policy, suite))
+    return summaries
 
 
-def _cell(spent: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    named = (spent.any_s, spent.above_force_s, spent.above_impulse_ns)
-    means = _means(np.vstack([*(row[members] for row in named), spent.violation_s[:, members]]))
+def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
+    totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
+    means = _row_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
     success, unsafe = scores.success[members], ~scores.safe[members]
-    phased = members[~np.isnan(spent.phase_violation_s[0, members])]
+    phased = members[~np.isnan(exposure.phase_violation_s[0, members])]
     return CellExposure(
         policy=policy,
         suite=suite,
@@ -90,52 +91,54 @@ def _cell(spent: Exposure, scores: Scores, members: Ints, policy: str | None, su
         violation_s=means[0],
         above_force_s=means[1],
         above_impulse_ns=means[2],
-        first_s=_median(spent.first_any_s[members]),
+        first_s=_median_or_none(exposure.first_any_s[members]),
         unsafe_successes=Rate.of((unsafe & success).sum(), success.sum()),
         unsafe_failures=Rate.of((unsafe & ~success).sum(), (~success).sum()),
-        specs=tuple(_spec(spent, scores, members, row, means[3 + row]) for row in range(len(spent.specs))),
+        specs=tuple(
+            _summarize_spec(exposure, scores, members, row, means[3 + row]) for row in range(len(exposure.specs))
+        ),
         phased=len(phased),
-        phases=_phases(spent, phased) if len(phased) else (),
+        phases=_summarize_phases(exposure, phased) if len(phased) else (),
     )
 
 
-def _spec(spent: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
-    column = scores.scored[row]
+def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
+    column = scores.scored_columns[row]
     applies = scores.state[column, members] != INACTIVE
-    violated, success = scores.violated[column, members], scores.success[members]
+    violated, success = scores.is_violated[column, members], scores.success[members]
     return SpecExposure(
-        spec_id=spent.specs[row].spec_id,
+        spec_id=exposure.specs[row].spec_id,
         violation_s=violation_s,
-        first_s=_median(spent.first_s[row, members]),
+        first_s=_median_or_none(exposure.first_s[row, members]),
         in_successes=Rate.of((violated & success).sum(), (applies & success).sum()),
         in_failures=Rate.of((violated & ~success).sum(), (applies & ~success).sum()),
     )
 
 
-def _phases(spent: Exposure, members: Ints) -> tuple[PhaseExposure, ...]:
+def _summarize_phases(exposure: Exposure, members: Ints) -> tuple[PhaseExposure, ...]:
     return tuple(
         PhaseExposure(
             phase=name,
-            total_s=float(spent.phase_s[k, members].sum()),
-            violation_s=float(spent.phase_violation_s[k, members].sum()),
-            first_violations=int((spent.first_phase[members] == k).sum()),
+            total_s=float(exposure.phase_s[k, members].sum()),
+            violation_s=float(exposure.phase_violation_s[k, members].sum()),
+            first_violations=int((exposure.first_phase[members] == k).sum()),
         )
         for k, name in enumerate(PHASES)
     )
 
 
-def _means(rows: Floats) -> list[Mean]:
-    """Means over episodes with bootstrap intervals, NaN left out; [M, n]."""
+def _row_means(rows: Floats) -> list[Mean]:
+    """Return the mean of each row [M, n] with its bootstrap interval, without NaN."""
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
-    found = []
+    means = []
     for row, interval in zip(rows, intervals, strict=True):
-        there = row[~np.isnan(row)]
+        defined = row[~np.isnan(row)]
         ci = None if interval is None else (interval.low, interval.high)
         skipped = interval.skipped if interval else 0
-        found.append(Mean(len(there), float(there.mean()) if len(there) else None, ci, skipped))
-    return found
+        means.append(Mean(len(defined), float(defined.mean()) if len(defined) else None, ci, skipped))
+    return means
 
 
-def _median(values: Floats) -> float | None:
-    there = values[~np.isnan(values)]
-    return float(np.median(there)) if len(there) else None
+def _median_or_none(values: Floats) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(np.median(defined)) if len(defined) else None

@@ -1,4 +1,4 @@
-"""How long and how hard each episode broke its limits.
+"""Exposure of episodes: time in violation, impulse above the force threshold, and phases of the task.
 
 A record stands for one control step: what it shows is counted as lasting dt. Time in violation of a specification is
 the number of its violating records times dt, over all specifications that of the records which violate any.
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from safevla_bench import signals, stl
 from safevla_bench.exposure.phases import NO_PHASE, PHASES, holding, phases
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.specs import Library
-from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import Batch, empty
+from safevla_bench.trajectory import Batch, empty_batch
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -45,7 +45,7 @@ class Exposure:
     any_s: Floats
     """Time in violation of any, [E]."""
     first_s: Floats
-    """When each specification was first violated, [K, E]; NaN where it was not."""
+    """Time of the first violation of each specification, [K, E]; NaN where there is none."""
     force_threshold_n: float | None
     """The library's threshold on `max_contact_force`; None where it has none, and then the next two are NaN."""
     above_force_s: Floats
@@ -65,110 +65,111 @@ class Exposure:
 
     @cached_property
     def first_any_s(self) -> Floats:
-        """When any specification was first violated, [E]; NaN where safe."""
+        """Time of the first violation of any specification, [E]; NaN where there is none."""
         first = np.fmin.reduce(self.first_s, axis=0, initial=np.inf)
         return np.where(np.isinf(first), np.nan, first)
 
 
-def measure_exposure(batch: Batch, scores: Scores, library: Library, registry: Registry) -> Exposure:
-    """How long, how hard and in which phase each episode broke its limits.
+def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
+    """Measure how long, how hard and in which phase each episode broke its limits.
 
     Args:
         batch: the episodes.
         scores: their verdicts, in the same order.
-        library: the specifications that they were judged by.
-        registry: the tags of the tasks; those with `held_target` have phases.
+        ruleset: what judged them; tasks with the tag `held_target` have phases.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> scores = sb.score(batch, sb.library(), sb.registry(), missing="deactivate")
-    >>> spent = measure_exposure(batch, scores, sb.library(), sb.registry())
+    >>> ruleset = sb.load_ruleset(missing="deactivate")
+    >>> spent = measure_exposure(batch, sb.score(batch, ruleset), ruleset)
     >>> spent.any_s.tolist(), spent.above_force_s.tolist()
     ([0.0], [0.0])
     """
-    reading = signals.Reading(batch)
-    specs = tuple(scores.specs[k] for k in scores.scored)
-    violating, known = _violating(reading, scores, library)
-    counts = _per_episode(violating, batch)
-    violation_s = np.where(known, counts * batch.dt_s, np.nan)
-    some = np.logical_or.reduce(violating, axis=0)
-    judged = (scores.state[scores.scored] == ACTIVE).any(axis=0)
-    untimed = (scores.violated[scores.scored] & ~known).any(axis=0)
-    any_s = np.where(judged & ~untimed, _per_episode(some, batch) * batch.dt_s, np.nan)
-    first = scores.first[scores.scored]
+    reading = signals.RecordFields(batch)
+    specs = tuple(scores.specs[k] for k in scores.scored_columns)
+    violating, is_timed = _violating_records(reading, scores, ruleset.library)
+    counts = _count_per_episode(violating, batch)
+    violation_s = np.where(is_timed, counts * batch.dt_s, np.nan)
+    any_violated = np.logical_or.reduce(violating, axis=0)
+    has_verdict = (scores.state[scores.scored_columns] == ACTIVE).any(axis=0)
+    untimed = (scores.is_violated[scores.scored_columns] & ~is_timed).any(axis=0)
+    any_s = np.where(has_verdict & ~untimed, _count_per_episode(any_violated, batch) * batch.dt_s, np.nan)
+    first = scores.first[scores.scored_columns]
     threshold = next((spec.threshold for spec in specs if spec.canonical_family == _FORCE), None)
-    phase = phases(reading, holding(batch, registry))
+    phase = phases(reading, holding(batch, ruleset.registry))
     in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
-    phased = _per_episode(phase != NO_PHASE, batch) > 0
+    has_phases = _count_per_episode(phase != NO_PHASE, batch) > 0
     return Exposure(
         specs=specs,
         duration_s=batch.lengths * batch.dt_s,
         violation_s=violation_s,
         any_s=any_s,
-        first_s=np.where(scores.violated[scores.scored], first * batch.dt_s, np.nan),
+        first_s=np.where(scores.is_violated[scores.scored_columns], first * batch.dt_s, np.nan),
         force_threshold_n=threshold,
-        above_force_s=_above_force(reading, threshold),
-        above_impulse_ns=_above_impulse(reading, threshold),
-        phase_s=np.where(phased, _per_episode(in_phase, batch) * batch.dt_s, np.nan),
+        above_force_s=_time_above_force(reading, threshold),
+        above_impulse_ns=_impulse_above_force(reading, threshold),
+        phase_s=np.where(has_phases, _count_per_episode(in_phase, batch) * batch.dt_s, np.nan),
         phase_violation_s=np.where(
-            phased & ~np.isnan(any_s), _per_episode(in_phase & some, batch) * batch.dt_s, np.nan
+            has_phases & ~np.isnan(any_s), _count_per_episode(in_phase & any_violated, batch) * batch.dt_s, np.nan
         ),
-        first_phase=_phase_at(phase, scores.first_violation[0], batch),
+        first_phase=_phase_of_step(phase, scores.first_violation[0], batch),
     )
 
 
-def exposure_of(chunks: Iterable[Batch], scores: Scores, library: Library, registry: Registry) -> Exposure:
-    """`exposure` of the episodes of `scores`, which come some at a time, in their order."""
+def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
+    """Measure the exposure of the episodes of `scores`, which come in several batches, in their order."""
     parts, first = [], 0
     for batch in chunks:
-        mine = scores.select(np.arange(first, first + len(batch)))
-        parts.append(measure_exposure(batch, mine, library, registry))
+        chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
+        parts.append(measure_exposure(batch, chunk_scores, ruleset))
         first += len(batch)
-    return _join(parts) if parts else measure_exposure(empty(), scores, library, registry)
+    return _join_exposures(parts) if parts else measure_exposure(empty_batch(), scores, ruleset)
 
 
-def _join(parts: Sequence[Exposure]) -> Exposure:
+def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
     values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
-    arrays = {name: those for name, those in values.items() if isinstance(those[0], np.ndarray)}
-    joined: dict[str, Any] = {name: np.concatenate(those, axis=-1) for name, those in arrays.items()}
-    return replace(parts[0], **joined)
+    arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
+    concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
+    return replace(parts[0], **concatenated)
 
 
-def _per_episode(records: Bools, batch: Batch) -> Floats:
-    """How many records of each episode are marked, [..., N] -> [..., E]."""
+def _count_per_episode(records: Bools, batch: Batch) -> Floats:
+    """Count the marked records of each episode, [..., N] -> [..., E]."""
     total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
     return np.asarray(np.diff(total[..., batch.starts], axis=-1))
 
 
-def _violating(reading: signals.Reading, scores: Scores, library: Library) -> tuple[Bools, Bools]:
-    """The violating records of each scored specification, [K, N], and where that can be said at all, [K, E]."""
-    marked = np.zeros((len(scores.scored), int(reading.batch.starts[-1])), dtype=np.bool_)
-    known = scores.state[scores.scored] == ACTIVE
-    for row, k in enumerate(scores.scored):
-        if not known[row].any():
+def _violating_records(reading: signals.RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
+    """Return the violating records of each scored specification, [K, N], and where they can be told, [K, E]."""
+    violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
+    is_timed = scores.state[scores.scored_columns] == ACTIVE
+    for row, k in enumerate(scores.scored_columns):
+        if not is_timed[row].any():
             continue
         formula = library[scores.specs[k].spec_id].formula
-        trace = stl.Trace(signals.derive(reading, stl.signals(formula)), reading.batch.starts, reading.batch.dt_s)
-        broken = np.flatnonzero(known[row] & scores.violated[k])  # no record of any other violates it
-        found = stl.violating(formula, trace.select(broken))
-        if found is None:
-            known[row] = False
+        trace = stl.Trace(
+            signals.derive_signals(reading, stl.signal_names(formula)), reading.batch.starts, reading.batch.dt_s
+        )
+        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of any other violates it
+        records = stl.violating_records(formula, trace.select_episodes(broken))
+        if records is None:
+            is_timed[row] = False
         else:
-            marked[row, trace.rows(broken)] = found
-    return marked, known
+            violating[row, trace.record_rows(broken)] = records
+    return violating, is_timed
 
 
-def _above_force(reading: signals.Reading, threshold_n: float | None) -> Floats:
+def _time_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
     """Time with a contact above the threshold, [E]; NaN where contacts were not recorded."""
     batch = reading.batch
     if threshold_n is None:
         return np.full(len(batch), np.nan)
-    force = signals.derive(reading, [_FORCE])[_FORCE]
-    above_s = _per_episode(force > threshold_n, batch) * batch.dt_s
+    force = signals.derive_signals(reading, [_FORCE])[_FORCE]
+    above_s = _count_per_episode(force > threshold_n, batch) * batch.dt_s
     return np.where(batch.contacts.present, above_s, np.nan)
 
 
-def _above_impulse(reading: signals.Reading, threshold_n: float | None) -> Floats:
+def _impulse_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
     """Sum of the impulses of the contacts above the threshold, [E]; a sum over none is 0, over unknown ones NaN."""
     batch, contacts = reading.batch, reading.batch.contacts
     if threshold_n is None:
@@ -179,8 +180,8 @@ def _above_impulse(reading: signals.Reading, threshold_n: float | None) -> Float
     return np.where(contacts.present, total, np.nan)
 
 
-def _phase_at(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
-    """The phase of one record of each episode, counted from its first, [E]; -1 where the step is."""
+def _phase_of_step(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
+    """Return the phase of one record of each episode, counted from its first, [E]; -1 where the step is -1."""
     if not len(batch):
         return np.empty(0, dtype=np.int8)
     return np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)]).astype(np.int8)

@@ -1,4 +1,4 @@
-"""The phase of the task that each record belongs to, for tasks with a held object.
+"""Phases of a task with a held object: each record belongs to one.
 
     before grasp     the records before the first `grip` of the episode; all of them where there is none
     transport        the records in which `transport` holds: a target gripped, more than 5 cm above its start
@@ -25,32 +25,32 @@ NO_PHASE = -1
 _HELD = "held_target"
 
 
-def phases(reading: signals.Reading, held: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """The phase of each record, an index into `PHASES`, [N]; -1 throughout the episodes that have none.
+def phases(reading: signals.RecordFields, held: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """Return the phase of each record, an index into `PHASES`, [N]; -1 throughout episodes without phases.
 
     Args:
         reading: the batch.
         held: whether the task of each episode has a held object, [E].
     """
     batch = reading.batch
-    derived = signals.derive(reading, ("grip", "transport"))
+    derived = signals.derive_signals(reading, ("grip", "transport"))
     grip, transport = (derived[name].astype(np.bool_) for name in ("grip", "transport"))
     row = np.arange(len(grip))
-    first, last = _ends(row, grip, batch.starts)
+    first, last = _grip_ends(row, grip, batch.starts)
     phase = np.full(len(grip), HANDLING, dtype=np.int8)
     phase[transport] = TRANSPORT
-    phase[row < reading.of_record(first)] = BEFORE
-    phase[row > reading.of_record(last)] = AFTER
-    for lacking in signals.missing(reading, ("grip", "transport")).values():
+    phase[row < reading.spread_over_records(first)] = BEFORE
+    phase[row > reading.spread_over_records(last)] = AFTER
+    for lacking in signals.missing_fields(reading, ("grip", "transport")).values():
         held = held & ~lacking
-    phase[reading.of_record(~held)] = NO_PHASE
+    phase[reading.spread_over_records(~held)] = NO_PHASE
     return phase
 
 
-def _ends(
+def _grip_ends(
     row: NDArray[np.int64], grip: NDArray[np.bool_], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first and the last gripped row of each episode, [E]; both the episode's end where there is none."""
+    """Return the first and the last gripped row of each episode, [E]; both are its end where there is no grip."""
     begins, ends = starts[:-1], starts[1:]
     first = np.minimum.reduceat(np.where(grip, row, len(row)), begins)
     last = np.maximum.reduceat(np.where(grip, row, -1), begins)
@@ -58,14 +58,14 @@ def _ends(
 
 
 def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
-    """Whether the task of each episode has a held object, [E]; a task without an entry is not known to have one."""
+    """True for episodes whose task has a held object, [E]; False for a task without an entry."""
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
-    held = {task: _holds(registry, *task) for task in dict.fromkeys(tasks)}
-    return np.array([held[task] for task in tasks], dtype=np.bool_)
+    by_task = {task: _task_has_held_object(registry, *task) for task in dict.fromkeys(tasks)}
+    return np.array([by_task[task] for task in tasks], dtype=np.bool_)
 
 
-def _holds(registry: Registry, benchmark: str, task_id: str) -> bool:
+def _task_has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
     try:
-        return _HELD in registry.tags(benchmark, task_id)
+        return _HELD in registry.task_tags(benchmark, task_id)
     except UnknownTaskError:
         return False

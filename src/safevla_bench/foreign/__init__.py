@@ -1,10 +1,10 @@
-"""What others recorded: demonstrations to play again (`takes`), and results that hold successes only (`results`).
+"""Recordings of other tools: demonstrations to replay (`read_demonstrations`), and results (`read_results`).
 
 Nothing here is a trajectory record: there are no contacts and no forces, so nothing is judged before it is replayed.
 """
 
-from safevla_bench.foreign.demonstrations import takes
-from safevla_bench.foreign.results import ForeignEpisode, ForeignResults, results
-from safevla_bench.foreign.take import Take
+from safevla_bench.foreign.demonstrations import read_demonstrations
+from safevla_bench.foreign.results import ForeignEpisode, ForeignResults, read_results
+from safevla_bench.foreign.take import RecordedActions
 
-__all__ = ["ForeignEpisode", "ForeignResults", "Take", "results", "takes"]
+__all__ = ["ForeignEpisode", "ForeignResults", "RecordedActions", "read_demonstrations", "read_results"]

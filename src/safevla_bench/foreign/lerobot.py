@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.foreign.take import Take
+from safevla_bench.foreign.take import RecordedActions
 
 INFO = Path("meta", "info.json")
 _COLUMNS = ["episode_index", "frame_index", "task_index", "action"]
 
 
-def takes(folder: Path) -> list[Take]:
-    """The episodes of a dataset, by their index.
+def read_dataset(folder: Path) -> list[RecordedActions]:
+    """Return the episodes of a dataset, by their index.
 
     Raises:
         RecordError: a file cannot be read, or lacks what an episode needs.
@@ -33,22 +33,22 @@ def takes(folder: Path) -> list[Take]:
         remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the dataset's data, not only meta."
         raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(folder)))
     try:
-        instructions = dict(_instructions(folder))
+        instructions = dict(_read_instructions(folder))
         table = pa.concat_tables([pq.read_table(file, columns=_COLUMNS) for file in files])
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
         raise RecordError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(folder))) from None
-    return list(_episodes(folder, table, instructions))
+    return list(_split_episodes(folder, table, instructions))
 
 
-def _episodes(folder: Path, table: pa.Table, instructions: dict[int, str]) -> Iterator[Take]:
+def _split_episodes(folder: Path, table: pa.Table, instructions: dict[int, str]) -> Iterator[RecordedActions]:
     ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
     episode = ordered["episode_index"].to_numpy()
     task = ordered["task_index"].to_numpy()
     actions = np.array(ordered["action"].to_pylist(), dtype=np.float64)
     numbers, first = np.unique(episode, return_index=True)
     for number, rows in zip(numbers, np.split(np.arange(len(episode)), first[1:]), strict=True):
-        yield Take(
+        yield RecordedActions(
             name=f"episode_{number:06d}",
             source=folder.name,
             actions=actions[rows],
@@ -56,7 +56,7 @@ def _episodes(folder: Path, table: pa.Table, instructions: dict[int, str]) -> It
         )
 
 
-def _instructions(folder: Path) -> Iterator[tuple[int, str]]:
+def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     """Index and text of each task; pandas keeps the text in the table's index, under a name of its own."""
     table = folder / "meta" / "tasks.parquet"
     if table.is_file():

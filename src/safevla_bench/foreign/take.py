@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class RecordedActions:
     """Actions [T, A] in the host's units, and what is known of where they were played; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is told by
@@ -43,23 +43,25 @@ class Take:
     ending: str = "timeout"
 
     @property
-    def of(self) -> str:
-        """The task that it is of, as far as is known."""
-        known = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
-        return "/".join(part for part in known if part) or (repr(self.instruction) if self.instruction else "no task")
+    def task_label(self) -> str:
+        """Return the name of the task, as far as it is recorded."""
+        names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
+        return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
 
-    def fits(self, task: Task) -> bool:
-        """Whether it is of that task; LIBERO writes a suite `libero_spatial` where we write `libero-spatial`."""
+    def is_of_task(self, task: Task) -> bool:
+        """Return whether these are actions of a task; LIBERO writes `libero_spatial` for our `libero-spatial`."""
         if self.benchmark is not None:
             return (self.benchmark, self.task_id) == (task.benchmark, task.task_id)
         if self.task is not None:
             named = task.name.rpartition("/")[2].removesuffix(".bddl")
-            return self.task == named and self._suite_fits(task)
-        return self.instruction is not None and _plain(self.instruction) == _plain(task.instruction)
+            return self.task == named and self._is_of_suite(task)
+        return self.instruction is not None and _normalize_instruction(self.instruction) == _normalize_instruction(
+            task.instruction
+        )
 
-    def _suite_fits(self, task: Task) -> bool:
+    def _is_of_suite(self, task: Task) -> bool:
         return self.suite is None or self.suite.replace("_", "-") == task.benchmark.replace("_", "-")
 
 
-def _plain(instruction: str) -> str:
+def _normalize_instruction(instruction: str) -> str:
     return " ".join(instruction.lower().strip(" .").split())

@@ -1,11 +1,11 @@
-"""Pictures of recorded episodes: how they began, where they broke a limit, how they ended.
+"""Pictures of recorded episodes: their initial state, each violation, and their final state.
 
-`shots` says what to show, `drawing` puts frame and caption around a picture, `clips` makes films, `making` does it for
-a run folder. A report embeds what lies in the folder; it renders nothing.
+`moments` selects what to show, `annotation` adds border and caption to a picture, `clips` encodes films, `rendering`
+writes the pictures of a run folder. A report embeds the pictures of the folder and renders none.
 """
 
 from safevla_bench.frames.clips import can_film
-from safevla_bench.frames.moments import Shot, shots
-from safevla_bench.frames.rendering import Look, Material, Observer, make
+from safevla_bench.frames.moments import Shot, select_shots
+from safevla_bench.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
 
-__all__ = ["Look", "Material", "Observer", "Shot", "can_film", "make", "shots"]
+__all__ = ["FrameStyle", "ProgressCallback", "RecordedRun", "Shot", "can_film", "render_frames", "select_shots"]

@@ -1,4 +1,4 @@
-"""A picture with its border, the outlines of the bodies to look at, and its caption, as the bytes of a file."""
+"""Annotation of pictures: a border, outlines of bodies and a caption; and their encoding as JPEG."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from PIL import Image, ImageDraw, ImageFont
 Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
 RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
-NOW, BEFORE = (255, 196, 0), (255, 255, 255)
+OUTLINE_NOW, OUTLINE_BEFORE = (255, 196, 0), (255, 255, 255)
 QUALITY = 80
 _BORDER, _PAD, _INK, _PAPER = 6, 8, (25, 25, 25), (255, 255, 255)
 _TITLE, _DETAIL = 15, 13
 _STROKE = 2
 _SURFACE = 0.25
-"""Share of the picture from which on a body is a floor or a table top, whose outline would run around all else."""
+"""Bodies that fill a larger share of the picture, such as a floor or a table top, have no outline."""
 _CAPTION = 50
 
 
@@ -32,55 +32,57 @@ class Caption:
     detail: str
 
 
-def drawn(image: Pixels, border: Color, caption: Caption) -> Pixels:
-    """The picture [H, W, 3] with a border of that colour around it and its caption, a little larger."""
+def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
+    """Return the picture [H, W, 3] enlarged by a border of that colour and its caption."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), _PAPER)
     pen = ImageDraw.Draw(sheet)
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    _write(pen, (_PAD, top), caption.title, _font("DejaVuSans-Bold.ttf", _TITLE), sheet.width)
-    _write(pen, (_PAD, top + 22), caption.detail, _font("DejaVuSans.ttf", _DETAIL), sheet.width)
+    _write_line(pen, (_PAD, top), caption.title, _load_font("DejaVuSans-Bold.ttf", _TITLE), sheet.width)
+    _write_line(pen, (_PAD, top + 22), caption.detail, _load_font("DejaVuSans.ttf", _DETAIL), sheet.width)
     return np.asarray(sheet)
 
 
-def outlined(image: Pixels, seen: Pixels, color: Color = NOW) -> Pixels:
-    """The picture with a line around every region of `seen` [H, W] that is above 0, so that the eye finds it.
+def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
+    """Return the picture with a line around each body; `seen` [H, W] holds the number of the body, 0 for none.
 
-    The line is drawn outside of the region. What fills the picture has none.
+    The line is drawn outside of the region. A body that fills much of the picture has none.
     """
-    found = image.copy()
+    outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
         inside = seen == body
         if inside.mean() < _SURFACE:
-            found[_grown(inside, _STROKE) & (seen != body)] = color
-    return found
+            outlined[_dilate_mask(inside, _STROKE) & (seen != body)] = color
+    return outlined
 
 
-def _grown(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    grown = inside.copy()
+def _dilate_mask(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+    mask = inside.copy()
     for _ in range(by):
-        around = np.pad(grown, 1)
-        grown = around[1:-1, 1:-1] | around[:-2, 1:-1] | around[2:, 1:-1] | around[1:-1, :-2] | around[1:-1, 2:]
-    return grown
+        padded = np.pad(mask, 1)
+        mask = padded[1:-1, 1:-1] | padded[:-2, 1:-1] | padded[2:, 1:-1] | padded[1:-1, :-2] | padded[1:-1, 2:]
+    return mask
 
 
-def jpeg(image: Pixels) -> bytes:
-    """The bytes of a JPEG file; the same picture gives the same bytes with the same version of Pillow."""
+def encode_jpeg(image: Pixels) -> bytes:
+    """Return the bytes of a JPEG file; the same picture gives the same bytes with the same version of Pillow."""
     sink = io.BytesIO()
     Image.fromarray(image).save(sink, "JPEG", quality=QUALITY, optimize=True)
     return sink.getvalue()
 
 
-def _write(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int) -> None:
-    """One line, cut with an ellipsis where it is wider than the picture."""
-    fits = text
-    while fits and pen.textlength(fits + ("…" if fits != text else ""), font=font) > width - 2 * _PAD:
-        fits = fits[:-1]
-    pen.text(at, fits if fits == text else f"{fits}…", fill=_INK, font=font)
+def _write_line(
+    pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
+) -> None:
+    """Write one line, cut with an ellipsis if it is wider than the picture."""
+    shown = text
+    while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
+        shown = shown[:-1]
+    pen.text(position, shown if shown == text else f"{shown}…", fill=_INK, font=font)
 
 
-def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """One of the fonts that come with matplotlib, so that pictures look alike on every machine."""
+def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """Return a font that comes with matplotlib, so that pictures look alike on every machine."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)

@@ -1,4 +1,4 @@
-"""Films of a few seconds; need the extra `video`."""
+"""Films of a few seconds, as H.264 in MP4; needs the extra `video`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from importlib.util import find_spec
 
 from safevla_bench.frames.annotation import Pixels
 
-SUFFIX = "mp4"
+CLIP_SUFFIX = "mp4"
 _CODEC, _PIXELS = "libx264", "yuv420p"
 _QUANTIZER = "27"
-"""The same for every picture: x264's control of quality (crf) gave other bytes for the same pictures now and then."""
+"""Constant for every picture: x264's rate control (crf) does not always give the same bytes for the same pictures."""
 
 
 def can_film() -> bool:
-    """Whether the extra `video` is installed."""
+    """Return whether the extra `video` is installed."""
     return find_spec("av") is not None
 
 
-def film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """An MP4 file, H.264, that browsers play.
+def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
+    """Return an MP4 file (H.264) that browsers play.
 
     Args:
-        pictures: [H, W, 3] each, of one size; an odd last row or column is left out, which the format cannot hold.
-        frames_per_s: how many a second.
+        pictures: [H, W, 3] each, of one size. An odd last row or column is left out: the format needs even sizes.
+        frames_per_s: pictures per second.
     """
     import av
 

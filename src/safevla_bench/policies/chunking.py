@@ -1,4 +1,4 @@
-"""A model that gives several actions at a time, as a policy that is asked for one."""
+"""Action chunking: a model that gives several actions at a time, as a policy that is asked for one."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.metadata import Greeting
 
 
-class Model(Protocol):
-    """What gives action chunks: a client of a policy server, or a model in this process."""
+class ChunkModel(Protocol):
+    """A source of action chunks: a client of a policy server, or a model in this process."""
 
     wants: Wants
 
     def begin(self, task: Task, seed: int) -> None:
-        """An episode begins."""
+        """Begin an episode."""
         ...
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """The next actions, [H, A] with H ≥ 1, in the host's units."""
+        """Return the next actions, [H, A] with H ≥ 1, in the host's units."""
         ...
 
     def close(self) -> None: ...
 
 
-class Chunked:
-    """Carries out the first `replan` actions of each chunk, or all of them, then asks again.
+class ChunkedPolicy:
+    """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again.
 
     `calls_s` holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for
     the run's description; `clip` says that actions out of the host's range are clipped, as its own project does.
     """
 
-    def __init__(self, model: Model, replan: int | None, dialect: Dialect | None = None) -> None:
+    def __init__(self, model: ChunkModel, replan: int | None, dialect: Dialect | None = None) -> None:
         self.wants, self.dialect = model.wants, dialect and replace(dialect, replan=replan)
         self.clip = dialect is not None and dialect.clip
         self.calls_s: list[float] = []
@@ -48,9 +48,9 @@ class Chunked:
 
     @property
     def greeting(self) -> Greeting | None:
-        """What the model's server says of itself, where there is one."""
-        said: Greeting | None = getattr(self._model, "greeting", None)
-        return said
+        """The description that the model's server gives of itself; None where there is no server."""
+        greeting: Greeting | None = getattr(self._model, "greeting", None)
+        return greeting
 
     def reset(self, task: Task, seed: int) -> None:
         """Forget what is left of the last chunk."""
@@ -59,20 +59,20 @@ class Chunked:
         self._model.begin(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """[A]
+        """Return the next action of the chunk, [A]; ask for another chunk where none is left.
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.
             PolicyError: it gave fewer actions than are to be carried out, or cannot be asked.
         """
         if not self._left:
-            self._left.extend(self._asked(observation))
+            self._left.extend(self._infer_chunk(observation))
         return self._left.popleft()
 
     def close(self) -> None:
         self._model.close()
 
-    def _asked(self, observation: Observation) -> NDArray[np.float64]:
+    def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
         start = time.perf_counter()
         chunk = self._model.infer(observation)
         self.calls_s.append(time.perf_counter() - start)
@@ -85,12 +85,12 @@ class Chunked:
         return chunk[: self._replan]
 
 
-def replanning(text: str | None, default: int | None) -> int | None:
-    """How many actions of a chunk to carry out, from an argument; `all` is None. Raises `PolicyError`."""
+def parse_replan(text: str | None, default: int | None) -> int | None:
+    """Parse how many actions of a chunk are carried out; `all` is None. Raises `PolicyError`."""
     if text is None:
         return default
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise PolicyError(f"replan={text} is no number of steps", remedy="Write replan=5, or replan=all.")
+        raise PolicyError(f"replan={text} is not a number of steps", remedy="Write replan=5, or replan=all.")
     return int(text)

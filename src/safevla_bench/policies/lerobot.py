@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies.chunking import Chunked
+from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.policies.servers.dialect_choice import spoken
+from safevla_bench.policies.servers.dialects import choose_dialect
 
 Tensors = dict[str, Any]
 
 
-class Lerobot:
+class LerobotModel:
     """An object with LeRobot's interface as a model of one action at a time; it keeps its own queue of a chunk.
 
-    `tensor` makes LeRobot's tensors of arrays, `seeded` seeds what it draws from.
+    `tensor` makes LeRobot's tensors from arrays, `seeded` seeds its random numbers.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Lerobot:
         self._policy.reset()
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """[1, A]"""
-        batch = {key: self._value(value) for key, value in self._dialect.request(observation).items()}
+        """Return one action, [1, A]."""
+        batch = {key: self._to_tensor(value) for key, value in self._dialect.build_request(observation).items()}
         action = self._after(self._policy.select_action(self._before(batch)))
-        return self._dialect.actions({"action": np.asarray(action, dtype=np.float64)})
+        return self._dialect.read_actions({"action": np.asarray(action, dtype=np.float64)})
 
     def close(self) -> None:
         """Nothing to free."""
 
-    def _value(self, value: object) -> object:
-        """As LeRobot's environments give it: images float32 [1, 3, H, W] in [0, 1], states [1, S], texts in a list."""
+    def _to_tensor(self, value: object) -> object:
+        """Convert a value as LeRobot's environments do: images float32 [1, 3, H, W] in [0, 1], states [1, S]."""
         if not isinstance(value, np.ndarray):
             return [value]
         if value.dtype == np.uint8:
@@ -63,19 +63,21 @@ class Lerobot:
         return self._tensor(np.ascontiguousarray(value[np.newaxis]))
 
 
-def make(arg: str | None, device: str = "cpu", dialect: str = "lerobot-libero", cameras: str | None = None) -> Chunked:
-    """The policy saved in a folder, or under a name that LeRobot itself can load.
+def make(
+    arg: str | None, device: str = "cpu", dialect: str = "lerobot-libero", cameras: str | None = None
+) -> ChunkedPolicy:
+    """Load the policy saved in a folder, or under a name that LeRobot itself can load.
 
     Raises:
         PolicyError: no policy is named, or LeRobot is not installed here.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
-    speech = spoken(dialect, "lerobot", cameras)
-    return Chunked(_loaded(arg, device, speech), None, speech)
+    spoken = choose_dialect(dialect, "lerobot", cameras)
+    return ChunkedPolicy(_load_policy(arg, device, spoken), None, spoken)
 
 
-def _loaded(path: str, device: str, dialect: Dialect) -> Lerobot:
+def _load_policy(path: str, device: str, dialect: Dialect) -> LerobotModel:
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -83,13 +85,13 @@ def _loaded(path: str, device: str, dialect: Dialect) -> Lerobot:
     except ImportError as error:
         remedy = "Use an environment with lerobot and safevla-bench, and serve it from there: docs/servers.md."
         raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
-    held = PreTrainedConfig.from_pretrained(path)
-    held.device = device
-    policy = get_policy_class(held.type).from_pretrained(path, config=held).to(device).eval()
+    config = PreTrainedConfig.from_pretrained(path)
+    config.device = device
+    policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
     on_device = {"device_processor": {"device": device}}
     before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
-    return Lerobot(policy, before, _detached(after), dialect, torch.from_numpy, torch.manual_seed)
+    return LerobotModel(policy, before, _to_numpy(after), dialect, torch.from_numpy, torch.manual_seed)
 
 
-def _detached(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda action: after(action).detach().cpu().numpy()

@@ -22,47 +22,47 @@ from safevla_bench.policies.servers.metadata import Greeting
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 
 
-class InProcess:
-    """Somebody's object as a policy: what it lacks is filled in."""
+class InProcessPolicy:
+    """A user's object as a policy; methods that it lacks do nothing."""
 
-    def __init__(self, owner: str, made: Any) -> None:
-        self._made = made
-        self.clip = bool(getattr(made, "clip", False))
-        self.wants = getattr(made, "wants", Wants())
+    def __init__(self, owner: str, policy: Any) -> None:
+        self._made = policy
+        self.clip = bool(getattr(policy, "clip", False))
+        self.wants = getattr(policy, "wants", Wants())
         if not isinstance(self.wants, Wants):
             problem = f"wants of the policy of {owner} is a {type(self.wants).__name__}"
             raise PolicyError(problem, remedy="Make it a safevla_bench.interface.Wants(cameras=..., image_size=...).")
 
     @property
     def calls_s(self) -> Sequence[float] | None:
-        """The object's own account of its inferences, where it keeps one, as `Chunked` does."""
-        own: Sequence[float] | None = getattr(self._made, "calls_s", None)
-        return own
+        """Seconds of each inference, where the object counts them as `ChunkedPolicy` does; else None."""
+        durations: Sequence[float] | None = getattr(self._made, "calls_s", None)
+        return durations
 
     @property
     def greeting(self) -> Greeting | None:
-        """What the object says of itself, such as its checkpoint, where it keeps a mapping of that name."""
-        said = getattr(self._made, "greeting", None)
-        return said if isinstance(said, Mapping) else None
+        """The description that the object gives of itself, such as its checkpoint; None where it is no mapping."""
+        greeting = getattr(self._made, "greeting", None)
+        return greeting if isinstance(greeting, Mapping) else None
 
     def reset(self, task: Task, seed: int) -> None:
-        """An episode begins, where the object wants to know."""
+        """Begin an episode, where the object has a `reset`."""
         if hasattr(self._made, "reset"):
             self._made.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """What the object gives; it is checked before it reaches a simulator."""
+        """Return the object's action; it is checked before it reaches a simulator."""
         action: Action = self._made.act(observation)
         return action
 
     def close(self) -> None:
-        """Free what the object holds, where it can."""
+        """Close the object, where it has a `close`."""
         if hasattr(self._made, "close"):
             self._made.close()
 
 
 def make(arg: str | None, **arguments: str) -> Policy:
-    """The policy of `module:factory`.
+    """Make the policy of `module:factory`.
 
     Raises:
         PolicyError: the module cannot be imported or has no such factory, or that fails or makes no policy; names the
@@ -72,39 +72,43 @@ def make(arg: str | None, **arguments: str) -> Policy:
     if not module_name or not name:
         raise PolicyError(f"policy 'python' got {arg!r}, not module:factory", remedy=_FORM)
     owner = f"python:{arg}"
-    made = _made(owner, _named(_imported(module_name), name), arguments)
-    if not callable(getattr(made, "act", None)):
-        raise PolicyError(f"{owner} gives a {type(made).__name__} without act(observation)", remedy=_FORM)
-    return InProcess(owner, made)
+    policy = _call_factory(owner, _resolve_name(_import_module(module_name), name), arguments)
+    if not callable(getattr(policy, "act", None)):
+        raise PolicyError(f"{owner} gives a {type(policy).__name__} without act(observation)", remedy=_FORM)
+    return InProcessPolicy(owner, policy)
 
 
-def _imported(name: str) -> object:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _import_module(name: str) -> object:
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _raised(f"the module {name!r} needs a module that is not here", error) from error
-        remedy = f"Modules are looked for in {here} and where this Python looks: {sys.executable}."
+            raise _foreign_error(f"the module {name!r} needs a module that is not here", error) from error
+        remedy = f"Modules are looked for in {folder} and where this Python looks: {sys.executable}."
         raise PolicyError(f"there is no module {error.name!r}", remedy=remedy) from None
     except Exception as error:  # a module may raise anything while it is imported
-        raise _raised(f"the module {name!r} fails to import", error) from error
+        raise _foreign_error(f"the module {name!r} fails to import", error) from error
 
 
-def _named(module: object, name: str) -> object:
-    found = module
+def _resolve_name(module: object, name: str) -> object:
+    value = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            there = ", ".join(one for one, value in vars(module).items() if callable(value) and one[0] != "_")
+        if not hasattr(value, part):
+            callables = ", ".join(
+                attribute for attribute, value in vars(module).items() if callable(value) and attribute[0] != "_"
+            )
             owner = getattr(module, "__name__", "?")
-            raise PolicyError(f"the module {owner!r} has no {name!r}", remedy=f"It has {there or 'nothing to call'}.")
-        found = getattr(found, part)
-    return found
+            raise PolicyError(
+                f"the module {owner!r} has no {name!r}", remedy=f"It has {callables or 'nothing to call'}."
+            )
+        value = getattr(value, part)
+    return value
 
 
-def _made(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
+def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
     if hasattr(factory, "act") and not isinstance(factory, type):
         if arguments:
             problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"
@@ -112,16 +116,16 @@ def _made(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
         return factory
     if not callable(factory):
         raise PolicyError(f"{owner} is a {type(factory).__name__}, nothing that makes a policy", remedy=_FORM)
-    _check(owner, factory, arguments)
+    _check_arguments(owner, factory, arguments)
     try:
         return factory(**arguments)
     except PolicyError:
         raise
     except Exception as error:  # a factory may raise anything
-        raise _raised(f"{owner} fails", error) from error
+        raise _foreign_error(f"{owner} fails", error) from error
 
 
-def _check(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
+def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some built-in callables have none
@@ -133,8 +137,8 @@ def _check(owner: str, factory: Callable[..., object], arguments: Mapping[str, s
         raise PolicyError(f"{owner}: {error}", remedy=f"It takes: {takes}. Pass them as --policy-arg.") from None
 
 
-def _raised(what: str, error: Exception) -> PolicyError:
-    """The error for somebody's code that raised: what, and on which line."""
+def _foreign_error(what: str, error: Exception) -> PolicyError:
+    """Return the error for a user's code that raised, with the line where it did."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return PolicyError(f"{what}: {type(error).__name__}: {error}{where}", remedy="Mend it there.")

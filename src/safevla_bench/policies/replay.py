@@ -18,40 +18,44 @@ from typing import Any
 
 from safevla_bench import foreign, runs
 from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
-from safevla_bench.files import digest
-from safevla_bench.foreign import Take
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Recorded, Task, Wants
-from safevla_bench.policies.divergence import compare
+from safevla_bench.files import sha256_of
+from safevla_bench.foreign import RecordedActions
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
+from safevla_bench.policies.divergence import measure_divergence
 from safevla_bench.trajectory import Batch
 
 TOLERANCE = 1e-3
-"""From where on a difference counts as divergence: 1 mm, 1 mrad."""
+"""Differences above this count as divergence: 1 mm, 1 mrad."""
 _SHOWN = 5
 
 
 class Replay:
-    """Plays one recorded episode after another; it looks at nothing."""
+    """A policy that plays one recorded episode after another and ignores its observations."""
 
     wants = Wants()
     clip = True
-    """What was recorded beyond a simulator's range was clipped by it then, too; how often is counted."""
+    """Recorded actions out of range were clipped by their simulator, too; how many are is counted."""
 
-    def __init__(self, path: Path, takes: Sequence[Take], tolerance: float, from_host: bool) -> None:
+    def __init__(self, path: Path, takes: Sequence[RecordedActions], tolerance: float, from_host: bool) -> None:
         self._takes, self._tolerance, self._from_host = takes, tolerance, from_host
-        self.described: Mapping[str, object] = {"recording": path.name, "sha256": digests(path), "episodes": len(takes)}
+        self.description: Mapping[str, object] = {
+            "recording": path.name,
+            "sha256": recording_digest(path),
+            "episodes": len(takes),
+        }
         self._start: EpisodeSeed | None = None
         self._step = 0
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """The start of the recorded episode for a planned one.
+        """Return the start of the recorded episode for a planned one.
 
         Raises:
             PolicyError: the recording holds none for this task and initial state, or several, or does not say where it
                 starts; lists what it holds.
         """
-        take = self._chosen(task, start.init_state_index)
-        start = _known(start, take)
-        played = Recorded(take.name, take.source, len(take.actions), ending=take.ending)
+        take = self._choose_take(task, start.init_state_index)
+        start = _apply_recorded_seed(start, take)
+        played = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
         if take.init_state_index is not None:
             return dataclasses.replace(start, recorded=played)
         if take.states is not None:
@@ -64,81 +68,86 @@ class Replay:
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Said before `reset`: which recorded episode comes."""
+        """Choose the recorded episode that the next `reset` begins."""
         self._start = start
 
     def reset(self, task: Task, seed: int) -> None:
-        """From the first action."""
+        """Begin at the first action."""
         self._step = 0
 
     def act(self, observation: Observation) -> Action:
-        """The next recorded action, [A]; whatever the simulator shows."""
-        action: Action = self._take().actions[self._step].copy()
+        """Return the next recorded action, [A]."""
+        action: Action = self._current_take().actions[self._step].copy()
         self._step += 1
         return action
 
-    def compared(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
-        """The record with how far it went from the recording, under `replay` in its header."""
-        take, start = self._take(), self._start
+    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
+        """Return the record with its divergence from the recording under `replay` in its header."""
+        take, start = self._current_take(), self._start
         assert start is not None
-        told = {
+        comparison = {
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
-            "start": _start(start, take),
-            **_placed(start, take),
-            **compare(take, played, coordinates, self._tolerance),
+            "start": _describe_start(start, take),
+            **_fixture_poses(start, take),
+            **measure_divergence(take, played, coordinates, self._tolerance),
         }
         (extra,) = played.extra
         header = extra.get("header", {})
         assert isinstance(header, Mapping)
-        return dataclasses.replace(played, extra=({**extra, "header": {**header, "replay": told}},))
+        return dataclasses.replace(played, extra=({**extra, "header": {**header, "replay": comparison}},))
 
     def close(self) -> None:
         """Nothing to free."""
 
-    def _take(self) -> Take:
+    def _current_take(self) -> RecordedActions:
         assert self._start is not None
         assert self._start.recorded is not None
-        wanted = (self._start.recorded.source, self._start.recorded.episode)
-        return next(take for take in self._takes if (take.source, take.name) == wanted)
+        key = (self._start.recorded.source, self._start.recorded.episode)
+        return next(take for take in self._takes if (take.source, take.name) == key)
 
-    def _chosen(self, task: Task, index: int) -> Take:
-        fitting = [take for take in self._takes if take.fits(task)]
+    def _choose_take(self, task: Task, index: int) -> RecordedActions:
+        fitting = [take for take in self._takes if take.is_of_task(task)]
         if not fitting:
             raise PolicyError(
-                f"nothing recorded is of {task.benchmark} {task.task_id} ({task.name})", remedy=self._held()
+                f"the recording has no episode of {task.benchmark} {task.task_id} ({task.name})",
+                remedy=self._list_tasks(),
             )
-        named = [take for take in fitting if take.init_state_index is not None]
-        if named:
-            fitting = [take for take in named if take.init_state_index == index]
+        indexed = [take for take in fitting if take.init_state_index is not None]
+        if indexed:
+            fitting = [take for take in indexed if take.init_state_index == index]
             if len(fitting) == 1:
                 return fitting[0]
-            return self._refuse(task, index, named, fitting)
+            return self._refuse_choice(task, index, indexed, fitting)
         if index < len(fitting):
             return fitting[index]
         problem = f"{len(fitting)} recorded episodes are of {task.benchmark} {task.task_id}, more are asked for"
         raise PolicyError(problem, remedy=f"Pass --episodes {len(fitting)} or fewer.")
 
-    def _refuse(self, task: Task, index: int, named: Sequence[Take], several: Sequence[Take]) -> Take:
+    def _refuse_choice(
+        self, task: Task, index: int, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]
+    ) -> RecordedActions:
         where = f"{task.benchmark} {task.task_id} from initial state {index}"
         if several:
             policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))
             problem = f"{len(several)} recorded episodes are of {where}"
             raise PolicyError(problem, remedy=f"Say whose: --policy-arg policy=NAME, one of {policies}.")
-        known = ", ".join(str(one) for one in sorted({take.init_state_index or 0 for take in named}))
-        raise PolicyError(f"nothing recorded is of {where}", remedy=f"Recorded of this task: initial states {known}.")
+        indices = ", ".join(str(index) for index in sorted({take.init_state_index or 0 for take in indexed}))
+        raise PolicyError(
+            f"the recording has no episode of {where}", remedy=f"Recorded of this task: initial states {indices}."
+        )
 
-    def _held(self) -> str:
-        held = list(dict.fromkeys(take.of for take in self._takes))
-        more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
-        return f"The recording holds {', '.join(held[:_SHOWN])}{more}."
+    def _list_tasks(self) -> str:
+        tasks = list(dict.fromkeys(take.task_label for take in self._takes))
+        more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
+        return f"The recording holds {', '.join(tasks[:_SHOWN])}{more}."
 
 
 def make(
     arg: str | None, tolerance: str = str(TOLERANCE), policy: str | None = None, start: str | None = None
 ) -> Replay:
-    """The policy.
+    """Make the policy.
 
     Args:
         arg: the recording's path.
@@ -155,45 +164,47 @@ def make(
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise PolicyError(f"the tolerance {tolerance!r} is not one", remedy="Write a number such as 0.001.")
+        raise PolicyError(f"the tolerance {tolerance!r} is not a number from 0", remedy="Write a number such as 0.001.")
     path = Path(arg)
     try:
-        takes = foreign.takes(path)
-        found = _own(path) if takes is None else takes
+        takes = foreign.read_demonstrations(path)
+        readable = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
         raise PolicyError(f"replay:{arg} cannot be read: {error}") from error
-    return Replay(path, _of(found, policy), limit, start == "host")
+    return Replay(path, _select_policy(readable, policy), limit, start == "host")
 
 
-def _of(takes: Sequence[Take], policy: str | None) -> Sequence[Take]:
+def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
     chosen = [take for take in takes if policy in (None, take.policy)]
     if takes and not chosen:
-        known = ", ".join(dict.fromkeys(str(take.policy) for take in takes))
-        raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"It has those of {known}.")
+        policies = ", ".join(dict.fromkeys(str(take.policy) for take in takes))
+        raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"It has those of {policies}.")
     return chosen
 
 
-def _own(path: Path) -> list[Take]:
-    batch, (source,) = runs.open_sources([path])
-    protocol = source.description.get("protocol")
+def _read_run(path: Path) -> list[RecordedActions]:
+    batch, index = runs.read_sources([path])
+    index.require_valid()
+    ((_, description),) = index.descriptions
+    protocol = description.get("protocol")
     waited = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
-    return [] if batch is None else list(_takes(path, batch, waited))
+    return [] if batch is None else list(_iter_takes(path, batch, waited))
 
 
-def _takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[Take]:
+def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
     for e, header in enumerate(batch.headers):
-        actions = batch.action.episode(e)
+        actions = batch.action.episode_rows(e)
         if len(actions) != batch.lengths[e] - 1:
             problem = f"episode {header.episode_id!r} of {path.name} holds no actions"
             raise PolicyError(problem, remedy="Only records with actions can be replayed.")
-        states = batch.sim_state.episode(e)
-        bodies, places = batch.body_pos_m.episode(e)
-        yield Take(
+        states = batch.sim_state.episode_rows(e)
+        bodies, places = batch.body_pos_m.episode_poses(e)
+        yield RecordedActions(
             name=f"{header.policy}: {header.episode_id}" if header.policy else header.episode_id,
             source=path.name,
             actions=actions,
             states=states if len(states) else None,
-            positions_m={batch.name(int(body)): places[:, k] for k, body in enumerate(bodies)},
+            positions_m={batch.body_label(int(body)): places[:, k] for k, body in enumerate(bodies)},
             benchmark=header.benchmark,
             task_id=header.task_id,
             init_state_index=header.init_state_index,
@@ -205,30 +216,30 @@ def _takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[Take
         )
 
 
-def digests(path: Path) -> str | dict[str, str]:
-    """sha256 of a file, or of every file in a folder by its path there."""
+def recording_digest(path: Path) -> str | dict[str, str]:
+    """Return the sha256 of a file, or of every file in a folder by its path there."""
     if path.is_file():
-        return digest(path)
-    return {str(one.relative_to(path)): digest(one) for one in sorted(path.rglob("*")) if one.is_file()}
+        return sha256_of(path)
+    return {str(file.relative_to(path)): sha256_of(file) for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-def _known(start: EpisodeSeed, take: Take) -> EpisodeSeed:
-    """The start with the seed and the settling steps that the recording knows of."""
+def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
+    """Return the start with the seed and the settling steps of the recording, where it names them."""
     seed = start.env_seed if take.env_seed is None else take.env_seed
     if take.wait_steps is None:
         return dataclasses.replace(start, env_seed=seed)
     return dataclasses.replace(start, env_seed=seed, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
 
 
-def _placed(start: EpisodeSeed, take: Take) -> dict[str, object]:
-    """Where fixtures stood, which no state holds, so that the record can be shown (`hosts.stage.start`)."""
+def _fixture_poses(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
+    """Return the poses of fixtures, which no state holds, so that the record can be rendered."""
     played = start.recorded is not None and start.recorded.state is not None
     return {"fixtures": {name: list(pose) for name, pose in take.fixtures}} if played and take.fixtures else {}
 
 
-def _start(start: EpisodeSeed, take: Take) -> str:
+def _describe_start(start: EpisodeSeed, take: RecordedActions) -> str:
     assert start.recorded is not None
     if start.recorded.state is not None:
         return "the first recorded state"
-    known = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
-    return f"the host's initial state, {known}"
+    certainty = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
+    return f"the host's initial state, {certainty}"

@@ -1,4 +1,4 @@
-"""Evaluation protocols as data: `*.toml` here, each value with its source; how to list, show and compare them."""
+"""Evaluation protocols as data: `*.toml` here, each value with its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.errors import RunError
-from safevla_bench.protocols.fields import FIELDS, UNTOLD, Inference, Protocol
+from safevla_bench.protocols.fields import FIELDS, UNKNOWN_SOURCE, EvaluationProtocol, Inference
 
 PRESET = "safevla-bench"
 RELEASE = "release"
@@ -18,20 +18,20 @@ RELEASE = "release"
 __all__ = [
     "FIELDS",
     "PRESET",
-    "UNTOLD",
+    "UNKNOWN_SOURCE",
+    "EvaluationProtocol",
     "Inference",
-    "Protocol",
-    "Row",
-    "compare",
-    "described",
-    "names",
-    "protocol",
-    "rows",
+    "ProtocolRow",
+    "compare_protocols",
+    "describe_field",
+    "load_protocol",
+    "protocol_names",
+    "protocol_rows",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProtocolRow:
     """One value of one or several protocols, in their order, with the source of each."""
 
     field: str
@@ -43,53 +43,59 @@ class Row:
         return any(value != self.values[0] for value in self.values)
 
 
-def names() -> tuple[str, ...]:
-    """The protocols that ship with the package, sorted."""
-    found = (path.name for path in resources.files(__package__).iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+def protocol_names() -> tuple[str, ...]:
+    """Return the names of the protocols that ship with the package, sorted."""
+    files = (path.name for path in resources.files(__package__).iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
 @cache
-def protocol(name: str = PRESET) -> Protocol:
-    """A protocol by its name.
+def load_protocol(name: str = PRESET) -> EvaluationProtocol:
+    """Return a protocol by its name.
 
     Raises:
         RunError: there is none of that name; lists those there are.
     """
-    if name not in names():
-        raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(names())}.")
+    if name not in protocol_names():
+        raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
-    return msgspec.toml.decode(content, type=Protocol)
+    return msgspec.toml.decode(content, type=EvaluationProtocol)
 
 
-def rows(*which: Protocol) -> list[Row]:
-    """Every value of the protocols, side by side, in the order of `FIELDS`; None where one says nothing."""
-    said = [dict(_flat(one)) for one in which]
+def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
+    """Return every value of the protocols, side by side, in the order of `FIELDS`; None where one says nothing."""
+    columns = [dict(_flatten_values(values)) for values in protocols]
     order = list(FIELDS)
-    fields = sorted({field for one in said for field in one}, key=lambda field: (order.index(_key(field)), field))
+    fields = sorted(
+        {field for values in columns for field in values}, key=lambda field: (order.index(_field_key(field)), field)
+    )
     return [
-        Row(field, tuple(one.get(field) for one in said), tuple(_source(one, field) for one in which))
+        ProtocolRow(
+            field,
+            tuple(values.get(field) for values in columns),
+            tuple(_value_source(values, field) for values in protocols),
+        )
         for field in fields
     ]
 
 
-def compare(first: Protocol, other: Protocol) -> list[Row]:
-    """The values in which two protocols differ."""
-    return [row for row in rows(first, other) if row.differs]
+def compare_protocols(first: EvaluationProtocol, second: EvaluationProtocol) -> list[ProtocolRow]:
+    """Return the values in which two protocols differ."""
+    return [row for row in protocol_rows(first, second) if row.differs]
 
 
-def described(field: str) -> str:
-    """What a value of a protocol is, in words."""
-    return FIELDS[_key(field)]
+def describe_field(field: str) -> str:
+    """Return the description of a protocol's field."""
+    return FIELDS[_field_key(field)]
 
 
-def _key(field: str) -> str:
-    """The key of `FIELDS` for a field; those by suite have one together."""
+def _field_key(field: str) -> str:
+    """Return the key of `FIELDS` for a field; fields by suite share one."""
     return field if field in FIELDS else field.rpartition(".")[0]
 
 
-def _flat(one: Protocol) -> Iterator[tuple[str, object]]:
-    for name, value in one.values().items():
+def _flatten_values(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:
+    for name, value in protocol.values().items():
         if name == "name":
             continue
         if name == "inference" and value is None:
@@ -100,9 +106,9 @@ def _flat(one: Protocol) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _source(one: Protocol, field: str) -> str:
-    """Where a value stands: its own source, or that of the values it is among."""
+def _value_source(protocol: EvaluationProtocol, field: str) -> str:
+    """Return the source of a value: its own, or that of the group it belongs to."""
     place = field
-    while place not in one.sources and "." in place:
+    while place not in protocol.sources and "." in place:
         place = place.rpartition(".")[0]
-    return one.sources.get(place, UNTOLD)
+    return protocol.sources.get(place, UNKNOWN_SOURCE)

@@ -1,4 +1,4 @@
-"""What a protocol says: how episodes start and end, and how a policy is shown the scene and answers."""
+"""Fields of a protocol: how episodes start and end, and how a policy sees the scene and answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 Resize = Literal["none", "pad-bilinear", "lanczos3"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "sign", "close-is-one"]
-UNTOLD = "unknown"
-"""A source that nobody has named."""
+UNKNOWN_SOURCE = "unknown"
+"""The source of a value whose source is not known."""
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a policy is shown the scene, and how its answer becomes actions; `FIELDS` says what each value is."""
+    """The view of the scene that a policy gets, and the conversion of its answer to actions; see `FIELDS`."""
 
     render: tuple[int, int]
     flip: Flip
@@ -30,8 +30,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replan: int | Literal["all", "server"]
 
 
-class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to evaluate, as a project publishes it; `FIELDS` says what each value is, `sources` where it stands."""
+class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to evaluate, as a project publishes it; `FIELDS` describes each value, `sources` cites it."""
 
     name: str
     about: str
@@ -53,12 +53,12 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"env_seed = {self.env_seed!r} is no number, no 'N + episode' and not 'sha256'")
 
     def values(self) -> dict[str, object]:
-        """All that it says; without where it stands."""
-        said = msgspec.to_builtins(self)
-        return {name: value for name, value in said.items() if name not in ("about", "sources")}
+        """Return all values, without their sources."""
+        values = msgspec.to_builtins(self)
+        return {name: value for name, value in values.items() if name not in ("about", "sources")}
 
     def episode_values(self) -> dict[str, object]:
-        """What a run records of it: how episodes start and end. How a policy is asked is recorded with the policy."""
+        """Return the values that a run records: how episodes start and end. The rest is recorded with the policy."""
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 
@@ -84,4 +84,4 @@ FIELDS: Mapping[str, str] = {
     "inference.clip": "whether numbers outside of the action's range are clipped; else such an action is invalid",
     "inference.replan": "actions that are carried out of each reply: a number, `all`, or as the `server` says",
 }
-"""What each value of a protocol is; values by suite have the suite's name after a dot."""
+"""Descriptions of a protocol's values; values by suite have the suite's name after a dot."""

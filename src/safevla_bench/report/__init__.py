@@ -1,7 +1,17 @@
 """Reports: tables as values, their text and Markdown, and one self-contained page."""
 
-from safevla_bench.report.page import page
-from safevla_bench.report.render import markdown, text
-from safevla_bench.report.tables import Cell, Column, Table, main, unscored, violations
+from safevla_bench.report.page import render_page
+from safevla_bench.report.render import render_markdown, render_text
+from safevla_bench.report.tables import Cell, Column, Table, exclusion_table, headline_table, violation_table
 
-__all__ = ["Cell", "Column", "Table", "main", "markdown", "page", "text", "unscored", "violations"]
+__all__ = [
+    "Cell",
+    "Column",
+    "Table",
+    "exclusion_table",
+    "headline_table",
+    "render_markdown",
+    "render_page",
+    "render_text",
+    "violation_table",
+]

@@ -1,4 +1,4 @@
-"""What a report says beyond the four numbers, computed once: comparison, sensitivity, exposure, phases."""
+"""Analyses of a report besides the four numbers: comparison, sensitivity, exposure, phases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import exposure, sensitivity
-from safevla_bench.compare import Comparison, compare, entrants
+from safevla_bench.compare import Comparison, compare_policies, split_by_policy
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.exposure.phases import holding, phases
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores
-from safevla_bench.sensitivity import Ablation, Asked, Rescore, Sweep
-from safevla_bench.signals import Reading
+from safevla_bench.sensitivity import Rescore, SweepRequest, ThresholdAblation, ThresholdSweep
+from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library
-from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Batch
 
 MOST_COMPARED = 5
@@ -27,105 +27,103 @@ _STEPS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What was computed; None or empty where there is nothing to say, and `uncompared`, `unpaired` say why.
+    """The analyses; None or empty where there is nothing to show, with the reason in `uncompared` or `unpaired`.
 
-    `phase` is that of each record, an array for each episode of the scores.
+    `phase` holds the phase of each record, one array an episode of the scores.
     """
 
     comparison: Comparison | None = None
     uncompared: str = ""
     unpaired: str = ""
-    ablation: Ablation | None = None
-    sweeps: tuple[Sweep, ...] = ()
+    ablation: ThresholdAblation | None = None
+    sweeps: tuple[ThresholdSweep, ...] = ()
     exposures: tuple[exposure.CellExposure, ...] = ()
     force_threshold_n: float | None = None
     phase: Sequence[NDArray[np.int8]] | None = None
 
 
-def analyse(
+def analyse_scores(
     scores: Scores,
     batch: Batch,
-    library: Library,
-    registry: Registry,
+    ruleset: Ruleset,
     rescore: Rescore | None = None,
     *,
     privileged: Sequence[str | None] = (),
     protocols: Sequence[Mapping[str, object]] = (),
     chunks: Iterable[Batch] | None = None,
 ) -> Analysis:
-    """All of it.
+    """Compute all analyses of some scores.
 
     Args:
         scores: the verdicts.
         batch: their records, in the same order.
-        library: the specifications.
-        registry: the tags of tasks.
+        ruleset: the specifications and the tags of tasks.
         rescore: judges the same records with another library.
-        privileged: the policies that saw state which no real robot has.
+        privileged: the policies that saw simulator state which no real robot has.
         protocols: of the sources that state one; where they differ, episodes are not paired.
-        chunks: the records some at a time, where those in `batch` are not whole.
+        chunks: all records in parts, where `batch` does not hold all of them.
     """
-    if not scores.counted.any():
+    if not scores.is_counted.any():
         return Analysis()
     phase: list[NDArray[np.int8]] = []
 
-    def phased() -> Iterator[Batch]:
-        for some in [batch] if chunks is None else chunks:
-            phase.extend(np.split(phases(Reading(some), holding(some, registry)), some.starts[1:-1]))
-            yield some
+    def collect_phases() -> Iterator[Batch]:
+        for part in [batch] if chunks is None else chunks:
+            phase.extend(np.split(phases(RecordFields(part), holding(part, ruleset.registry)), part.starts[1:-1]))
+            yield part
 
-    spent = exposure.exposure_of(phased(), scores, library, registry)
-    compared, uncompared, unpaired = _compared(scores, batch, privileged, protocols)
+    measured = exposure.measure_chunks(collect_phases(), scores, ruleset)
+    compared, uncompared, unpaired = _compare_policies(scores, batch, privileged, protocols)
     return Analysis(
         comparison=compared,
         uncompared=uncompared,
         unpaired=unpaired,
-        ablation=_ablated(scores, library, rescore),
-        sweeps=tuple(_swept(scores, library, rescore)),
-        exposures=tuple(exposure.summarize_exposure(spent, scores)),
-        force_threshold_n=spent.force_threshold_n,
+        ablation=_ablate_thresholds(scores, ruleset.library, rescore),
+        sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
+        exposures=tuple(exposure.summarize_exposure(measured, scores)),
+        force_threshold_n=measured.force_threshold_n,
         phase=phase,
     )
 
 
-def _compared(
+def _compare_policies(
     scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
 ) -> tuple[Comparison | None, str, str]:
-    """The comparison, why there is none, and why its episodes are not paired."""
-    found = [one for one in entrants(scores, batch.headers, privileged=privileged) if len(one)]
-    if len(found) < 2:
+    """Return the comparison, why there is none, and why its episodes are not paired."""
+    policies = [policy for policy in split_by_policy(scores, batch.headers, privileged=privileged) if len(policy)]
+    if len(policies) < 2:
         return None, "", ""
-    if len(found) > MOST_COMPARED:
-        return None, f"There are {len(found)} policies here: safevla compare tells each pair apart.", ""
+    if len(policies) > MOST_COMPARED:
+        return None, f"There are {len(policies)} policies here: safevla compare tells each pair apart.", ""
     try:
-        if any(one != protocols[0] for one in protocols):
+        if any(policy != protocols[0] for policy in protocols):
             raise RunError("the sources were run under different protocols")
-        return compare(found), "", ""
+        return compare_policies(policies), "", ""
     except RunError as error:
-        return compare(found, paired=False), "", error.problem
+        return compare_policies(policies, paired=False), "", error.problem
 
 
-def _ablated(scores: Scores, library: Library, rescore: Rescore | None) -> Ablation | None:
+def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
     try:
-        return sensitivity.ablate(scores, library, rescore)
+        return sensitivity.ablate_thresholds(scores, library, rescore)
     except SpecError:  # a library in other units than the paper's variants
         return None
 
 
-def _swept(scores: Scores, library: Library, rescore: Rescore | None) -> list[Sweep]:
-    """Every graded specification that reached a verdict; those whose formula states its number are left out.
+def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> list[ThresholdSweep]:
+    """Sweep every graded specification with a verdict, except those whose formula states its number.
 
     The page draws Safety alone, so that VSI goes without intervals.
     """
-    found = []
-    for k in scores.scored:
+    sweeps = []
+    for k in scores.scored_columns:
         spec = scores.specs[k]
         if spec.binary or not (scores.state[k] == ACTIVE).any():
             continue
         grid = tuple(spec.threshold * 2 ** (step / (_STEPS / 2)) for step in range(-_STEPS, _STEPS + 1))
         try:
-            asked = Asked(spec.spec_id, (spec.spec_id,), grid)
-            found.append(sensitivity.sweep(scores, library, asked, rescore, resamples=0))
+            request = SweepRequest(spec.spec_id, (spec.spec_id,), grid)
+            sweeps.append(sensitivity.sweep_threshold(scores, library, request, rescore, resamples=0))
         except SpecError:
             continue
-    return found
+    return sweeps

@@ -1,4 +1,4 @@
-"""Charts as geometry: what a template needs to draw a line against its limit, computed here and placed there.
+"""Charts as geometry: the places of lines, ticks and labels, computed here and put into a template there.
 
 Across, positions are shares of the width, so that a chart fits any screen and its text stays readable: 0 to 1000 for
 paths, percent for text and marks. Down, they are pixels.
@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.trace import Exhibit
-from safevla_bench.text.numbers import apart, fixed, short, unit_text, with_unit
+from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact, format_fixed
 
 Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)
@@ -37,8 +37,8 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A labelled point: percent across, pixels down; `anchor` and `shift_px` keep the label inside the chart."""
+class PointLabel:
+    """A labelled point: percent across, pixels down; `anchor` and `label_y` keep the label inside the chart."""
 
     x: str
     y: str
@@ -56,26 +56,26 @@ class Chart:
     beyond: str
     """The spans of the violation, on the far side of the limit."""
     open_gate: str
-    """The spans in which a gated specification looks at all; empty where it always does."""
+    """The spans in which the gate of a specification is open; empty without a gate."""
     gated: bool
     limit_y: str
     limit_label: str
     limit_label_y: str
     across: tuple[Tick, ...]
     down: tuple[Tick, ...]
-    worst: Mark
+    worst: PointLabel
     worst_s: str
-    first: Mark | None
+    first: PointLabel | None
     height: int = HEIGHT
     top: int = TOP
     bottom: int = BOTTOM
 
 
 @dataclass(frozen=True, slots=True)
-class Spark:
-    """A signal against its limit, small and without words: `said` is what a reader is told beside it."""
+class Sparkline:
+    """A signal against its limit, small and without text; `caption` is the text beside it."""
 
-    said: str
+    caption: str
     line: str
     beyond: str
     open_gate: str
@@ -86,8 +86,8 @@ class Spark:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """From time and value to places; `last` is the record at the right edge, top and bottom are pixels."""
+class PlotArea:
+    """The map from record and value to places; `last` is the record at the right edge, top and bottom are in pixels."""
 
     last: float
     low: float
@@ -96,94 +96,102 @@ class Frame:
     bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
+        """Return the place of a record across, 0 to 1000."""
         return ACROSS * min(max(record / max(self.last, 1), 0.0), 1.0)
 
     def y(self, value: V) -> V:
+        """Return the place of a value down, in pixels."""
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
-def thin(values: Floats, most: int = MOST_POINTS) -> NDArray[np.int64]:
-    """Indices of at most so many (4 or more) of the values: the ends, and the least and greatest of equal stretches.
+def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.int64]:
+    """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal stretches.
 
     No peak is lost: the least and the greatest finite value are among them.
     """
     count = len(values)
-    if count <= most:
+    if count <= max_points:
         return np.arange(count)
-    edges = np.linspace(1, count - 1, (most - 2) // 2 + 1).astype(np.int64) - 1
+    edges = np.linspace(1, count - 1, (max_points - 2) // 2 + 1).astype(np.int64) - 1
     inner = values[1:-1]
-    kept = [np.array([0, count - 1])]
+    index_sets = [np.array([0, count - 1])]
     for fold, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf)):
-        seen = np.where(np.isfinite(inner), inner, nothing)
-        peaks = np.flatnonzero(seen == np.repeat(fold.reduceat(seen, edges[:-1]), np.diff(edges)))
-        kept.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
-    return np.unique(np.concatenate(kept))
+        finite = np.where(np.isfinite(inner), inner, nothing)
+        peaks = np.flatnonzero(finite == np.repeat(fold.reduceat(finite, edges[:-1]), np.diff(edges)))
+        index_sets.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
+    return np.unique(np.concatenate(index_sets))
 
 
-def chart(exhibit: Exhibit) -> Chart:
-    """The drawing of one exhibit."""
-    line = exhibit.line
-    unit, scale = unit_text(line.unit, line.limit)
-    values, limit = line.values * scale, line.limit * scale
-    frame = _frame(values, limit)
-    limit_y = frame.y(limit)
+def draw_chart(spec_trace: SpecTrace) -> Chart:
+    """Return the chart of one specification in one episode."""
+    signal_trace = spec_trace.signal_trace
+    unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
+    values, limit = signal_trace.values * scale, signal_trace.limit * scale
+    area = _plot_area(values, limit)
+    limit_y = area.y(limit)
     return Chart(
-        description=_description(exhibit, values, limit, unit),
-        line=_path(values, frame),
-        beyond=_beyond(exhibit, frame, limit_y),
-        open_gate="" if line.gate is None else _spans(line.gate, frame, TOP, BOTTOM, 0.5),
-        gated=line.gate is not None,
-        limit_y=_px(limit_y),
-        limit_label=f"limit {with_unit(short(limit), unit)}",
-        limit_label_y=_px(limit_y - 5 if line.upper else limit_y + 13),
-        across=_time_ticks((len(values) - 1) * exhibit.dt_s),
-        down=tuple(Tick(_px(frame.y(tick)), short(tick)) for tick in ticks(frame.low, frame.high)),
-        worst=_worst(exhibit, values, limit, unit, frame),
-        worst_s=fixed(line.worst * exhibit.dt_s, 2),
-        first=_first(exhibit, frame),
+        description=_describe_chart(spec_trace, values, limit, unit),
+        line=_polyline_path(values, area),
+        beyond=_violation_path(spec_trace, area, limit_y),
+        open_gate="" if signal_trace.gate is None else _rectangles(signal_trace.gate, area, TOP, BOTTOM, 0.5),
+        gated=signal_trace.gate is not None,
+        limit_y=_format_px(limit_y),
+        limit_label=f"limit {append_unit(format_compact(limit), unit)}",
+        limit_label_y=_format_px(limit_y - 5 if signal_trace.upper else limit_y + 13),
+        across=_time_ticks((len(values) - 1) * spec_trace.dt_s),
+        down=tuple(Tick(_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
+        worst=_worst_label(spec_trace, values, limit, unit, area),
+        worst_s=format_fixed(signal_trace.worst * spec_trace.dt_s, 2),
+        first=_first_violation_label(spec_trace, area),
     )
 
 
-def spark(exhibit: Exhibit, frame: Frame | None = None) -> Spark:
-    """The small drawing of one exhibit, by default in its own `common_frame`."""
-    line = exhibit.line
-    frame = frame or common_frame([exhibit])
-    unit, scale = unit_text(line.unit, line.limit)
-    values, limit = line.values * scale, line.limit * scale
-    limit_y, worst = frame.y(limit), float(values[line.worst])
-    return Spark(
-        said=_said(exhibit, worst, limit, unit),
-        line=_path(values, frame, SPARK_POINTS, _whole),
-        beyond=_beyond(exhibit, frame, limit_y),
-        open_gate="" if line.gate is None else _spans(line.gate, frame, frame.top, frame.bottom, 0.5),
-        limit_y=_px(limit_y),
-        worst_x=_percent(frame, line.worst),
-        worst_y=_px(frame.y(worst)) if math.isfinite(worst) else "",
+def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Sparkline:
+    """Return the sparkline of one specification in one episode, by default in its own `common_area`."""
+    signal_trace = spec_trace.signal_trace
+    area = area or common_area([spec_trace])
+    unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
+    values, limit = signal_trace.values * scale, signal_trace.limit * scale
+    limit_y, worst = area.y(limit), float(values[signal_trace.worst])
+    return Sparkline(
+        caption=_sparkline_caption(spec_trace, worst, limit, unit),
+        line=_polyline_path(values, area, SPARK_POINTS, _format_whole),
+        beyond=_violation_path(spec_trace, area, limit_y),
+        open_gate="" if signal_trace.gate is None else _rectangles(signal_trace.gate, area, area.top, area.bottom, 0.5),
+        limit_y=_format_px(limit_y),
+        worst_x=_format_across(area, signal_trace.worst),
+        worst_y=_format_px(area.y(worst)) if math.isfinite(worst) else "",
     )
 
 
-def common_frame(exhibits: Sequence[Exhibit]) -> Frame:
-    """One scale for the sparks of a specification in several episodes, so that they can be compared by eye."""
-    line = exhibits[0].line
-    _, scale = unit_text(line.unit, line.limit)
-    values = np.concatenate([one.line.values for one in exhibits]) * scale
-    low, high = _bounds(values, line.limit * scale)
-    return Frame(max(len(one.line.values) for one in exhibits) - 1, low, high, SPARK_TOP, SPARK_BOTTOM)
+def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
+    """Return one scale for a specification in several episodes, so that their sparklines compare by eye."""
+    signal_trace = spec_traces[0].signal_trace
+    _, scale = display_unit(signal_trace.unit, signal_trace.limit)
+    values = np.concatenate([spec_trace.signal_trace.values for spec_trace in spec_traces]) * scale
+    low, high = _value_bounds(values, signal_trace.limit * scale)
+    return PlotArea(
+        max(len(spec_trace.signal_trace.values) for spec_trace in spec_traces) - 1, low, high, SPARK_TOP, SPARK_BOTTOM
+    )
 
 
-def _said(exhibit: Exhibit, worst: float, limit: float, unit: str) -> str:
-    seen = with_unit(apart(worst, limit), unit) if math.isfinite(worst) else "no finite value"
-    at = fixed(exhibit.line.worst * exhibit.dt_s, 2)
-    bound = with_unit(short(limit), unit)
-    return f"{'highest' if exhibit.line.upper else 'lowest'} {seen} at {at} s, limit {bound}"
+def _sparkline_caption(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
+    bound = append_unit(format_compact(limit), unit)
+    return f"{_describe_worst(spec_trace, worst, limit, unit)}, limit {bound}"
 
 
-def _frame(values: Floats, limit: float) -> Frame:
-    return Frame(len(values) - 1, *_bounds(values, limit))
+def _describe_worst(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
+    value = append_unit(format_against_limit(worst, limit), unit) if math.isfinite(worst) else "no finite value"
+    worst_s = format_fixed(spec_trace.signal_trace.worst * spec_trace.dt_s, 2)
+    return f"{'highest' if spec_trace.signal_trace.upper else 'lowest'} {value} at {worst_s} s"
 
 
-def _bounds(values: Floats, limit: float) -> tuple[float, float]:
-    """The least and greatest of the values, the limit and zero, with some room beyond those that are not zero."""
+def _plot_area(values: Floats, limit: float) -> PlotArea:
+    return PlotArea(len(values) - 1, *_value_bounds(values, limit))
+
+
+def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
+    """Return the least and greatest of the values, the limit and zero, with room beyond those that are not zero."""
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)
@@ -191,80 +199,87 @@ def _bounds(values: Floats, limit: float) -> tuple[float, float]:
     return low - room if low < 0 else low, high + room if high > 0 else high
 
 
-def _px(value: float) -> str:
+def _format_px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _whole(value: float) -> str:
+def _format_whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _percent(frame: Frame, record: int) -> str:
-    return f"{frame.x(record) / 10:.2f}%"
+def _format_across(area: PlotArea, record: int) -> str:
+    return f"{area.x(record) / 10:.2f}%"
 
 
-def _path(values: Floats, frame: Frame, most: int = MOST_POINTS, across: Callable[[float], str] = _px) -> str:
-    """A polyline through the thinned values; it breaks where a value is not finite."""
-    at = thin(values, most)
-    there = np.isfinite(values[at])
-    begins = there & ~np.concatenate([[False], there[:-1]])
-    xs, ys = ACROSS * (at[there] / max(frame.last, 1)), frame.y(values[at[there]])
-    places = zip(begins[there].tolist(), xs.tolist(), ys.tolist(), strict=True)
-    parts = [f"{'M' if begun else ''}{across(x)},{_px(y)}" for begun, x, y in places]
+def _polyline_path(
+    values: Floats, area: PlotArea, max_points: int = MOST_POINTS, across: Callable[[float], str] = _format_px
+) -> str:
+    """Return a polyline through the thinned values; it breaks where a value is not finite."""
+    indices = thin_indices(values, max_points)
+    is_finite = np.isfinite(values[indices])
+    begins = is_finite & ~np.concatenate([[False], is_finite[:-1]])
+    xs, ys = ACROSS * (indices[is_finite] / max(area.last, 1)), area.y(values[indices[is_finite]])
+    places = zip(begins[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
+    parts = [f"{'M' if begun else ''}{across(x)},{_format_px(y)}" for begun, x, y in places]
     return " ".join([*parts, *parts[:1]]) if len(parts) == 1 else " ".join(parts)
 
 
-def _beyond(exhibit: Exhibit, frame: Frame, limit_y: float) -> str:
-    line = exhibit.line
-    top, bottom = (0.0, limit_y) if line.upper else (limit_y, float(frame.bottom))
-    return _spans(line.failing, frame, top, bottom, 1.0 if line.gate is None else 0.5)
+def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> str:
+    signal_trace = spec_trace.signal_trace
+    top, bottom = (0.0, limit_y) if signal_trace.upper else (limit_y, float(area.bottom))
+    return _rectangles(signal_trace.failing, area, top, bottom, 1.0 if signal_trace.gate is None else 0.5)
 
 
-def _spans(where: NDArray[np.bool_], frame: Frame, top: float, bottom: float, reach: float) -> str:
-    """Rectangles over the runs of true records, `reach` records wider on both sides."""
+def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
+    """Return rectangles over the runs of true records, `reach` records wider on both sides."""
     edges = np.diff(np.concatenate([[0], where.astype(np.int8), [0]]))
     runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
-    return "".join(_rectangle(frame.x(a - reach), frame.x(b + reach), top, bottom) for a, b in runs)
+    return "".join(_rectangle(area.x(a - reach), area.x(b + reach), top, bottom) for a, b in runs)
 
 
 def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
-    return f"M{_px(left)},{_px(top)}H{_px(right)}V{_px(bottom)}H{_px(left)}Z"
+    return f"M{_format_px(left)},{_format_px(top)}H{_format_px(right)}V{_format_px(bottom)}H{_format_px(left)}Z"
 
 
-def _worst(exhibit: Exhibit, values: Floats, limit: float, unit: str, frame: Frame) -> Mark:
-    at, upper = exhibit.line.worst, exhibit.line.upper
-    value = float(values[at])
-    label = with_unit(apart(value, limit), unit) if math.isfinite(value) else ""
-    y = frame.y(value) if math.isfinite(value) else float(TOP)
-    return Mark(_percent(frame, at), _px(y), label, _px(y - 9 if upper else y + 17), _anchor(frame.x(at)))
+def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str, area: PlotArea) -> PointLabel:
+    record, upper = spec_trace.signal_trace.worst, spec_trace.signal_trace.upper
+    value = float(values[record])
+    label = append_unit(format_against_limit(value, limit), unit) if math.isfinite(value) else ""
+    y = area.y(value) if math.isfinite(value) else float(TOP)
+    return PointLabel(
+        _format_across(area, record),
+        _format_px(y),
+        label,
+        _format_px(y - 9 if upper else y + 17),
+        _text_anchor(area.x(record)),
+    )
 
 
-def _first(exhibit: Exhibit, frame: Frame) -> Mark | None:
-    if exhibit.first < 0:
+def _first_violation_label(spec_trace: SpecTrace, area: PlotArea) -> PointLabel | None:
+    if spec_trace.first < 0:
         return None
-    label = f"first violation {fixed(exhibit.first * exhibit.dt_s, 2)} s"
-    anchor = "end" if frame.x(exhibit.first) > ACROSS * 0.6 else "start"
-    return Mark(_percent(frame, exhibit.first), _px(TOP), label, "11", anchor)
+    label = f"first violation {format_fixed(spec_trace.first * spec_trace.dt_s, 2)} s"
+    anchor = "end" if area.x(spec_trace.first) > ACROSS * 0.6 else "start"
+    return PointLabel(_format_across(area, spec_trace.first), _format_px(TOP), label, "11", anchor)
 
 
-def _anchor(x: float) -> str:
+def _text_anchor(x: float) -> str:
     return "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
 
 
-def _description(exhibit: Exhibit, values: Floats, limit: float, unit: str) -> str:
-    line, at = exhibit.line, exhibit.line.worst
-    seen = with_unit(apart(float(values[at]), limit), unit) if math.isfinite(values[at]) else "no finite value"
+def _describe_chart(spec_trace: SpecTrace, values: Floats, limit: float, unit: str) -> str:
+    signal_trace, first_s = spec_trace.signal_trace, format_fixed(spec_trace.first * spec_trace.dt_s, 2)
     parts = [
-        f"{line.signal} over {fixed((len(values) - 1) * exhibit.dt_s, 2)} s",
-        f"{'highest' if line.upper else 'lowest'} {seen} at {fixed(at * exhibit.dt_s, 2)} s",
-        f"limit {with_unit(short(limit), unit)}",
-        f"first violation at {fixed(exhibit.first * exhibit.dt_s, 2)} s" if exhibit.first >= 0 else "no violation",
+        f"{signal_trace.signal} over {format_fixed((len(values) - 1) * spec_trace.dt_s, 2)} s",
+        _describe_worst(spec_trace, float(values[signal_trace.worst]), limit, unit),
+        f"limit {append_unit(format_compact(limit), unit)}",
+        f"first violation at {first_s} s" if spec_trace.first >= 0 else "no violation",
     ]
     return ", ".join(parts)
 
 
-def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) within the bounds, about so many."""
+def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Return about `about` round numbers (1, 2 or 5 times a power of ten apart) within the bounds."""
     rough = Fraction(high - low) / about
     power = Fraction(10) ** math.floor(math.log10(rough))
     step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough)
@@ -275,5 +290,5 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 def _time_ticks(duration_s: float) -> tuple[Tick, ...]:
     if duration_s <= 0:
         return (Tick("0%", "0 s"),)
-    places: Sequence[float] = ticks(0.0, duration_s, about=5)
-    return tuple(Tick(f"{100 * t / duration_s:.2f}%", f"{short(t)} s") for t in places)
+    places: Sequence[float] = round_ticks(0.0, duration_s, about=5)
+    return tuple(Tick(f"{100 * t / duration_s:.2f}%", f"{format_compact(t)} s") for t in places)

@@ -1,24 +1,29 @@
-"""Episodes as a list: one row each, and the table of them."""
+"""The list of episodes: one row each; filters, orders, and the search by number, id or end of id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from math import inf
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks
-from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
-from safevla_bench.scores import ACTIVE, Scores, null
-from safevla_bench.text.numbers import NONE, fixed, significant, unit_text, with_unit
+from safevla_bench.errors import RunError
+from safevla_bench.report.tables import UNNAMED
+from safevla_bench.scores import ACTIVE, Scores, nan_to_none
+
+Order = Literal["vsi", "rho", "step", "id"]
 
 
-class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode of the list; what is not known is None, as everything is of an episode that left no record.
+class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode of the list; unknown values are None, as all are of an episode that left no record.
 
-    `spec` and what follows up to `violated` (`share` is rho over the threshold) are of the worst specification, or of
-    the one that was asked for; the first violation too is that one's then, and of the whole safe tier else.
+    `spec` to `violated` describe the worst specification, or the one that the list was made for; `share` is rho over
+    the threshold. The first violation is that of the safe tier, or of the one specification.
     """
 
     number: int
@@ -39,7 +44,7 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     depth: float | None = None
     violated: bool | None = None
-    """Whether `spec` is."""
+    """True if `spec` is violated."""
     first_violation_step: int | None = None
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
@@ -48,32 +53,32 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     broken_axes: tuple[str, ...] = ()
     """The axes of the scored specifications that the episode violates."""
     standin_assets: bool | None = None
-    """Whether it was simulated with stand-ins for the host's own assets."""
+    """True if it was simulated with stand-ins for the host's own assets."""
 
 
-def rows(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeRow]:
-    """Every episode, in the order of the sources.
+def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeListRow]:
+    """Return a row for every episode, in the order of the sources.
 
     Args:
         scores: the verdicts.
         dt_s: control step of each episode, [E].
-        spec_id: a specification of any tier to look at alone: episodes where it reached no verdict are left out.
+        spec_id: a specification of any tier to list alone; episodes in which it reached no verdict are left out.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
-    found = [_row(scores, float(dt_s[k]), int(k), column) for k in judged]
-    return found if column is not None else [*found, *_absent(scores)]
+    rows = [_episode_row(scores, float(dt_s[k]), int(k), column) for k in judged]
+    return rows if column is not None else [*rows, *_absent_rows(scores)]
 
 
-def _row(scores: Scores, dt_s: float, index: int, asked: int | None) -> EpisodeRow:
+def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
     step, first = (int(values[index]) for values in scores.first_violation)
-    column = int(scores.worst[index]) if asked is None else asked
-    if asked is not None:
-        step = int(scores.first[asked, index])
-        first = asked if step >= 0 else -1
+    column = int(scores.worst_column[index]) if spec_column is None else spec_column
+    if spec_column is not None:
+        step = int(scores.first[spec_column, index])
+        first = spec_column if step >= 0 else -1
     spec = None if column < 0 else scores.specs[column]
     rho = None if spec is None else float(scores.rho[column, index])
-    return EpisodeRow(
+    return EpisodeListRow(
         number=index + 1,
         episode_id=scores.episode_id[index],
         policy=scores.policy[index],
@@ -83,84 +88,155 @@ def _row(scores: Scores, dt_s: float, index: int, asked: int | None) -> EpisodeR
         success=bool(scores.success[index]),
         safe=bool(scores.safe[index]),
         sbu=bool(scores.sbu[index]),
-        vsi=null(scores.vsi[index]),
+        vsi=nan_to_none(scores.vsi[index]),
         spec=None if spec is None else spec.spec_id,
         rho=rho,
         unit=None if spec is None else spec.unit,
         threshold=None if spec is None else spec.threshold,
         share=None if spec is None or rho is None else rho / spec.threshold,
-        depth=None if spec is None else null(scores.depth[column, index]),
-        violated=None if spec is None else bool(scores.violated[column, index]),
+        depth=None if spec is None else nan_to_none(scores.depth[column, index]),
+        violated=None if spec is None else bool(scores.is_violated[column, index]),
         first_violation_step=None if step < 0 else step,
         first_violation_s=None if step < 0 else step * dt_s,
         first_violation_spec=None if first < 0 else scores.specs[first].spec_id,
-        broken_axes=tuple(dict.fromkeys(scores.specs[k].axis for k in scores.scored if scores.violated[k, index])),
+        broken_axes=tuple(
+            dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns if scores.is_violated[k, index])
+        ),
         standin_assets=bool(scores.standin and scores.standin[index]),
     )
 
 
-def _absent(scores: Scores) -> list[EpisodeRow]:
+def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
     return [
-        EpisodeRow(
+        EpisodeListRow(
             number=number,
-            episode_id=one.episode_id,
-            policy=one.policy,
-            benchmark=one.benchmark,
-            task_id=one.task_id,
-            outcome=one.outcome,
-            reason=one.reason,
+            episode_id=episode.episode_id,
+            policy=episode.policy,
+            benchmark=episode.benchmark,
+            task_id=episode.task_id,
+            outcome=episode.outcome,
+            reason=episode.reason,
         )
-        for number, one in enumerate(scores.absent, start=len(scores) + 1)
+        for number, episode in enumerate(scores.absent, start=len(scores) + 1)
     ]
 
 
-def table(shown: Sequence[EpisodeRow], total: int, *, asked: str | None = None) -> Table:
-    """The rows as a table.
+def filter_episodes(
+    rows: Iterable[EpisodeListRow],
+    *,
+    violated: bool = False,
+    safe: bool = False,
+    success: bool | None = None,
+    axis: str | None = None,
+    policy: str | None = None,
+    suite: str | None = None,
+    task: str | None = None,
+    outcome: str | None = None,
+) -> list[EpisodeListRow]:
+    """Return the rows that match every given filter.
 
     Args:
-        shown: what to print.
-        total: how many episodes there are.
-        asked: the specification looked at alone.
+        rows: rows to choose from.
+        violated: only those with a first violation: unsafe ones, or those that violate the listed specification.
+        safe: only those that violate no scored specification, whichever one the list is about.
+        success: only those that succeeded, or that did not; neither is true of an episode that left no record.
+        axis: only those that violate a scored specification of that axis.
+        policy: the policy's name; `UNNAMED` for records that name none.
+        suite: the benchmark's name.
+        task: `task_3`, or `libero-goal/task_3` where several suites have one.
+        outcome: such as `success` or `crashed`.
+
+    Raises:
+        RunError: no row has that policy, suite, task or outcome; lists the names that occur.
     """
-    named = len({row.policy for row in shown}) > 1
-    columns = (
-        Column("#"),
-        Column("Episode", numeric=False),
-        *([Column("Policy", numeric=False)] if named else []),
-        Column("Outcome", numeric=False),
-        Column("Safe", numeric=False),
-        Column("VSI"),
-        *([] if asked else [Column("Worst specification", numeric=False)]),
-        Column("Margin"),
-        Column("First violation", numeric=False),
-    )
-    title = f"{len(shown)} of {total} episodes" + (f", judged by {asked} alone" if asked else "")
-    cells = tuple(tuple(_cells(row, named, asked)) for row in shown)
-    return Table(title, columns, cells, remarks=provenance_marks.of_episodes(shown))
+    selected = list(rows)
+    selected = _filter_by_name("policy", policy, selected, lambda row: (row.policy or UNNAMED,))
+    selected = _filter_by_name("suite", suite, selected, lambda row: (row.benchmark,))
+    selected = _filter_by_name("task", task, selected, lambda row: (row.task_id, f"{row.benchmark}/{row.task_id}"))
+    selected = _filter_by_name("outcome", outcome, selected, lambda row: (row.outcome,))
+    selected = [row for row in selected if axis in row.broken_axes] if axis is not None else selected
+    selected = [row for row in selected if row.safe] if safe else selected
+    selected = [row for row in selected if row.success is success] if success is not None else selected
+    return [row for row in selected if row.first_violation_step is not None] if violated else selected
 
 
-def _cells(row: EpisodeRow, named: bool, asked: str | None) -> Iterable[Cell]:
-    yield Cell(str(row.number), row.number)
-    yield Cell(row.episode_id)
-    if named:
-        yield Cell(row.policy or UNNAMED)
-    yield Cell(row.outcome)
-    yield Cell(NONE if row.safe is None else "yes" if row.safe else "no")
-    yield Cell(NONE if row.vsi is None else fixed(row.vsi, 3), row.vsi)
-    if asked is None:
-        yield Cell(row.spec or NONE)
-    yield Cell(_margin(row), row.rho)
-    yield Cell(_first(row))
+def _filter_by_name(
+    what: str, wanted: str | None, rows: list[EpisodeListRow], names: Callable[[EpisodeListRow], tuple[str, ...]]
+) -> list[EpisodeListRow]:
+    if wanted is None:
+        return rows
+    selected = [row for row in rows if wanted in names(row)]
+    if not selected:
+        names_there = ", ".join(_sort_naturally({names(row)[-1] for row in rows})) or "none"
+        raise RunError(f"no episode here has the {what} {wanted!r}", remedy=f"There are: {names_there}.")
+    return selected
 
 
-def _margin(row: EpisodeRow) -> str:
-    if row.rho is None or row.threshold is None or row.unit is None:
-        return NONE
-    unit, scale = unit_text(row.unit, row.threshold)
-    return with_unit(significant(row.rho * scale), unit)
+def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[EpisodeListRow]:
+    """Sort the rows: deepest first, smallest rho/threshold first, earliest violation first, or by id.
+
+    Rows without a value come last. Ties, and all rows if `by` is None, stay in the order of the sources.
+    """
+    keys: Mapping[str, Callable[[EpisodeListRow], float | None]] = {
+        "vsi": lambda row: None if row.vsi is None else -row.vsi,
+        "rho": lambda row: row.share,
+        "step": lambda row: row.first_violation_s,
+    }
+    if by is None:
+        return list(rows)
+    if by == "id":
+        return sorted(rows, key=lambda row: natural_key(row.episode_id))
+    return sorted(rows, key=lambda row: _missing_last(keys[by](row), row.share))
 
 
-def _first(row: EpisodeRow) -> str:
-    if row.first_violation_s is None:
-        return NONE
-    return f"{fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
+def _missing_last(value: float | None, tie: float | None) -> tuple[bool, float, float]:
+    return value is None, value or 0.0, inf if tie is None else tie
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a sort key that puts ep_9 before ep_10; numbers compare by their digits without leading zeros."""
+    parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
+    return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
+
+
+def _sort_naturally(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=natural_key)
+
+
+def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
+    """Return the row of an id, else of a number without leading zeros, else of the only id that ends so.
+
+    Args:
+        rows: every row of the sources, as `list_episodes` returns them.
+        wanted: the text that the user gave.
+
+    Raises:
+        RunError: no row matches (lists similar ids), or several do.
+    """
+    numbered = re.fullmatch(r"[1-9][0-9]*", wanted)
+    matches = [row for row in rows if row.episode_id == wanted]
+    matches = matches or [
+        row for row in rows if (str(row.number) == wanted if numbered else row.episode_id.endswith(wanted))
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        several = "; ".join(
+            f"{row.number} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]
+        )
+        more = f"; and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
+        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=f"Give the number: {several}{more}.")
+    raise RunError(f"there is no episode {wanted!r}", remedy=_suggest_ids(rows, wanted))
+
+
+_MAX_SHOWN = 5
+
+
+def _suggest_ids(rows: Sequence[EpisodeListRow], wanted: str) -> str:
+    ids = dict.fromkeys(row.episode_id for row in rows)
+    inside = [name for name in ids if wanted and wanted in name]
+    close = list(dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)]))[
+        :_MAX_SHOWN
+    ]
+    guess = f"Close to it: {', '.join(close)}. " if close else ""
+    return f"{guess}`safevla episodes` numbers the {len(rows)} that there are."

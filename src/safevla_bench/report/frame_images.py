@@ -1,4 +1,4 @@
-"""The frames of run folders as a page can hold them: images as data URIs, no more than fit."""
+"""Frames of run folders as data URIs for the page, up to a size limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from safevla_bench.runs import FRAMES, RUN, Frame, read_frames
 
 MOST_BYTES = 3_000_000
-"""So much of a page may be frames."""
+"""Size of all frames in a page [bytes of base64]."""
 _TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
-Key = tuple[str | None, str]
+EpisodeKey = tuple[str | None, str]
 """Policy and episode id."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class FrameImage:
     """One frame in the page."""
 
     kind: str
@@ -32,46 +32,46 @@ class Picture:
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode; `left_out` of them did not fit or are clips, and lie in the run's `frames` only."""
+    """Images by episode; `left_out` of them did not fit or are clips, and lie in the run's `frames` only."""
 
-    pictures: Mapping[Key, tuple[Picture, ...]] = field(default_factory=dict)
+    images: Mapping[EpisodeKey, tuple[FrameImage, ...]] = field(default_factory=dict)
     left_out: int = 0
 
-    def of(self, policy: str | None, episode_id: str) -> tuple[Picture, ...]:
-        """The pictures of one episode."""
-        return self.pictures.get((policy, episode_id), ())
+    def of_episode(self, policy: str | None, episode_id: str) -> tuple[FrameImage, ...]:
+        """Return the images of one episode."""
+        return self.images.get((policy, episode_id), ())
 
 
-def album(paths: Iterable[Path], most_bytes: int = MOST_BYTES) -> Album:
-    """The frames of those sources that are run folders, in the order of their indices, as long as there is room.
+def collect_images(paths: Iterable[Path], most_bytes: int = MOST_BYTES) -> Album:
+    """Collect the frames of the run folders among the sources, in the order of their indices, while they fit.
 
     Raises:
         RunError: an index cannot be read.
     """
-    found: dict[Key, list[Picture]] = {}
+    images: dict[EpisodeKey, list[FrameImage]] = {}
     left_out, room = 0, most_bytes
     for folder in (path for path in paths if (path / RUN).exists()):
         for frame in read_frames(folder):
-            picture = _picture(folder, frame, room)
-            if picture is None:
+            image = _load_image(folder, frame, room)
+            if image is None:
                 left_out += 1
                 continue
-            room -= len(picture.source)
-            found.setdefault((frame.policy, frame.episode_id), []).append(picture)
-    return Album({key: tuple(_in_order(ones)) for key, ones in found.items()}, left_out)
+            room -= len(image.source)
+            images.setdefault((frame.policy, frame.episode_id), []).append(image)
+    return Album({key: tuple(_sort_images(episode_images)) for key, episode_images in images.items()}, left_out)
 
 
-def _picture(folder: Path, frame: Frame, room: int) -> Picture | None:
-    """The picture; None where it is no image, is missing or has no room."""
+def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:
+    """Return the image; None if it is of another type, missing or too large."""
     path = folder / FRAMES / frame.file
     kind = _TYPES.get(path.suffix)
     if kind is None or not path.is_file() or path.stat().st_size * 4 / 3 > room:
         return None
     source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return Picture(frame.kind, frame.caption, frame.success, frame.width, frame.height, source)
+    return FrameImage(frame.kind, frame.caption, frame.success, frame.width, frame.height, source)
 
 
-def _in_order(pictures: Sequence[Picture]) -> list[Picture]:
-    """The initial state, then violations, then the final state."""
+def _sort_images(images: Sequence[FrameImage]) -> list[FrameImage]:
+    """Sort images: the initial state, then violations, then the final state."""
     order = ("initial", "violation", "final")
-    return sorted(pictures, key=lambda one: order.index(one.kind) if one.kind in order else len(order))
+    return sorted(images, key=lambda image: order.index(image.kind) if image.kind in order else len(order))

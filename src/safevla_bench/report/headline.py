@@ -1,4 +1,4 @@
-"""The sentence a report leads with: is it safe, and how sure are we?"""
+"""The headline of a report: is it safe, and how certain is that?"""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from safevla_bench.baseline import NOOP
 from safevla_bench.compare import Comparison
-from safevla_bench.metrics import Rate, Summary, judged
+from safevla_bench.metrics import Rate, Summary, has_verdict
 from safevla_bench.report.tables import policy_name
-from safevla_bench.text.numbers import NONE, fixed, percent
-from safevla_bench.text.sanitize import clipped
+from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
+from safevla_bench.text.sanitize import shorten_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,153 +21,167 @@ class Headline:
     support: tuple[str, ...] = ()
 
 
-def headline(cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None) -> Headline:
-    """What the summaries say about safety, in words and with the interval that goes with them.
+def build_headline(cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None) -> Headline:
+    """Return the summary of safety in words, with its interval.
 
     Args:
-        cells: policy × suite.
-        aggregate: all of them.
-        comparison: of the policies, where there are several: whether their difference can be told.
+        cells: one summary for each policy × suite.
+        aggregate: the summary of all episodes.
+        comparison: the comparison of the policies, where there are several.
     """
     if not aggregate.n:
-        return Headline(f"It cannot be said: {_nothing(aggregate)}.", _lost(aggregate))
-    if not judged(aggregate):
-        many = _count(aggregate.n, "episode")
-        return Headline(f"It cannot be said: no specification reached a verdict in {many}.", _lost(aggregate))
-    every = _by_policy(cells)
-    rates = _acting(every)
-    unjudged = [cell for cell in cells if cell.n and not judged(cell)]
-    whose = f" of {next(iter(rates))}" if unjudged or len(rates) < len(every) else ""
-    answer = _several(rates) if len(rates) > 1 else _single(next(iter(rates.values())), whose)
-    return Headline(
-        answer, (*_silent(unjudged), *_apart(comparison), *_successes(cells), *_uncertainty(rates), *_lost(aggregate))
+        return Headline(f"It cannot be said: {_no_episode_reason(aggregate)}.", _lost_sentence(aggregate))
+    if not has_verdict(aggregate):
+        episodes = _count_noun(aggregate.n, "episode")
+        answer = f"It cannot be said: no specification reached a verdict in {episodes}."
+        return Headline(answer, _lost_sentence(aggregate))
+    all_rates = _safety_by_policy(cells)
+    rates = _without_noop(all_rates)
+    unjudged = [cell for cell in cells if cell.n and not has_verdict(cell)]
+    whose = f" of {next(iter(rates))}" if unjudged or len(rates) < len(all_rates) else ""
+    answer = (
+        _several_policies_answer(rates) if len(rates) > 1 else _single_policy_answer(next(iter(rates.values())), whose)
     )
+    support = (
+        *_unjudged_sentence(unjudged),
+        *_difference_sentence(comparison),
+        *_unsafe_success_sentence(cells),
+        *_uncertainty_sentence(rates),
+        *_lost_sentence(aggregate),
+    )
+    return Headline(answer, support)
 
 
-def _nothing(aggregate: Summary) -> str:
+def _no_episode_reason(aggregate: Summary) -> str:
     return "no episode was scored" if aggregate.outcomes else "there are no episodes"
 
 
-def _by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    """Safety of each policy over all its suites, from the counts; without cells in which nothing reached a verdict."""
-    found: dict[str, Rate] = {}
-    for cell in (cell for cell in cells if cell.n and judged(cell)):
-        name = clipped(policy_name(cell))
-        before = found.get(name, Rate.of(0, 0))
-        mine = cell.rates["safety"]
-        found[name] = Rate.of(before.count + mine.count, before.n + mine.n)
-    return found
+def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
+    """Pool Safety of each policy over its suites, from the counts; cells without any verdict are left out."""
+    rates: dict[str, Rate] = {}
+    for cell in (cell for cell in cells if cell.n and has_verdict(cell)):
+        name = shorten_name(policy_name(cell))
+        before = rates.get(name, Rate.of(0, 0))
+        cell_rate = cell.rates["safety"]
+        rates[name] = Rate.of(before.count + cell_rate.count, before.n + cell_rate.n)
+    return rates
 
 
-def _acting(rates: dict[str, Rate]) -> dict[str, Rate]:
-    """Without the policy that does nothing, where others act: it is a baseline and competes with nobody."""
+def _without_noop(rates: dict[str, Rate]) -> dict[str, Rate]:
+    """Leave out the policy that does nothing, where others act: it is a baseline and does not compete."""
     return {name: rate for name, rate in rates.items() if name != NOOP} or rates
 
 
-def _silent(unjudged: Sequence[Summary]) -> tuple[str, ...]:
-    names = [
-        f"{clipped(policy_name(cell))} on {clipped(cell.suite or NONE)} ({_count(cell.n, 'episode')})"
-        for cell in unjudged
-    ]
+def _unjudged_sentence(unjudged: Sequence[Summary]) -> tuple[str, ...]:
+    names = []
+    for cell in unjudged:
+        policy, suite = shorten_name(policy_name(cell)), shorten_name(cell.suite or NO_VALUE)
+        names.append(f"{policy} on {suite} ({_count_noun(cell.n, 'episode')})")
     return (f"No specification reached a verdict for {', '.join(names)}: no number here counts them.",) if names else ()
 
 
-def _single(safety: Rate, whose: str) -> str:
-    unsafe = safety.n - safety.count
+def _single_policy_answer(safety: Rate, whose: str) -> str:
+    unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, "episode")
     if not unsafe:
-        return f"No safety limit was broken in {_count(safety.n, 'episode')}{whose}; {_at_most(safety)}."
+        return f"No safety limit was broken in {episodes}{whose}; {_upper_bound_phrase(safety)}."
     return (
-        f"No: {unsafe} of {_count(safety.n, 'episode')}{whose} broke a safety limit; Safety is {_percent(safety)}, "
-        f"with a 95 % interval from {_span(safety)} %."
+        f"No: {unsafe} of {episodes}{whose} broke a safety limit; Safety is {_format_rate(safety)}, "
+        f"with a 95 % interval from {_format_ci(safety)} %."
     )
 
 
-def _at_most(safety: Rate) -> str:
+def _upper_bound_phrase(safety: Rate) -> str:
     low = 0.0 if safety.ci is None else safety.ci[0]
-    most = f"{fixed(100 * (1 - low), 1)}\N{NO-BREAK SPACE}%"
+    most = f"{format_fixed(100 * (1 - low), 1)}\N{NO-BREAK SPACE}%"
     return f"with this many, up to {most} unsafe ones remain plausible (95 % interval)"
 
 
-def _several(rates: dict[str, Rate]) -> str:
+def _several_policies_answer(rates: dict[str, Rate]) -> str:
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
+        who = _all_policies_phrase("None", len(rates))
+        episodes = _count_noun(sum(rate.n for rate in rates.values()), "episode")
         least = min(rates, key=lambda name: rates[name].n)
-        many = _count(sum(rate.n for rate in rates.values()), "episode")
-        return f"{_all('None', len(rates))} broke a safety limit in {many}; for {least}, {_at_most(rates[least])}."
+        return f"{who} broke a safety limit in {episodes}; for {least}, {_upper_bound_phrase(rates[least])}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
-    who = _all("All", len(rates)) if len(broke) == len(rates) else f"{len(broke)} of {len(rates)} policies"
+    who = f"{len(broke)} of {len(rates)} policies"
+    if len(broke) == len(rates):
+        who = _all_policies_phrase("All", len(rates))
     return (
-        f"{who} broke safety limits; Safety runs from {_percent(rates[last])} "
-        f"({_span(rates[last])}) for {last} to {_percent(rates[best])} ({_span(rates[best])}) for {best}."
+        f"{who} broke safety limits; Safety runs from {_format_rate(rates[last])} "
+        f"({_format_ci(rates[last])}) for {last} to {_format_rate(rates[best])} ({_format_ci(rates[best])}) for {best}."
     )
 
 
-def _all(word: str, count: int) -> str:
+def _all_policies_phrase(word: str, count: int) -> str:
     if count == 2:
         return "Both policies" if word == "All" else "Neither policy"
     return f"{word} {'of the ' if word == 'None' else ''}{count} policies"
 
 
-def _successes(cells: Sequence[Summary]) -> tuple[str, ...]:
-    rates = [cell.rates["p_unsafe_given_success"] for cell in cells if judged(cell)]
+def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
+    rates = [cell.rates["p_unsafe_given_success"] for cell in cells if has_verdict(cell)]
     unsafe = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     if not rates:
         return ()
     if not unsafe.n:
         return ("No episode succeeded.",)
     if not unsafe.count:
-        return (f"None of the {_count(unsafe.n, 'success', 'es')} was unsafe.",)
-    return (f"{unsafe.count} of {_count(unsafe.n, 'success', 'es')} ({_percent(unsafe)}) came about unsafely.",)
+        return (f"None of the {_count_noun(unsafe.n, 'success', 'es')} was unsafe.",)
+    return (
+        f"{unsafe.count} of {_count_noun(unsafe.n, 'success', 'es')} ({_format_rate(unsafe)}) came about unsafely.",
+    )
 
 
-def _apart(comparison: Comparison | None) -> tuple[str, ...]:
-    """Whether two policies' Safety, over all suites, can be told apart."""
+def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
+    """Say whether a test separates two policies' Safety over all suites."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ()
-    found = [one for one in comparison.scopes[-1].metrics if one.metric == "safety"]
-    if not found:  # some cell has no verdict
+    safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
+    if not safety_metrics:  # some cell has no verdict
         return ()
-    (one,) = found[0].differences
-    if one.difference is None or one.ci is None or one.p_value is None:
+    (difference,) = safety_metrics[0].differences
+    if difference.difference is None or difference.ci is None or difference.p_value is None:
         return ()
     pairs = comparison.scopes[-1].pairs
-    where = f"On the same {_count(pairs or 0, 'episode')}" if comparison.paired else "On independent episodes"
-    better, other = (one.first, one.second) if one.difference >= 0 else (one.second, one.first)
-    low, high = one.ci if one.difference >= 0 else (-one.ci[1], -one.ci[0])
-    points, span = _points(abs(one.difference)), f"{_points(low)} to {_points(high)}"
-    if one.p_value <= 1 - comparison.confidence + 1e-12:
-        return (f"{where} {clipped(better)} is {points} points safer than {clipped(other)} ({span}).",)
-    return (f"{where} a difference of {points} points ({span}) does not tell {clipped(better)} from {clipped(other)}.",)
+    where = f"On the same {_count_noun(pairs or 0, 'episode')}" if comparison.paired else "On independent episodes"
+    names = shorten_name(difference.first), shorten_name(difference.second)
+    better, other = names if difference.difference >= 0 else names[::-1]
+    low, high = difference.ci if difference.difference >= 0 else (-difference.ci[1], -difference.ci[0])
+    points, span = _format_points(abs(difference.difference)), f"{_format_points(low)} to {_format_points(high)}"
+    if difference.p_value <= 1 - comparison.confidence + 1e-12:
+        return (f"{where} {better} is {points} points safer than {other} ({span}).",)
+    return (f"{where} a difference of {points} points ({span}) does not tell {better} from {other}.",)
 
 
-def _points(share: float) -> str:
-    return fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+def _format_points(share: float) -> str:
+    return format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
 
 
 _WIDE = 0.3
-"""An interval wider than this share is called wide."""
+"""Width from which an interval is called wide, as a share."""
 
 
-def _uncertainty(rates: dict[str, Rate]) -> tuple[str, ...]:
+def _uncertainty_sentence(rates: dict[str, Rate]) -> tuple[str, ...]:
     if all(rate.ci is None or rate.ci[1] - rate.ci[0] <= _WIDE for rate in rates.values()):
         return ()
     return ("Some intervals are wider than 30 points: run more episodes before you rely on these numbers.",)
 
 
-def _lost(aggregate: Summary) -> tuple[str, ...]:
+def _lost_sentence(aggregate: Summary) -> tuple[str, ...]:
     counts = (("crashed", aggregate.crashed), ("stopped", aggregate.stopped))
-    named = [f"{count} {name}" for name, count in counts if count]
-    return (f"Outside every rate: {' and '.join(named)}.",) if named else ()
+    parts = [f"{count} {name}" for name, count in counts if count]
+    return (f"Outside every rate: {' and '.join(parts)}.",) if parts else ()
 
 
-def _percent(rate: Rate) -> str:
-    return f"{percent(rate.count, rate.n)}\N{NO-BREAK SPACE}%"
+def _format_rate(rate: Rate) -> str:
+    return f"{format_percent(rate.count, rate.n)}\N{NO-BREAK SPACE}%"
 
 
-def _span(rate: Rate) -> str:
-    return " to ".join(fixed(100 * end, 1) for end in rate.ci) if rate.ci else ""
+def _format_ci(rate: Rate) -> str:
+    return " to ".join(format_fixed(100 * end, 1) for end in rate.ci) if rate.ci else ""
 
 
-def _count(count: int, noun: str, plural: str = "s") -> str:
+def _count_noun(count: int, noun: str, plural: str = "s") -> str:
     return f"{count} {noun}{'' if count == 1 else plural}"

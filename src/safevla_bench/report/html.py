@@ -1,4 +1,4 @@
-"""What pages share: their templates, their style sheet, and the policy that lets nothing else in."""
+"""The frame of all pages: templates, style sheet, script, and a policy that admits nothing else."""
 
 from __future__ import annotations
 
@@ -14,57 +14,58 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from safevla_bench.report.tables import Column
-from safevla_bench.text.sanitize import clipped, inert
+from safevla_bench.text.sanitize import escape_controls, shorten_name
 
 
 @cache
-def environment() -> Environment:
-    """Where the templates of pages are: everything is escaped, and made inert."""
+def template_environment() -> Environment:
+    """Return the environment of the page templates: every string is escaped, control characters removed."""
     environment = Environment(
         loader=PackageLoader("safevla_bench.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: inert(value) if type(value) is str else value,
+        finalize=lambda value: escape_controls(value) if type(value) is str else value,
     )
-    environment.filters["parted"] = _parted
-    environment.filters["clipped"] = clipped
-    environment.filters["spans"] = _spans
+    environment.filters["breakable"] = _breakable_name
+    environment.filters["shorten_name"] = shorten_name
+    environment.filters["spans"] = _group_spans
     return environment
 
 
-def _spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Neighbouring columns of the same group: its name and how many they are."""
-    return [(group, len(list(those))) for group, those in groupby(columns, key=lambda column: column.group)]
+def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Return each run of columns of one group: the group's name and the number of columns."""
+    return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]
 
 
-def _parted(name: str) -> Markup:
-    """A name that may be broken where its parts meet."""
-    return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", inert(name)))
-
-
-@cache
-def style() -> str:
-    """The style sheet, our own file."""
-    return _own("page.css")
+def _breakable_name(name: str) -> Markup:
+    """Return a name with break opportunities after `_`, `/`, `:` and `-`."""
+    return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", escape_controls(name)))
 
 
 @cache
-def script() -> str:
-    """The script that sorts and filters episodes, our own file."""
-    return _own("page.js")
+def page_style() -> str:
+    """Return the style sheet, a file of this package."""
+    return _read_template("page.css")
 
 
-def _own(name: str) -> str:
+@cache
+def page_script() -> str:
+    """Return the script that sorts and filters episodes, a file of this package."""
+    return _read_template("page.js")
+
+
+def _read_template(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def content_security_policy(style: str, script: str = "") -> str:
-    """The Content-Security-Policy: nothing but this style sheet, this script and images in the page itself."""
-    runs = f" script-src '{_digest(script)}';" if script else ""
-    return f"default-src 'none'; style-src '{_digest(style)}';{runs} img-src data:; base-uri 'none'; form-action 'none'"
+    """Return a Content-Security-Policy for exactly this style sheet, this script and inline images."""
+    styles = f"style-src '{_source_digest(style)}';"
+    scripts = f" script-src '{_source_digest(script)}';" if script else ""
+    return f"default-src 'none'; {styles}{scripts} img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def _digest(text: str) -> str:
+def _source_digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,204 +1,179 @@
-"""The report as one self-contained page: nothing fetched, no data that runs, the same bytes for the same inputs."""
+"""The report as one self-contained page: no request, no executable input, the same bytes for the same inputs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
 from safevla_bench import provenance_marks
-from safevla_bench.baseline import baseline
-from safevla_bench.explain.trace import ranked, worst
+from safevla_bench.baseline import measure_baseline
+from safevla_bench.explain.trace import rank_by_severity, select_worst
 from safevla_bench.metrics import Summary, aggregate, cells
 from safevla_bench.report import html, sections, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, places, register
+from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.frame_images import Album
-from safevla_bench.report.headline import headline
-from safevla_bench.report.paired_episodes import meetings, paired
+from safevla_bench.report.headline import build_headline
+from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
 from safevla_bench.report.tables import comparison, exposure, notices, policy_name, sensitivity
+from safevla_bench.ruleset import LostEpisodes, Provenance
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.specs import Library
-from safevla_bench.text.numbers import NONE, fixed, short, unit_text, with_unit
+from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
 from safevla_bench.trajectory import Batch, Header
 
 _NOTHING, _EMPTY = Analysis(), Album()
+_NO_DESCRIPTION: Mapping[str, object] = {}
 _OPEN = 2
-"""With more cells than this the tables of violations are folded."""
+"""Most cells for which the tables of violations are open."""
 
 
-def page(
+def render_page(
     scores: Scores,
     batch: Batch | None,
     library: Library,
     *,
     title: str,
-    provenance: Mapping[str, object],
+    provenance: Provenance | None = None,
+    description: Mapping[str, object] = _NO_DESCRIPTION,
+    privileged: Collection[str | None] = (),
     analysis: Analysis = _NOTHING,
     album: Album = _EMPTY,
 ) -> str:
-    """The report of some scores.
+    """Render the report of some scores.
 
     Args:
         scores: the verdicts.
-        batch: the records that they came from, found again by policy and episode id; None leaves the charts out.
+        batch: the records that they came from, matched by policy and episode id; None leaves the charts out.
         library: the specifications, for their formulas and limits.
-        title: what the page is called.
-        provenance: how the scores came about, shown at the end as it is. `policies` in it, or in the mappings of its
-            `sources`, say which policies are `privileged`; `skipped` lists what was wrong with invalid episodes,
-            `lost` says what damaged files cost.
-        analysis: what was computed beyond the summaries; what it lacks is left out.
+        title: the title of the page.
+        provenance: what decided the verdicts, and which episodes were left out.
+        description: how the scores came about, shown at the end as it is.
+        privileged: the policies that saw simulator state which no real robot has.
+        analysis: the analyses beyond the summaries; sections that it lacks are left out.
         album: frames of episodes.
     """
-    found, total = cells(scores), aggregate(scores)
-    floor, sheet, script = baseline(scores), html.style(), html.script()
-    cases = list(sections.cases(scores, batch, library))
-    listed = register(scores, batch, library, analysis.phase)
+    summaries, total = cells(scores), aggregate(scores)
+    noop_baseline, sheet, script = measure_baseline(scores), html.page_style(), html.page_script()
+    worst = list(sections.worst_episodes(scores, batch, library))
+    listed = build_episode_table(scores, batch, library, analysis.phase)
     return (
-        html.environment()
+        html.template_environment()
         .get_template("page.html")
         .render(
             title=title,
             policy=html.content_security_policy(sheet, script),
             style=Markup(sheet),  # our own files, not anybody's text
             script=Markup(script),
-            headline=headline(found, total, analysis.comparison),
+            headline=build_headline(summaries, total, analysis.comparison),
             total=total,
-            ablated=provenance.get("applicability") == "off",
-            warnings=notices.warning(floor),
-            floor=notices.table(floor),
-            **_numbers(scores, found, total, provenance),
-            cases=cases,
-            case_of=defaultdict(int, {case.number: k for k, case in enumerate(cases, 1)}),
+            ablated=provenance is not None and provenance.applicability == "off",
+            warnings=notices.baseline_warnings(noop_baseline),
+            floor=notices.baseline_table(noop_baseline),
+            **_number_sections(scores, summaries, total, provenance, privileged),
+            cases=worst,
+            case_of=defaultdict(int, {case.number: k for k, case in enumerate(worst, 1)}),
             any_unsafe=bool(total.success_unsafe + total.failure_unsafe),
             album=album,
             register=listed,
             endings=ENDINGS,
-            meetings=meetings(scores, batch, library, listed.entries, places(scores, batch)),
-            **_further(analysis, found),
-            limits=_limits(scores.specs),
-            dash=NONE,
-            number=lambda value: fixed(value, 2) if value == value else NONE,
-            provenance=[pair for pair in _flat(provenance) if pair[0].partition(".")[0] not in ("skipped", "lost")],
+            meetings=find_shared_states(scores, batch, library, listed.entries, batch_places(scores, batch)),
+            **_analysis_sections(analysis, summaries),
+            limits=_limit_rows(scores.specs),
+            dash=NO_VALUE,
+            number=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
+            provenance=list(_flatten(description)),
         )
     )
 
 
-def _numbers(
-    scores: Scores, found: Sequence[Summary], total: Summary, provenance: Mapping[str, object]
+def _number_sections(
+    scores: Scores,
+    summaries: Sequence[Summary],
+    total: Summary,
+    provenance: Provenance | None,
+    privileged: Collection[str | None],
 ) -> dict[str, object]:
-    """Outcomes, violations, and what was not scored."""
-    marked = frozenset(_privileged(provenance))
-    damage = _damage(provenance.get("lost"))
+    """Return the template values of outcomes, violations, and what was not scored."""
+    marked = frozenset(name for name in privileged if name is not None)
+    damage = (provenance.lost if provenance else None) or LostEpisodes()
     return {
-        "standin": provenance_marks.warning(scores),
+        "standin": provenance_marks.warn_of_scores(scores),
         "lost": str(damage),
-        "privileged": sorted(marked & {policy_name(cell) for cell in found}),
-        "outcomes": [sections.outcome(cell, cell.policy in marked) for cell in found],
-        "main": tables.main(found, total, privileged=marked),
-        "violations": [sections.violations(cell) for cell in found if cell.n],
-        "folded": len(found) > _OPEN,
-        "unscored": tables.unscored(found, scores.absent, _texts(provenance.get("skipped")), damage),
+        "privileged": sorted(marked & {policy_name(cell) for cell in summaries}),
+        "outcomes": [sections.draw_outcome(cell, cell.policy in marked) for cell in summaries],
+        "main": tables.headline_table(summaries, total, privileged=marked),
+        "violations": [sections.summarize_violations(cell) for cell in summaries if cell.n],
+        "folded": len(summaries) > _OPEN,
+        "unscored": tables.exclusion_table(summaries, scores.absent, provenance.skipped if provenance else (), damage),
     }
 
 
-def _further(analysis: Analysis, found: Sequence[Summary]) -> dict[str, object]:
-    """Exposure, comparison and sensitivity, as tables and curves."""
+def _analysis_sections(analysis: Analysis, summaries: Sequence[Summary]) -> dict[str, object]:
+    """Return the template values of exposure, comparison and sensitivity."""
     compared, ablated = analysis.comparison, analysis.ablation
-    policies = list(dict.fromkeys(policy_name(cell) for cell in found))
+    policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     return {
         "analysis": analysis,
-        "exposures": exposure.tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else (),
-        "standings": comparison.standings(compared) if compared else None,
-        "differences": comparison.differences(compared) if compared else None,
-        "bars": sweep_charts.bars(compared) if compared else [],
-        "ablation": sensitivity.ablation(ablated) if ablated else None,
-        "panels": sweep_charts.panels(analysis.sweeps, policies),
-        "series": [(sweep_charts.style(k), name) for k, name in enumerate(policies)],
+        "exposures": exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n)
+        if analysis.exposures
+        else (),
+        "standings": comparison.standing_table(compared) if compared else None,
+        "differences": comparison.difference_table(compared) if compared else None,
+        "bars": sweep_charts.draw_bars(compared) if compared else [],
+        "ablation": sensitivity.variant_table(ablated) if ablated else None,
+        "panels": sweep_charts.draw_panels(analysis.sweeps, policies),
+        "series": [(sweep_charts.series_style(k), name) for k, name in enumerate(policies)],
         "banded": len(policies) <= sweep_charts.MOST_BANDS,
     }
 
 
-def drawn(scores: Scores, headers: Sequence[Header]) -> list[int]:
-    """The episodes whose records the page draws; of the others it shows no more than their headers and verdicts."""
-    return [*worst(scores), *ranked(scores)[:MOST_DRAWN], *paired(scores, headers)]
-
-
-# What was privileged
-
-
-def _privileged(provenance: Mapping[str, object]) -> Iterator[str]:
-    """The policies that are said to be privileged, here or in one of the sources."""
-    for told in _mappings(provenance.get("policies")):
-        name = told.get("policy", told.get("name"))
-        if told.get("privileged") is True and isinstance(name, str):
-            yield name
-    for source in _mappings(provenance.get("sources")):
-        yield from _privileged(source)
-
-
-def _mappings(value: object) -> Iterator[Mapping[str, object]]:
-    for one in value if isinstance(value, list | tuple) else ():
-        if isinstance(one, Mapping):
-            yield one
-
-
-def _damage(lost: object) -> tables.Damage:
-    """What damaged files cost, as scores.json says it."""
-    if not isinstance(lost, Mapping):
-        return tables.Damage()
-    count = lost.get("episodes")
-    return tables.Damage(
-        episodes=count if isinstance(count, int) else 0,
-        more=lost.get("more") is True,
-        named=tuple(_texts(lost.get("named"))),
-        places=tuple(_texts(lost.get("damage"))),
-    )
-
-
-def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list | tuple) else []
+def drawn_episodes(scores: Scores, headers: Sequence[Header]) -> list[int]:
+    """Return the episodes whose records the page draws; of others it needs only headers and verdicts."""
+    return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN], *paired_indices(scores, headers)]
 
 
 # Limits and provenance
 
 
-def _limits(specs: Sequence[SpecColumn]) -> list[tuple[str, str, str]]:
-    """Specification, its limit, and the excess at which its depth reaches 1."""
-    return [(spec.spec_id, *_limit(spec)) for spec in specs if spec.scored]
+def _limit_rows(specs: Sequence[SpecColumn]) -> list[tuple[str, str, str]]:
+    """Return each scored specification, its limit, and the excess at which its depth reaches 1."""
+    return [(spec.spec_id, *_limit_texts(spec)) for spec in specs if spec.is_scored]
 
 
-def _limit(spec: SpecColumn) -> tuple[str, str]:
+def _limit_texts(spec: SpecColumn) -> tuple[str, str]:
     if spec.binary:
         return "none at all", "any"
-    return _quantity(spec, spec.threshold), NONE if spec.severe is None else _quantity(spec, spec.severe)
+    severe = NO_VALUE if spec.severe is None else _format_quantity(spec, spec.severe)
+    return _format_quantity(spec, spec.threshold), severe
 
 
-def _quantity(spec: SpecColumn, value: float) -> str:
-    unit, scale = unit_text(spec.unit, spec.threshold)
-    return with_unit(short(value * scale), unit)
+def _format_quantity(spec: SpecColumn, value: float) -> str:
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    return append_unit(format_compact(value * scale), unit)
 
 
-def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested mappings as dotted names with one text each; the same order as they came in."""
+def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested mappings as dotted names with one text each, in their order."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(one, Mapping | list | tuple) for one in value):
+            yield from _flatten(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for k, inner in enumerate(value):
-            yield from _flat(inner, f"{name}.{k}")
+            yield from _flatten(inner, f"{name}.{k}")
     else:
-        yield name, _told(value)
+        yield name, _format_value(value)
 
 
-def _told(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return _listed(str(one) for one in value)
-    return NONE if value is None or value == "" else str(value)
+        return _join_texts(str(item) for item in value)
+    return NO_VALUE if value is None or value == "" else str(value)
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(" ".join(text.split()) for text in texts) or NONE
+def _join_texts(texts: Iterable[str]) -> str:
+    return ", ".join(" ".join(text.split()) for text in texts) or NO_VALUE

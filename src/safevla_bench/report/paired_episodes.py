@@ -1,4 +1,4 @@
-"""Policies beside each other on the same initial state: how each ended there, and two of them on common scales."""
+"""Policies on the same initial state: how each episode ended, and two of them drawn on common scales."""
 
 from __future__ import annotations
 
@@ -7,148 +7,151 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safevla_bench.explain.trace import Exhibit, exhibits
-from safevla_bench.report.charts import Spark, common_frame, spark
-from safevla_bench.report.episode_table import Entry, verdict
+from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.report.charts import PlotArea, Sparkline, common_area, draw_sparkline
+from safevla_bench.report.episode_details import format_verdict
+from safevla_bench.report.episode_table import EpisodeEntry
 from safevla_bench.scores import ACTIVE, STATES, VACUOUS, Scores
 from safevla_bench.specs import Library
-from safevla_bench.trajectory import Batch, Header, select
+from safevla_bench.trajectory import Batch, Header, select_episodes
 
 MOST_DRAWN = 24
-"""So many initial states are drawn, those where the policies differ most."""
+"""Number of initial states that are drawn, those where the policies differ most."""
 
-State = tuple[str, str, int, int | None]
+StateKey = tuple[str, str, int, int | None]
 """Suite, task, initial state, seed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """One policy's side of a specification; no spark where it reached no verdict, and why."""
+class ClauseSide:
+    """One policy's side of a specification; without a verdict it has no sparkline, but the reason."""
 
     verdict: str
     violated: bool
-    spark: Spark | None
+    spark: Sparkline | None
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class ClausePair:
     """One specification on both sides."""
 
     spec_id: str
-    halves: tuple[Half, Half]
+    sides: tuple[ClauseSide, ClauseSide]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class SharedState:
     """One initial state: the episodes that started from it, and two of them drawn, the furthest apart in severity."""
 
-    place: str
-    entries: tuple[Entry, ...]
-    two: tuple[Entry, Entry] | None = None
-    matches: tuple[Match, ...] = ()
+    label: str
+    entries: tuple[EpisodeEntry, ...]
+    drawn_pair: tuple[EpisodeEntry, EpisodeEntry] | None = None
+    clause_pairs: tuple[ClausePair, ...] = ()
 
 
-def meetings(
-    scores: Scores, batch: Batch | None, library: Library, entries: Sequence[Entry], at: Sequence[int | None]
-) -> list[Meeting]:
-    """The initial states that several policies started from, those where they differ most first.
+def find_shared_states(
+    scores: Scores, batch: Batch | None, library: Library, entries: Sequence[EpisodeEntry], places: Sequence[int | None]
+) -> list[SharedState]:
+    """Return the initial states that several policies started from, the most different outcomes first.
 
     Args:
         scores: the verdicts.
-        batch: their records; without them nothing says where an episode started.
+        batch: their records; without them the initial states are unknown.
         library: the specifications.
-        entries: the register's lines, in the order of the scores.
-        at: where each episode is in the batch, [E].
+        entries: the lines of the episode table, in the order of the scores.
+        places: index of each episode in the batch, [E].
     """
     if batch is None:
         return []
-    states = _ordered(scores, [None if place is None else batch.headers[place] for place in at])
-    found = []
+    states = _rank_states(scores, [None if place is None else batch.headers[place] for place in places])
+    shared_states = []
     for rank, (state, members) in enumerate(states.items()):
-        shown = tuple(entries[k] for k in members)
+        state_entries = tuple(entries[k] for k in members)
         if rank >= MOST_DRAWN:
-            found.append(Meeting(_place(state), shown))
+            shared_states.append(SharedState(_format_state(state), state_entries))
             continue
-        i, j = _furthest(scores, members)
-        found.append(
-            Meeting(_place(state), shown, (entries[i], entries[j]), _matches(scores, batch, library, at, i, j))
-        )
-    return found
+        i, j = _extreme_pair(scores, members)
+        clause_pairs = _pair_clauses(scores, batch, library, places, i, j)
+        shared_states.append(SharedState(_format_state(state), state_entries, (entries[i], entries[j]), clause_pairs))
+    return shared_states
 
 
-def paired(scores: Scores, headers: Sequence[Header]) -> list[int]:
-    """The episodes that `meetings` draws; `headers` are those of the episodes of `scores`."""
-    states = list(_ordered(scores, headers).values())[:MOST_DRAWN]
-    return [k for members in states for k in _furthest(scores, members)]
+def paired_indices(scores: Scores, headers: Sequence[Header]) -> list[int]:
+    """Return the episodes that `find_shared_states` draws; `headers` are those of the episodes of `scores`."""
+    states = list(_rank_states(scores, headers).values())[:MOST_DRAWN]
+    return [k for members in states for k in _extreme_pair(scores, members)]
 
 
-def _ordered(scores: Scores, headers: Sequence[Header | None]) -> Mapping[State, list[int]]:
-    """The initial states that several policies started from, with their episodes; the most different first."""
-    states = {state: ks for state, ks in _states(headers).items() if len({scores.policy[k] for k in ks}) > 1}
-    return {state: states[state] for state in sorted(states, key=lambda state: -_apart(scores, states[state]))}
+def _rank_states(scores: Scores, headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
+    """Return the states that several policies started from with their episodes, the most different first."""
+    states = {state: ks for state, ks in _group_by_state(headers).items() if len({scores.policy[k] for k in ks}) > 1}
+    return {
+        state: states[state] for state in sorted(states, key=lambda state: -_state_difference(scores, states[state]))
+    }
 
 
-def _states(headers: Sequence[Header | None]) -> Mapping[State, list[int]]:
-    found: dict[State, list[int]] = {}
+def _group_by_state(headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
+    states: dict[StateKey, list[int]] = {}
     for k, header in enumerate(headers):
         if header is not None and header.init_state_index is not None:
-            found.setdefault((header.benchmark, header.task_id, header.init_state_index, header.seed), []).append(k)
-    return found
+            states.setdefault((header.benchmark, header.task_id, header.init_state_index, header.seed), []).append(k)
+    return states
 
 
-def _place(state: State) -> str:
+def _format_state(state: StateKey) -> str:
     suite, task, index, seed = state
     return f"{suite} / {task}, state {index}" + ("" if seed is None else f", seed {seed}")
 
 
-def _apart(scores: Scores, members: Sequence[int]) -> float:
-    """How much episodes of one state differ: unlike verdicts before unlike successes before unlike severities."""
-    verdicts, successes = (len(set(one[members].tolist())) for one in (scores.safe, scores.success))
+def _state_difference(scores: Scores, members: Sequence[int]) -> float:
+    """Return how much episodes of one state differ: verdicts weigh most, then successes, then severities."""
+    verdicts, successes = (len(set(values[members].tolist())) for values in (scores.safe, scores.success))
     vsi = np.nan_to_num(scores.vsi[members])
     return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
 
 
-def _furthest(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
-    """The least and the most severe, of two policies, in the order of the sources."""
+def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
+    """Return the least and the most severe episode, of two policies, in the order of the sources."""
     ranked = sorted(members, key=lambda k: (float(np.nan_to_num(scores.vsi[k])), bool(scores.success[k]), k))
     least = ranked[0]
     most = next(k for k in reversed(ranked) if scores.policy[k] != scores.policy[least])
     return (least, most) if least < most else (most, least)
 
 
-def _matches(
-    scores: Scores, batch: Batch, library: Library, at: Sequence[int | None], i: int, j: int
-) -> tuple[Match, ...]:
-    """Every scored specification that reached a verdict on some side, on common scales; the violated ones first."""
-    seen = [_drawn(scores, batch, library, at[k], k) for k in (i, j)]
-    found = []
-    for k in scores.scored:
+def _pair_clauses(
+    scores: Scores, batch: Batch, library: Library, places: Sequence[int | None], i: int, j: int
+) -> tuple[ClausePair, ...]:
+    """Pair every scored specification with a verdict on some side, on common scales; violated ones first."""
+    traces_by_side = [_traces_by_spec(scores, batch, library, places[k], k) for k in (i, j)]
+    clause_pairs = []
+    for k in scores.scored_columns:
         spec_id = scores.specs[k].spec_id
-        there = [one[spec_id] for one in seen if spec_id in one]
-        if there:
-            frame = common_frame(there)
-            halves = [
-                _half(
-                    scores,
-                    int(k),
-                    episode,
-                    one.get(spec_id),
-                    None if spec_id not in one else spark(one[spec_id], frame),
-                )
-                for episode, one in zip((i, j), seen, strict=True)
-            ]
-            found.append(Match(spec_id, (halves[0], halves[1])))
-    return tuple(sorted(found, key=lambda one: not any(half.violated for half in one.halves)))
+        traces = [traces_of_side[spec_id] for traces_of_side in traces_by_side if spec_id in traces_of_side]
+        if traces:
+            area = common_area(traces)
+            first, second = (
+                _clause_side(scores, int(k), episode, traces_of_side.get(spec_id), area)
+                for episode, traces_of_side in zip((i, j), traces_by_side, strict=True)
+            )
+            clause_pairs.append(ClausePair(spec_id, (first, second)))
+    return tuple(sorted(clause_pairs, key=lambda pair: not any(side.violated for side in pair.sides)))
 
 
-def _drawn(scores: Scores, batch: Batch, library: Library, place: int | None, episode: int) -> Mapping[str, Exhibit]:
+def _traces_by_spec(
+    scores: Scores, batch: Batch, library: Library, place: int | None, episode: int
+) -> Mapping[str, SpecTrace]:
     assert place is not None
-    return {one.spec.spec_id: one for one in exhibits(scores, episode, select(batch, [place]), library)}
+    return {
+        spec_trace.spec.spec_id: spec_trace
+        for spec_trace in trace_specs(scores, episode, select_episodes(batch, [place]), library)
+    }
 
 
-def _half(scores: Scores, k: int, episode: int, one: Exhibit | None, drawn: Spark | None) -> Half:
-    if one is None or scores.state[k, episode] != ACTIVE:
+def _clause_side(scores: Scores, k: int, episode: int, spec_trace: SpecTrace | None, area: PlotArea) -> ClauseSide:
+    if spec_trace is None or scores.state[k, episode] != ACTIVE:
         state = int(scores.state[k, episode])
         why = "" if state == VACUOUS else f": {scores.reasons[int(scores.reason[k, episode])]}"
-        return Half(STATES[state] + why, False, None)
-    return Half(verdict(scores, k, episode), bool(scores.violated[k, episode]), drawn)
+        return ClauseSide(STATES[state] + why, False, None)
+    return ClauseSide(
+        format_verdict(scores, k, episode), bool(scores.is_violated[k, episode]), draw_sparkline(spec_trace, area)
+    )

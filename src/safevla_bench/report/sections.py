@@ -1,4 +1,4 @@
-"""What the parts of the page show, as values: outcomes of a cell, its violations, episodes to look at."""
+"""Sections of the page as values: outcomes and violations of a cell, and the worst episodes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from safevla_bench.explain import trace
-from safevla_bench.explain.trace import Exhibit
-from safevla_bench.metrics import Rate, Summary, judged
+from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.metrics import Rate, Summary, has_verdict
 from safevla_bench.report import tables
-from safevla_bench.report.charts import Chart, chart
+from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.tables import Table, policy_name
 from safevla_bench.scores import Scores
 from safevla_bench.specs import Library
-from safevla_bench.text.numbers import NONE, fixed, percent, span
-from safevla_bench.trajectory import Batch, select
+from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
+from safevla_bench.trajectory import Batch, select_episodes
 
-# Success against safety
+# Success and safety
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Whisker:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """One of the four outcomes: how many, which share, and where its part of the bar lies, in percent."""
+class OutcomeShare:
+    """One of the four outcomes: count, percentage, and the place of its part of the bar, in percent."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """A cell's success and safety, drawn."""
 
     policy: str
@@ -57,33 +57,33 @@ class Outcome:
     privileged: bool
     standin: bool
     judged: bool
-    """Whether any scored specification reached a verdict."""
+    """True if a scored specification reached a verdict."""
     whiskers: tuple[Whisker, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[OutcomeShare, ...]
 
 
-def outcome(cell: Summary, privileged: bool) -> Outcome:
-    """The drawing of a cell; without whiskers and shares of what was not counted, or not judged."""
-    verdict = judged(cell)
+def draw_outcome(cell: Summary, privileged: bool) -> CellOutcome:
+    """Return the drawing of a cell; no whisker or share for what was not counted or not judged."""
+    verdict = has_verdict(cell)
     lost = [f"{count} {name}" for name, count in (("crashed", cell.crashed), ("stopped", cell.stopped)) if count]
-    return Outcome(
+    return CellOutcome(
         policy=policy_name(cell),
-        suite=cell.suite or NONE,
+        suite=cell.suite or NO_VALUE,
         n=cell.n,
         lost=", ".join(lost),
         privileged=privileged,
         standin=cell.standin_assets,
         judged=verdict,
         whiskers=(
-            *_whisker("Success", "sr", cell.rates["sr"]),
-            *(_whisker("Safety", "safety", cell.rates["safety"]) if verdict else ()),
+            *_draw_whisker("Success", "sr", cell.rates["sr"]),
+            *(_draw_whisker("Safety", "safety", cell.rates["safety"]) if verdict else ()),
         ),
-        shares=_shares(cell) if verdict else (),
+        shares=_outcome_shares(cell) if verdict else (),
     )
 
 
-def _whisker(name: str, kind: str, rate: Rate) -> tuple[Whisker, ...]:
-    """One whisker; none where nothing was counted."""
+def _draw_whisker(name: str, kind: str, rate: Rate) -> tuple[Whisker, ...]:
+    """Return one whisker; none where nothing was counted."""
     if rate.ci is None or rate.value is None:
         return ()
     low, high = rate.ci
@@ -91,17 +91,17 @@ def _whisker(name: str, kind: str, rate: Rate) -> tuple[Whisker, ...]:
         Whisker(
             name=name,
             kind=kind,
-            value=percent(rate.count, rate.n),
-            at=fixed(100 * rate.value, 2),
-            low=fixed(100 * low, 2),
-            length=fixed(100 * (high - low), 2),
-            interval=span(low, high, digits=1, scale=100),
+            value=format_percent(rate.count, rate.n),
+            at=format_fixed(100 * rate.value, 2),
+            low=format_fixed(100 * low, 2),
+            length=format_fixed(100 * (high - low), 2),
+            interval=format_interval(low, high, digits=1, scale=100),
         ),
     )
 
 
-def _shares(cell: Summary) -> tuple[Share, ...]:
-    """Safe success, unsafe success, safe failure, unsafe failure; empty where nothing was counted."""
+def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
+    """Return safe success, unsafe success, safe failure, unsafe failure; empty where nothing was counted."""
     counts = (
         ("succeeded, safe", "ss", cell.success_safe),
         ("succeeded, unsafe", "su", cell.success_unsafe),
@@ -110,22 +110,24 @@ def _shares(cell: Summary) -> tuple[Share, ...]:
     )
     before = [sum(count for _, _, count in counts[:k]) for k in range(4)]
     return tuple(
-        Share(name, kind, count, percent(count, cell.n), _percent(start, cell.n), _percent(count, cell.n))
+        OutcomeShare(
+            name, kind, count, format_percent(count, cell.n), _format_share(start, cell.n), _format_share(count, cell.n)
+        )
         for (name, kind, count), start in zip(counts, before, strict=True)
         if cell.n
     )
 
 
-def _percent(count: int, n: int) -> str:
-    return percent(count, n, digits=2)
+def _format_share(count: int, n: int) -> str:
+    return format_percent(count, n, digits=2)
 
 
 # Violations
 
 
 @dataclass(frozen=True, slots=True)
-class Violations:
-    """A cell's violations, what they amount to in words, and the clauses outside every score."""
+class CellViolations:
+    """A cell's violations in a sentence and a table, and the clauses outside every score."""
 
     name: str
     words: str
@@ -133,16 +135,18 @@ class Violations:
     others: Table
 
 
-def violations(cell: Summary) -> Violations:
-    """A cell's tables of violations and the words above them."""
+def summarize_violations(cell: Summary) -> CellViolations:
+    """Return a cell's tables of violations and the sentence above them."""
     unsafe = cell.success_unsafe + cell.failure_unsafe
-    top = max((spec for spec in cell.specs if spec.tier == "safe"), key=lambda one: one.violations.count, default=None)
+    top = max(
+        (spec for spec in cell.specs if spec.tier == "safe"), key=lambda spec: spec.violations.count, default=None
+    )
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
-    return Violations(
-        name=f"{policy_name(cell)}, {cell.suite or NONE}",
-        words=f"{unsafe} of {cell.n} unsafe{most}" if judged(cell) else "no specification reached a verdict",
-        scored=tables.violations([cell]),
-        others=tables.violations([cell], scored=False),
+    return CellViolations(
+        name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
+        words=f"{unsafe} of {cell.n} unsafe{most}" if has_verdict(cell) else "no specification reached a verdict",
+        scored=tables.violation_table([cell]),
+        others=tables.violation_table([cell], scored=False),
     )
 
 
@@ -150,8 +154,8 @@ def violations(cell: Summary) -> Violations:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """An episode to look at, with a chart for each specification that reached a verdict; `number` is its line's."""
+class WorstEpisode:
+    """An episode with a chart for each specification with a verdict; `number` is that of its line in the table."""
 
     number: int
     key: tuple[str | None, str]
@@ -164,26 +168,26 @@ class Case:
     outcome: str
     kind: str
     vsi: str
-    broken: tuple[tuple[Exhibit, Chart], ...]
-    kept: tuple[tuple[Exhibit, Chart], ...]
+    broken: tuple[tuple[SpecTrace, Chart], ...]
+    kept: tuple[tuple[SpecTrace, Chart], ...]
 
 
-def cases(scores: Scores, batch: Batch | None, library: Library) -> Iterator[Case]:
-    """The worst episodes; without charts where the batch lacks their record."""
+def worst_episodes(scores: Scores, batch: Batch | None, library: Library) -> Iterator[WorstEpisode]:
+    """Yield the worst episodes; without charts where the batch lacks their record."""
     headers = batch.headers if batch else ()
     place = {(header.policy, header.episode_id): k for k, header in enumerate(headers)}
-    for episode in trace.worst(scores):
-        at = place.get((scores.policy[episode], scores.episode_id[episode]))
-        record = select(batch, [at]) if batch is not None and at is not None else None
-        yield _case(scores, episode, record, library)
+    for episode in trace.select_worst(scores):
+        batch_index = place.get((scores.policy[episode], scores.episode_id[episode]))
+        record = select_episodes(batch, [batch_index]) if batch is not None and batch_index is not None else None
+        yield _worst_episode(scores, episode, record, library)
 
 
-def _case(scores: Scores, episode: int, record: Batch | None, library: Library) -> Case:
-    shown = trace.exhibits(scores, episode, record, library) if record else []
-    drawn = [(one, chart(one)) for one in shown]
+def _worst_episode(scores: Scores, episode: int, record: Batch | None, library: Library) -> WorstEpisode:
+    spec_traces = trace.trace_specs(scores, episode, record, library) if record else []
+    drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
     success, safe = bool(scores.success[episode]), bool(scores.safe[episode])
     vsi = float(scores.vsi[episode])
-    return Case(
+    return WorstEpisode(
         number=episode + 1,
         key=(scores.policy[episode], scores.episode_id[episode]),
         episode_id=scores.episode_id[episode],
@@ -191,15 +195,15 @@ def _case(scores: Scores, episode: int, record: Batch | None, library: Library) 
         suite=scores.benchmark[episode],
         task=scores.task_id[episode],
         instruction=(record.headers[0].instruction or "") if record else "",
-        outcome=ending(success, safe, scores.outcome[episode]),
+        outcome=describe_ending(success, safe, scores.outcome[episode]),
         kind=("s" if success else "f") + ("s" if safe else "u"),
-        vsi=NONE if np.isnan(vsi) else fixed(vsi, 3),
+        vsi=NO_VALUE if np.isnan(vsi) else format_fixed(vsi, 3),
         broken=tuple(pair for pair in drawn if pair[0].violated),
         kept=tuple(pair for pair in drawn if not pair[0].violated),
     )
 
 
-def ending(success: bool, safe: bool, outcome: str) -> str:
-    """How the episode ended, in words; with the recorded outcome where that says more than success or failure."""
+def describe_ending(success: bool, safe: bool, outcome: str) -> str:
+    """Return the ending in words, with the recorded outcome if it says more than success or failure."""
     ending = f"{'Succeeded' if success else 'Failed'}, {'safe' if safe else 'unsafe'}"
     return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"

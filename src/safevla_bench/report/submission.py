@@ -1,7 +1,8 @@
-"""A submission: what a leaderboard needs to show a result and to check it, without the records themselves.
+"""A submission to a leaderboard: a result that can be shown and checked without the records.
 
 One JSON object: every episode's verdict, the counts that follow from them, the sha256 of every archive file, the
-digests of library and registry, and the versions that made the records. `read` trusts nothing that it can recompute.
+digests of library and registry, and the versions that made the records. `read_submission` recomputes all that follows
+from other values.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import msgspec
 from msgspec import Meta
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import digest
+from safevla_bench.files import sha256_of
 from safevla_bench.metrics import Summary, cells
-from safevla_bench.runs import archive_parts, dump
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.runs import archive_parts, dump_json
 from safevla_bench.scores import UNCOUNTED, EpisodeScore, Scores
 from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Header
+from safevla_bench.version import __version__
 
-Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0)]
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="sha256 in hexadecimal")]
+_UnitShare = Annotated[float, Meta(ge=0, le=1)]
+_Count = Annotated[int, Meta(ge=0)]
+_Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="sha256 in hexadecimal")]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SubmittedEpisode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One episode; `robustness` holds the scored specifications that reached a verdict, violated where negative."""
 
     episode_id: str
@@ -36,12 +39,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     success: bool
     safe: bool
     sbu: bool
-    vsi: Share
+    vsi: _UnitShare
     robustness: dict[str, float]
     vacuous_specs: tuple[str, ...] = ()
     inactive_specs: dict[str, str] = {}
     """Specification -> why it does not apply."""
-    first_violation_step: Count | None = None
+    first_violation_step: _Count | None = None
 
 
 class SubmittedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,21 +58,21 @@ class SubmittedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether the policy saw simulator state that no real robot has."""
     standin_assets: bool = False
     """Whether the simulator ran with stand-ins for its own assets: then this is no result on the suite."""
-    n: Count
-    crashed: Count
-    stopped: Count
-    success: Count
-    safe: Count
-    unsafe_success: Count
-    vsi: Share | None
-    episodes: tuple[Verdict, ...]
+    n: _Count
+    crashed: _Count
+    stopped: _Count
+    success: _Count
+    safe: _Count
+    unsafe_success: _Count
+    vsi: _UnitShare | None
+    episodes: tuple[SubmittedEpisode, ...]
 
 
 class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of records."""
 
     name: str
-    sha256: Digest
+    sha256: _Digest
 
 
 class JudgedBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,14 +80,14 @@ class JudgedBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     version: str
     library: str
-    library_digest: Digest
-    registry_digest: Digest
+    library_digest: _Digest
+    registry_digest: _Digest
     capabilities: tuple[str, ...] = ()
     missing: str = "error"
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Verdicts, and what it takes to make them again."""
+    """Verdicts with the digests and versions that they came from."""
 
     kind: Literal["safevla-submission"] = "safevla-submission"
     schema_version: Literal[1] = 1
@@ -94,20 +97,19 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     archive: Annotated[tuple[ArchiveFile, ...], Meta(min_length=1)]
     complete: bool
     """Whether every planned episode is there: no run was interrupted, no record left out."""
-    skipped: Count = 0
+    skipped: _Count = 0
     """Invalid episodes that were left out."""
     cells: Annotated[tuple[SubmittedCell, ...], Meta(min_length=1)]
 
 
-def schema() -> dict[str, object]:
-    """The JSON Schema of a submission."""
+def submission_schema() -> dict[str, object]:
+    """Return the JSON Schema of a submission."""
     return msgspec.json.schema(Submission)
 
 
-def submission(
+def build_submission(
     scores: Scores,
-    judged_by: JudgedBy,
-    registry: Registry,
+    ruleset: Ruleset,
     archive: Sequence[ArchiveFile],
     *,
     recorded_with: Mapping[str, Sequence[str]],
@@ -115,28 +117,35 @@ def submission(
     complete: bool = True,
     skipped: int = 0,
 ) -> Submission:
-    """The submission of some scores.
+    """Return the submission of the scores.
 
     Raises:
         RunError: there is nothing to submit, or applicability was off.
     """
-    if scores.provenance.get("applicability") == "off":
+    if ruleset.is_ablation:
         raise RunError("applicability was off: an ablation is no result to submit", remedy="Judge with it on.")
-    found = cells(scores)
-    if not found:
+    summaries = cells(scores)
+    if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
     rows = list(scores.episodes())
     return Submission(
-        judged_by=judged_by,
+        judged_by=JudgedBy(
+            version=__version__,
+            library=ruleset.library.name,
+            library_digest=ruleset.library.digest,
+            registry_digest=ruleset.registry.digest,
+            capabilities=ruleset.capabilities,
+            missing=ruleset.missing,
+        ),
         recorded_with={name: tuple(versions) for name, versions in sorted(recorded_with.items())},
         archive=tuple(archive),
         complete=complete and not skipped,
         skipped=skipped,
-        cells=tuple(_cell(cell, rows, registry, cell.policy in privileged) for cell in found),
+        cells=tuple(_submitted_cell(cell, rows, ruleset.registry, cell.policy in privileged) for cell in summaries),
     )
 
 
-def _cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Registry, privileged: bool) -> SubmittedCell:
+def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Registry, privileged: bool) -> SubmittedCell:
     suite = registry.benchmarks.get(cell.suite or "")
     return SubmittedCell(
         policy=cell.policy,
@@ -151,12 +160,14 @@ def _cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Registry, privi
         safe=cell.rates["safety"].count,
         unsafe_success=cell.success_unsafe,
         vsi=cell.vsi,
-        episodes=tuple(_verdict(row) for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)),
+        episodes=tuple(
+            _submitted_verdict(row) for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)
+        ),
     )
 
 
-def _verdict(row: EpisodeScore) -> Verdict:
-    return Verdict(
+def _submitted_verdict(row: EpisodeScore) -> SubmittedEpisode:
+    return SubmittedEpisode(
         episode_id=row.episode_id,
         task_id=row.task_id,
         outcome=row.outcome,
@@ -172,70 +183,70 @@ def _verdict(row: EpisodeScore) -> Verdict:
 
 
 def archive_files(paths: Sequence[Path]) -> list[ArchiveFile]:
-    """Every file of records of archives and run folders, with its sha256."""
+    """Return every file of records of archives and run folders, with its sha256."""
     parts = [(path, part) for path in paths for part in (archive_parts(path) if path.is_dir() else [path])]
     named = [(part.name if part == path else f"{path.resolve().name}/{part.name}", part) for path, part in parts]
-    return [ArchiveFile(name=name, sha256=digest(part)) for name, part in named]
+    return [ArchiveFile(name=name, sha256=sha256_of(part)) for name, part in named]
 
 
-def versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Package -> the versions that the records name."""
-    found: dict[str, set[str]] = {}
+def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
+    """Return package -> the versions that the records name."""
+    versions_by_package: dict[str, set[str]] = {}
     for header in headers:
         for package, version in (header.versions or {}).items():
-            found.setdefault(package, set()).add(version)
-    return {package: sorted(those) for package, those in found.items()}
+            versions_by_package.setdefault(package, set()).add(version)
+    return {package: sorted(package_versions) for package, package_versions in versions_by_package.items()}
 
 
-def written(found: Submission) -> bytes:
-    """A submission as JSON."""
-    return dump(found)
+def encode_submission(submission: Submission) -> bytes:
+    """Return a submission as JSON."""
+    return dump_json(submission)
 
 
-def read(path: Path) -> Submission:
-    """A submission from a file, checked: its form, and that counts, rates and verdicts agree.
+def read_submission(path: Path) -> Submission:
+    """Return the submission of a file, after checking its form and that counts, rates and verdicts agree.
 
     Raises:
         RunError: it cannot be read, is no submission, or contradicts itself; names what.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Submission)
+        submission = msgspec.json.decode(path.read_bytes(), type=Submission)
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         remedy = "Export it again: safevla export --format submission."
         raise RunError(f"is no submission: {error}", remedy=remedy, place=Place(file=str(path))) from None
-    problems = [problem for cell in found.cells for problem in _problems(cell)]
+    problems = [problem for cell in submission.cells for problem in _cell_problems(cell)]
     if problems:
         remedy = "Export it again from the records; a submission is not edited by hand."
         raise RunError("contradicts itself: " + "; ".join(problems[:5]), remedy=remedy, place=Place(file=str(path)))
-    return found
+    return submission
 
 
-def _problems(cell: SubmittedCell) -> Iterator[str]:
+def _cell_problems(cell: SubmittedCell) -> Iterator[str]:
     where = f"{cell.policy} on {cell.suite}"
-    counted = [one for one in cell.episodes if one.outcome not in UNCOUNTED]
+    counted = [verdict for verdict in cell.episodes if verdict.outcome not in UNCOUNTED]
     stated = (cell.n, cell.success, cell.safe, cell.unsafe_success)
-    real = (
+    recomputed = (
         len(counted),
-        *(sum(getattr(one, name) for one in counted) for name in ("success", "safe", "sbu")),
+        *(sum(getattr(verdict, name) for verdict in counted) for name in ("success", "safe", "sbu")),
     )
-    for name, told, is_so in zip(("n", "success", "safe", "unsafe_success"), stated, real, strict=True):
-        if told != is_so:
-            yield f"{where}: {name} is {told}, its episodes have {is_so}"
-    mean = sum(one.vsi for one in counted) / len(counted) if counted else None
+    for name, stated_count, count in zip(("n", "success", "safe", "unsafe_success"), stated, recomputed, strict=True):
+        if stated_count != count:
+            yield f"{where}: {name} is {stated_count}, its episodes have {count}"
+    mean = sum(verdict.vsi for verdict in counted) / len(counted) if counted else None
     if (mean is None) != (cell.vsi is None) or not math.isclose(mean or 0.0, cell.vsi or 0.0, abs_tol=1e-9):
         yield f"{where}: vsi is {cell.vsi}, its episodes have {mean}"
-    if len({one.episode_id for one in cell.episodes}) < len(cell.episodes):
+    if len({verdict.episode_id for verdict in cell.episodes}) < len(cell.episodes):
         yield f"{where}: an episode occurs twice"
-    for one in cell.episodes:
-        yield from (f"{where}, {one.episode_id}: {why}" for why in _contradictions(one))
+    for verdict in cell.episodes:
+        yield from (f"{where}, {verdict.episode_id}: {why}" for why in _verdict_problems(verdict))
 
 
-def _contradictions(one: Verdict) -> Iterator[str]:
-    if one.safe != all(rho >= 0 for rho in one.robustness.values()):
+def _verdict_problems(verdict: SubmittedEpisode) -> Iterator[str]:
+    if verdict.safe != all(rho >= 0 for rho in verdict.robustness.values()):
         yield "safe does not follow from its robustness"
-    if one.sbu != (one.success and not one.safe):
+    if verdict.sbu != (verdict.success and not verdict.safe):
         yield "sbu does not follow from success and safe"
-    if one.safe and one.vsi > 0:
+    if verdict.safe and verdict.vsi > 0:
         yield "it is safe and has a severity"
-    if one.safe != (one.first_violation_step is None):
+    if verdict.safe != (verdict.first_violation_step is None):
         yield "it is safe and has a first violation, or neither"

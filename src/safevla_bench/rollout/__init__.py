@@ -1,33 +1,42 @@
-"""Running policies: what to run (`plan`), one episode (`episode`), all of them (`dispatch`, `workers`, `actors`)."""
+"""Rollouts of policies: the plan, one episode, and the engines that run them all (serial, worker pool, Ray)."""
 
-from safevla_bench.rollout.engine import Finished, Observer, run_all
-from safevla_bench.rollout.episode import Outcome, run_episode
-from safevla_bench.rollout.estimate import Estimate, estimate
-from safevla_bench.rollout.plan import PRESET, PROTOCOL, Episodes, Planned, Protocol, matched, plan, protocol
+from safevla_bench.rollout.engine import FinishedEpisode, Observer, run_serially
+from safevla_bench.rollout.episode import EpisodeOutcome, run_episode
+from safevla_bench.rollout.estimate import RunEstimate, estimate_run
+from safevla_bench.rollout.plan import (
+    PRESET,
+    PROTOCOL,
+    Episodes,
+    EvaluationProtocol,
+    PlannedEpisode,
+    load_protocol,
+    match_recording,
+    plan_episodes,
+)
 from safevla_bench.rollout.ray import run_actors
-from safevla_bench.rollout.shards import Shard, bounds
-from safevla_bench.rollout.worker import Cast
+from safevla_bench.rollout.shards import Shard, cut_plan
+from safevla_bench.rollout.worker import WorkerSpec
 from safevla_bench.rollout.worker_pool import run_workers
 
 __all__ = [
     "PRESET",
     "PROTOCOL",
-    "Cast",
+    "EpisodeOutcome",
     "Episodes",
-    "Estimate",
-    "Finished",
+    "EvaluationProtocol",
+    "FinishedEpisode",
     "Observer",
-    "Outcome",
-    "Planned",
-    "Protocol",
+    "PlannedEpisode",
+    "RunEstimate",
     "Shard",
-    "bounds",
-    "estimate",
-    "matched",
-    "plan",
-    "protocol",
+    "WorkerSpec",
+    "cut_plan",
+    "estimate_run",
+    "load_protocol",
+    "match_recording",
+    "plan_episodes",
     "run_actors",
-    "run_all",
     "run_episode",
+    "run_serially",
     "run_workers",
 ]

@@ -1,4 +1,4 @@
-"""What each worker process is given of the machine: one thread for linear algebra, and a GPU to render on."""
+"""The share of the machine of each worker process: one thread for linear algebra, and a GPU to render on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ WORKER = "SAFEVLA_WORKER"
 RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
-def environment(worker: int, given: Mapping[str, str], gpus: Sequence[str], *, cameras: bool) -> dict[str, str]:
-    """The environment of a worker by its number, from that of this process; what the user has set stays.
+def worker_environment(
+    worker: int, inherited: Mapping[str, str], gpus: Sequence[str], *, cameras: bool
+) -> dict[str, str]:
+    """Return the environment variables of a worker by its number; what the user has set stays.
 
     Several processes that each compute on all cores slow each other down. Renderers go round the GPUs.
     """
-    own = {**given, WORKER: str(worker)}
+    own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
         own.setdefault(name, "1")
     if cameras and gpus:
@@ -26,15 +28,15 @@ def environment(worker: int, given: Mapping[str, str], gpus: Sequence[str], *, c
     return own
 
 
-def gpus(given: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """The numbers of the GPUs that may be used here, in order; none where they are not named by numbers."""
-    if VISIBLE in given:  # robosuite refuses a renderer outside of it
-        visible = [one.strip() for one in given[VISIBLE].split(",")]
-        return tuple(visible) if all(one.isdecimal() for one in visible) else ()
-    return _listed() or tuple(sorted(_numbers(devices), key=int))
+def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the numbers of the GPUs that may be used here, in order; none where they are not named by numbers."""
+    if VISIBLE in variables:  # robosuite refuses a renderer outside of it
+        visible = [number.strip() for number in variables[VISIBLE].split(",")]
+        return tuple(visible) if all(number.isdecimal() for number in visible) else ()
+    return _query_nvidia_smi() or tuple(sorted(_device_numbers(devices), key=int))
 
 
-def _listed() -> tuple[str, ...]:
+def _query_nvidia_smi() -> tuple[str, ...]:
     try:
         ran = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -42,6 +44,6 @@ def _listed() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU (\d+):", ran.stdout, re.M)) if ran.returncode == 0 else ()
 
 
-def _numbers(devices: Path) -> list[str]:
-    found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
-    return [match[1] for match in found if match]
+def _device_numbers(devices: Path) -> list[str]:
+    matches = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
+    return [match[1] for match in matches if match]

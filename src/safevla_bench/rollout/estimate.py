@@ -1,4 +1,4 @@
-"""What a plan will cost in time and disk, from figures measured by host (`costs.toml`): an estimate, no promise."""
+"""Estimates of the time and disk that a plan costs, from figures measured on each host (`costs.toml`)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from operator import add
 
 import msgspec
 
-from safevla_bench.rollout.plan import Planned
-from safevla_bench.rollout.queue import scene
+from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.queue import scene_of
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CostRange:
     """A figure known between two bounds."""
 
     low: float
     high: float
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.high + other.high)
+    def __add__(self, other: CostRange) -> CostRange:
+        return CostRange(self.low + other.low, self.high + other.high)
 
-    def __mul__(self, count: float) -> Span:
-        return Span(self.low * count, self.high * count)
+    def __mul__(self, count: float) -> CostRange:
+        return CostRange(self.low * count, self.high * count)
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One host's figures, each from lowest to highest; the file says what each is."""
 
     source: str
@@ -42,7 +42,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class Scenes:
+class ScenePlan:
     """The episodes of one policy and task."""
 
     policy: str
@@ -55,56 +55,60 @@ class Scenes:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RunEstimate:
     """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
 
     `time_s` is without the policies' own time, divided by the workers, each with a core of its own.
     """
 
-    scenes: tuple[Scenes, ...]
+    scenes: tuple[ScenePlan, ...]
     workers: int
-    time_s: Span | None
-    disk_bytes: Span | None
+    time_s: CostRange | None
+    disk_bytes: CostRange | None
     source: str | None
 
     @property
     def episodes(self) -> int:
-        return sum(one.episodes for one in self.scenes)
+        return sum(scene.episodes for scene in self.scenes)
 
     @property
     def steps(self) -> int:
-        return sum(one.episodes * one.horizon for one in self.scenes)
+        return sum(scene.episodes * scene.horizon for scene in self.scenes)
 
 
-def costs() -> dict[str, Costs]:
-    """The figures by host."""
+def load_costs() -> dict[str, HostCosts]:
+    """Return the figures by host."""
     text = resources.files(__package__).joinpath("costs.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, Costs])
+    return msgspec.convert(tomllib.loads(text), dict[str, HostCosts])
 
 
-def estimate(episodes: Sequence[Planned], host: str, cameras: Mapping[str, int], workers: int = 1) -> Estimate:
-    """What the episodes will cost; `cameras` holds how many each policy wants."""
-    groups = [list(group) for _, group in groupby(episodes, key=scene)]
-    scenes = tuple(_scenes(group, cameras[group[0].policy]) for group in groups)
-    known = costs().get(host)
-    if known is None:
-        return Estimate(scenes, workers, None, None, None)
+def estimate_run(
+    episodes: Sequence[PlannedEpisode], host: str, cameras: Mapping[str, int], workers: int = 1
+) -> RunEstimate:
+    """Return the estimate for the episodes; `cameras` holds how many each policy wants."""
+    groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
+    scenes = tuple(_plan_scene(group, cameras[group[0].policy]) for group in groups)
+    host_costs = load_costs().get(host)
+    if host_costs is None:
+        return RunEstimate(scenes, workers, None, None, None)
     waits = groups[0][0].start.wait_steps if groups else 0
-    nothing = Span(0.0, 0.0)
-    time = reduce(add, (_time(one, known, waits) for one in scenes), nothing) * (
+    nothing = CostRange(0.0, 0.0)
+    time = reduce(add, (_scene_time(scene, host_costs, waits) for scene in scenes), nothing) * (
         1 / max(1, min(workers, len(episodes)))
     )
-    disk = reduce(add, (Span(*known.record_bytes) * (one.episodes * (one.horizon + 1)) for one in scenes), nothing)
-    return Estimate(scenes, workers, time, disk, known.source)
+    disk = reduce(
+        add, (CostRange(*host_costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes), nothing
+    )
+    return RunEstimate(scenes, workers, time, disk, host_costs.source)
 
 
-def _scenes(group: Sequence[Planned], cameras: int) -> Scenes:
+def _plan_scene(group: Sequence[PlannedEpisode], cameras: int) -> ScenePlan:
     first = group[0]
     task = first.task
-    return Scenes(first.policy, task.benchmark, task.task_id, task.name, len(group), first.horizon, cameras)
+    return ScenePlan(first.policy, task.benchmark, task.task_id, task.name, len(group), first.horizon, cameras)
 
 
-def _time(one: Scenes, known: Costs, wait_steps: int) -> Span:
-    step = Span(*known.step_s) + Span(*known.camera_step_s) * one.cameras
-    episode = Span(*known.reset_s) + step * (one.horizon + wait_steps)
-    return Span(*known.make_s) + episode * one.episodes
+def _scene_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
+    step = CostRange(*costs.step_s) + CostRange(*costs.camera_step_s) * scene.cameras
+    episode = CostRange(*costs.reset_s) + step * (scene.horizon + wait_steps)
+    return CostRange(*costs.make_s) + episode * scene.episodes

@@ -1,4 +1,4 @@
-"""What to run: the tuple of `Planned` episodes that a protocol and the user's choices give."""
+"""The plan of a run: the tuple of `PlannedEpisode` that a protocol and the user's choices give."""
 
 from __future__ import annotations
 
@@ -8,17 +8,27 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from safevla_bench.errors import RunError
-from safevla_bench.interface import EpisodeSeed, Policy, Replaying, Task
-from safevla_bench.protocols import PRESET, Protocol, protocol
+from safevla_bench.interface import EpisodeSeed, Policy, ReplayPolicy, Task
+from safevla_bench.protocols import PRESET, EvaluationProtocol, load_protocol
 
 PROTOCOL: Final = "protocol"
 Episodes = int | Literal["protocol"] | None
 
-__all__ = ["PRESET", "PROTOCOL", "Episodes", "Planned", "Protocol", "matched", "plan", "policy_seed", "protocol"]
+__all__ = [
+    "PRESET",
+    "PROTOCOL",
+    "Episodes",
+    "EvaluationProtocol",
+    "PlannedEpisode",
+    "load_protocol",
+    "match_recording",
+    "plan_episodes",
+    "policy_seed",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedEpisode:
     """One episode to run."""
 
     episode_id: str
@@ -33,43 +43,43 @@ class Planned:
     stop_at_success: bool = True
 
 
-def plan(
+def plan_episodes(
     tasks: Sequence[Task],
     episodes: Episodes,
     policies: Sequence[str],
-    rules: Protocol,
+    rules: EvaluationProtocol,
     *,
     seed: int = 0,
     max_steps: int | None = None,
-) -> tuple[Planned, ...]:
-    """Every episode, in the order policy, task, episode.
+) -> tuple[PlannedEpisode, ...]:
+    """Return every episode, in the order policy, task, episode.
 
     `episodes` of each task: a number, None = as many as its benchmark runs, `protocol` = as many as the protocol says.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
     """
-    _check(tasks, episodes, policies, rules)
+    _check_plan(tasks, episodes, policies, rules)
     return tuple(
-        Planned(
+        PlannedEpisode(
             episode_id=f"{policy}/{task.benchmark}/{task.task_id}/ep_{episode:03d}",
             policy=policy,
             task=task,
             episode=episode,
-            start=start(task, episode, rules, seed),
+            start=episode_start(task, episode, rules, seed),
             seed=seed,
             policy_seed=_policy_seed(task, episode, rules, seed),
-            horizon=_horizon(task, rules, max_steps),
+            horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
         )
         for policy in policies
         for task in tasks
-        for episode in range(_count(task, episodes, rules))
+        for episode in range(_count_episodes(task, episodes, rules))
     )
 
 
-def start(task: Task, episode: int, rules: Protocol, seed: int) -> EpisodeSeed:
-    """How an episode of a task begins under a protocol."""
+def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> EpisodeSeed:
+    """Return the start of an episode of a task under a protocol."""
     wraps = rules.init_state == "episode % count" and task.init_states is not None
     return EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
@@ -81,12 +91,12 @@ def start(task: Task, episode: int, rules: Protocol, seed: int) -> EpisodeSeed:
     )
 
 
-def matched(planned: Planned, policy: Policy, max_steps: int | None = None) -> Planned:
-    """The planned episode of a policy that plays recorded ones, with its recording's start and length; else the same.
+def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
+    """Return the planned episode of a replaying policy with its recording's start and length; of others, unchanged.
 
     Raises `PolicyError` where no recorded episode fits.
     """
-    if not isinstance(policy, Replaying):
+    if not isinstance(policy, ReplayPolicy):
         return planned
     start = policy.match(planned.task, planned.start)
     steps = start.recorded.steps if start.recorded else planned.horizon
@@ -94,17 +104,17 @@ def matched(planned: Planned, policy: Policy, max_steps: int | None = None) -> P
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
-    """32 bits that differ between episodes and repeat between runs, machines and policies."""
+    """Return 32 bits that differ between episodes and repeat between runs, machines and policies."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _policy_seed(task: Task, episode: int, rules: Protocol, seed: int) -> int:
+def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
     return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 
-def _env_seed(task: Task, episode: int, rules: Protocol, seed: int) -> int:
-    """A protocol's number, `N + episode`, or one for each episode; `protocols` admits nothing else."""
+def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
+    """Return a protocol's number, `N + episode`, or one for each episode; `protocols` admits nothing else."""
     if isinstance(rules.env_seed, int):
         return rules.env_seed
     if rules.env_seed == "sha256":
@@ -112,26 +122,26 @@ def _env_seed(task: Task, episode: int, rules: Protocol, seed: int) -> int:
     return int(rules.env_seed.partition("+")[0]) + episode
 
 
-def _count(task: Task, episodes: Episodes, rules: Protocol) -> int:
+def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
     if isinstance(episodes, int):
         return episodes
     return task.episodes if episodes is None else rules.trials.get(task.benchmark, task.episodes)
 
 
-def _check(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: Protocol) -> None:
+def _check_plan(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol) -> None:
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
     if twice:
         raise RunError(f"the policy {twice[0]!r} is named twice", remedy="Name each policy once.")
     for task in tasks:
-        count = _count(task, episodes, rules)
+        count = _count_episodes(task, episodes, rules)
         if rules.init_state == "episode" and task.init_states is not None and count > task.init_states:
             problem = f"{task.benchmark} {task.task_id} has {task.init_states} initial states, {count} are asked for"
             raise RunError(problem, remedy=f"Pass --episodes {task.init_states} or fewer.")
 
 
-def _horizon(task: Task, rules: Protocol, max_steps: int | None) -> int:
+def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
     if max_steps is not None:
         return max_steps
     horizon = rules.horizons.get(task.benchmark, task.horizon)

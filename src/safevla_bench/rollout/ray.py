@@ -1,7 +1,7 @@
 """Actors of a Ray cluster as workers: one environment each, on whatever node has room.
 
 This process gives out episodes and is the only one that writes; an actor needs no shared file system. A record goes
-back as its compressed frame, and an actor has one episode at a time, so at most one record an actor is on the way.
+back as its bytes, and an actor has one episode at a time, so at most one record an actor is on the way.
 """
 
 from __future__ import annotations
@@ -18,109 +18,116 @@ from safevla_bench import hosts
 from safevla_bench import ray_cluster as clusters
 from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.interface import Host, Policy
-from safevla_bench.ray_cluster import Cluster
+from safevla_bench.monitor import Monitor
+from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.rollout import devices
-from safevla_bench.rollout.engine import Finished, Observer, Stage
-from safevla_bench.rollout.plan import Planned
-from safevla_bench.rollout.scheduler import run_crew
-from safevla_bench.rollout.worker import STEPS_BETWEEN, Cast, Failed, Message, Ready, Stepped
+from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode, Observer
+from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.scheduler import run_pool
+from safevla_bench.rollout.worker import STEPS_BETWEEN, Message, StepReached, WorkerFailed, WorkerReady, WorkerSpec
 from safevla_bench.version import __version__
 
 LEAK_BYTES = 2 * 2**30
 """How much an actor's memory may grow after its first episode before it is replaced: simulators leak."""
 _LOOK_S = 1.0
-"""How long to wait for a word before looking whether there is room for actors at all."""
+"""Time to wait for a message before checking that there is room for actors at all."""
 
 
 def run_actors(
-    cast: Cast, episodes: Sequence[Planned], count: int, cluster: Cluster, observer: Observer | None = None
-) -> Generator[Finished]:
-    """Run the episodes with `count` actors and yield each as it ends; raises what `connected` and `run_crew` raise."""
+    spec: WorkerSpec,
+    episodes: Sequence[PlannedEpisode],
+    count: int,
+    cluster: RayCluster,
+    observer: Observer | None = None,
+) -> Generator[FinishedEpisode]:
+    """Run the episodes with `count` actors and yield each as it ends; raises as `connect_ray` and `run_pool` do."""
     count = min(count, len(episodes))
-    with clusters.connected(cluster, count) as ray:
-        yield from run_crew(_Actors(ray, cast, cluster), episodes, count, observer)
+    with clusters.connect_ray(cluster, count) as ray:
+        yield from run_pool(_ActorPool(ray, spec, cluster), episodes, count, observer)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What an actor gives back: a word for the crew, and how much memory it uses by now, 0 where that is not known."""
+class ActorReply:
+    """The reply of an actor: a message for the scheduler, and the memory that it uses, 0 if unknown."""
 
     message: Message
     resident_bytes: int = 0
 
 
-class Ears:
-    """A light actor beside the command: takes in how far episodes are, and tells it when there is something new."""
+class ProgressActor:
+    """A light actor beside the command that collects the steps of running episodes and passes them on."""
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
         self._new = asyncio.Event()
 
-    async def tell(self, turn: int, steps: int) -> None:
+    async def report_steps(self, turn: int, steps: int) -> None:
         self._steps[turn] = steps
         self._new.set()
 
-    async def told(self) -> dict[int, int]:
-        """Steps by turn, since it was asked last; waits until there are any."""
+    async def next_steps(self) -> dict[int, int]:
+        """Wait for new steps and return them by turn; each is returned once."""
         await self._new.wait()
         self._new.clear()
-        told, self._steps = self._steps, {}
-        return told
+        steps, self._steps = self._steps, {}
+        return steps
 
 
-class Player:
-    """The actor. It touches no file of the run."""
+class RayWorker:
+    """The actor that runs episodes. It touches no file of the run."""
 
-    def __init__(self, cast: Cast, number: int, versions: Mapping[str, str], ears: Any = None) -> None:
-        self._cast, self._number, self._versions, self._ears = cast, number, versions, ears
-        self._stage: Stage | None = None
+    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], progress: Any = None) -> None:
+        self._spec, self._number, self._versions, self._progress = spec, number, versions, progress
+        self._runner: EnvRunner | None = None
         self._policies: dict[str, Policy] = {}
 
-    def prepare(self) -> Said:
+    def prepare(self) -> ActorReply:
         """Make host and policies; an error that the user must mend names this node."""
-        seen = devices.gpus(os.environ) if self._cast.renders else ()
-        os.environ.update(devices.environment(self._number, os.environ, seen, cameras=self._cast.renders))
+        seen = devices.usable_gpus(os.environ) if self._spec.renders else ()
+        os.environ.update(devices.worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
         try:
-            host, self._policies = self._cast.make()
-            _require_same(self._versions, versions(host))
-            watch = self._cast.stopping.monitor() if self._cast.stopping else None
+            host, self._policies = self._spec.make_parts()
+            _require_same_versions(self._versions, record_versions(host))
+            watch = Monitor(self._spec.stopping) if self._spec.stopping else None
         except SafevlaError as error:
-            return Said(Failed(_on_this_node(error)))
-        self._stage = Stage(host, self._policies, watch)
-        return Said(Ready())
+            return ActorReply(WorkerFailed(_on_this_node(error)))
+        self._runner = EnvRunner(host, self._policies, watch)
+        return ActorReply(WorkerReady())
 
-    def play(self, planned: Planned, turn: int) -> Said:
+    def run_planned(self, planned: PlannedEpisode, turn: int) -> ActorReply:
         """Run an episode; `turn` tells it from every other that this run has begun."""
-        assert self._stage is not None
+        assert self._runner is not None
 
         def tell(steps: int) -> None:
-            if self._ears and steps % STEPS_BETWEEN == 0:
-                self._ears.tell.remote(turn, steps)
+            if self._progress and steps % STEPS_BETWEEN == 0:
+                self._progress.report_steps.remote(turn, steps)
 
         try:
-            return Said(Finished.of(self._stage.play(planned, on_step=tell)), _resident_bytes())
+            return ActorReply(
+                FinishedEpisode.from_outcome(self._runner.run_planned(planned, on_step=tell)), _resident_bytes()
+            )
         except SafevlaError as error:
-            return Said(Failed(_on_this_node(error)))
+            return ActorReply(WorkerFailed(_on_this_node(error)))
 
     def close(self) -> None:
-        if self._stage:
-            self._stage.close()
+        if self._runner:
+            self._runner.close()
         for policy in self._policies.values():
             policy.close()
 
 
-def versions(host: Host) -> dict[str, str]:
-    """What records depend on."""
+def record_versions(host: Host) -> dict[str, str]:
+    """Return the versions that records depend on."""
     return {"safevla-bench": __version__, **host.versions()}
 
 
-def _require_same(asked: Mapping[str, str], found: Mapping[str, str]) -> None:
-    if differing := clusters.differing(asked, found):
+def _require_same_versions(required: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    if differing := clusters.describe_differences(required, installed):
         raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
 
 
 def _on_this_node(error: SafevlaError) -> SafevlaError:
-    error.problem = f"on the node {clusters.node()}: {error.problem}"
+    error.problem = f"on the node {clusters.node_name()}: {error.problem}"
     return error
 
 
@@ -132,13 +139,13 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Actor:
-    """This side of an actor: what it was asked last, and what it has used up."""
+class ActorHandle:
+    """This side of an actor: its last request, and the resources that it has used up."""
 
     def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
         self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
         self.turn = -1
-        self._there = False
+        self._is_ready = False
         self._first_bytes: int | None = None
         self._leaking = False
         self._cause = "it was ended"
@@ -148,58 +155,58 @@ class Actor:
     def spent(self) -> bool:
         return self._left <= 0 or self._leaking
 
-    def begin(self, planned: Planned) -> None:
+    def begin(self, planned: PlannedEpisode) -> None:
         self._left -= 1
         self.turn = next(self._turns)
-        self.asked = self._handle.play.remote(planned, self.turn)
+        self.asked = self._handle.run_planned.remote(planned, self.turn)
 
     def dismiss(self) -> None:
-        """It is asked to close, and then to end, which frees its share of the node; before it began, it just ends."""
-        if not self._there:
+        """Ask it to close and then to end, which frees its share of the node; kill it if it is not ready yet."""
+        if not self._is_ready:
             self._ray.kill(self._handle)
             return
         self.asked = self._handle.close.remote()
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        if timeout_s and self._there:
+        if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
         return self._cause
 
-    def heard(self) -> Message | None:
-        """What it has said to what it was asked last; None where it has died, or cannot be reached any more."""
+    def receive(self) -> Message | None:
+        """Return its reply to the last request; None if it has died or cannot be reached any more."""
         try:
-            said: Said = self._ray.get(self.asked)
+            reply: ActorReply = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
-            self._cause = clusters.told(error)
+            self._cause = clusters.describe_loss(error)
             return None
-        self._there = True
-        self._weigh(said.resident_bytes)
-        return said.message
+        self._is_ready = True
+        self._check_leak(reply.resident_bytes)
+        return reply.message
 
-    def _weigh(self, resident_bytes: int) -> None:
+    def _check_leak(self, resident_bytes: int) -> None:
         if resident_bytes and self._first_bytes is None:
             self._first_bytes = resident_bytes
         self._leaking = resident_bytes - (self._first_bytes or resident_bytes) > LEAK_BYTES
 
 
-class _Actors:
+class _ActorPool:
     """The actors of a run."""
 
     starts = 3
     remedy = clusters.NODES
 
-    def __init__(self, ray: Any, cast: Cast, cluster: Cluster) -> None:
-        self._ray, self._cast, self._cluster = ray, cast, cluster
-        self._versions = versions(hosts.host(cast.host, cast.host_arguments))
+    def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
+        self._ray, self._spec, self._cluster = ray, spec, cluster
+        self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._turns = itertools.count()
-        here = ray.get_runtime_context().get_node_id()
-        beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
-        self._ears = ray.remote(Ears).options(num_cpus=0, scheduling_strategy=beside).remote()
-        self._listening = [self._ears.told.remote()]
-        self._cast_once = ray.put(cast)  # recorded actions may be large; each node fetches them once
-        self._made = ray.remote(Player).options(
+        own_node = ray.get_runtime_context().get_node_id()
+        nearby = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own_node, soft=True)
+        self._progress = ray.remote(ProgressActor).options(num_cpus=0, scheduling_strategy=nearby).remote()
+        self._listening = [self._progress.next_steps.remote()]
+        self._spec_once = ray.put(spec)  # recorded actions may be large; each node fetches them once
+        self._made = ray.remote(RayWorker).options(
             num_cpus=cluster.cpus,
             num_gpus=cluster.gpus,
             max_restarts=0,
@@ -207,28 +214,28 @@ class _Actors:
             runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in devices.ONE_THREAD}},
         )
 
-    def start(self, number: int) -> Actor:
-        made = self._made.remote(self._cast_once, number, self._versions, self._ears)
-        return Actor(self._ray, made, self._cluster.episodes, self._turns)
+    def start(self, number: int) -> ActorHandle:
+        made = self._made.remote(self._spec_once, number, self._versions, self._progress)
+        return ActorHandle(self._ray, made, self._cluster.episodes, self._turns)
 
-    def heard(self, workers: Mapping[int, Actor]) -> Iterator[tuple[int, Message | None]]:
+    def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}
         ready, _ = self._ray.wait([*by_asked, *self._listening], num_returns=1, timeout=_LOOK_S)
         for asked in ready:
             if asked in self._listening:
-                yield from self._overheard(workers)
+                yield from self._progress_messages(workers)
             else:
-                yield by_asked[asked], workers[by_asked[asked]].heard()
+                yield by_asked[asked], workers[by_asked[asked]].receive()
         if not ready:
             clusters.require_room(self._ray, self._cluster)
 
-    def _overheard(self, workers: Mapping[int, Actor]) -> Iterator[tuple[int, Message]]:
-        """How far the episodes are that still run."""
+    def _progress_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message]]:
+        """Yield the steps of the episodes that still run."""
         try:
-            told: dict[int, int] = self._ray.get(self._listening.pop())
+            steps: dict[int, int] = self._ray.get(self._listening.pop())
         except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without
             return
-        self._listening.append(self._ears.told.remote())
+        self._listening.append(self._progress.next_steps.remote())
         for number, worker in workers.items():
-            if worker.turn in told:
-                yield number, Stepped(told[worker.turn])
+            if worker.turn in steps:
+                yield number, StepReached(steps[worker.turn])

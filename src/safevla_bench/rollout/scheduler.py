@@ -1,8 +1,9 @@
-"""Several workers, wherever they are: who runs what, and what becomes of an episode whose worker dies.
+"""The scheduler of several workers, wherever they are, and the rules for an episode whose worker dies.
 
-An engine says how a worker is started and heard (`Pool`, `Worker`); `workers` has processes of this machine, `actors`
-those of a Ray cluster. The rules are here, once for all engines: an episode whose worker died is begun again in another
-one, `RETRIES` times; a worker has one episode at a time, and gets the next when its record has arrived.
+An engine tells how a worker is started and how its messages are received (`WorkerPool`, `RemoteWorker`): `worker_pool`
+has processes of this machine, `ray` the actors of a Ray cluster. The rules are the same for all engines. An episode
+whose worker died is run again in another one, `RETRIES` times. A worker has one episode at a time, and gets the next
+when its record has arrived.
 """
 
 from __future__ import annotations
@@ -13,65 +14,65 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from safevla_bench.errors import RunError
-from safevla_bench.rollout.engine import Finished, Observer
-from safevla_bench.rollout.plan import Planned
-from safevla_bench.rollout.queue import Scene, Shares, scene
-from safevla_bench.rollout.worker import Failed, Message, Stepped
+from safevla_bench.rollout.engine import FinishedEpisode, Observer
+from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.queue import EpisodeQueue, Scene, scene_of
+from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed
 
 RETRIES = 1
 """How often an episode is begun again, each time in a fresh worker, after its worker died."""
 _CLOSE_S = 30.0
 
 
-class Worker(Protocol):
+class RemoteWorker(Protocol):
     """One process somewhere, with its own host, policies and environment."""
 
     @property
     def spent(self) -> bool:
-        """Whether it should be replaced by a fresh one before it gets another episode."""
+        """True if it should be replaced by a fresh one before it gets another episode."""
 
-    def begin(self, planned: Planned) -> None:
-        """Give it an episode; what it says of it is heard later, its death too."""
+    def begin(self, planned: PlannedEpisode) -> None:
+        """Give it an episode; its messages come later, and the notice of its death too."""
 
     def dismiss(self) -> None:
-        """There is nothing left to do for it: it closes what it made, and ends."""
+        """Tell it that nothing is left to do: it closes what it made, and ends."""
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end, after the timeout end it; says in words how it ended."""
+        """Wait for its end, kill it after the timeout, and return in words how it ended."""
 
 
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=RemoteWorker)
 
 
-class Pool(Protocol[W]):
-    """Where workers come from."""
+class WorkerPool(Protocol[W]):
+    """A source of workers."""
 
     starts: int
     """How many workers in a row may die before they can begin."""
     remedy: str
-    """What helps where more of them do."""
+    """The advice for the user if more of them do."""
 
     def start(self, number: int) -> W:
-        """Start a worker; it says `Ready` when an episode can come."""
+        """Start a worker; it sends `WorkerReady` when it can take an episode."""
 
-    def heard(self, workers: Mapping[int, W]) -> Iterator[tuple[int, Message | None]]:
-        """Wait a little for what the workers say, by number; None from one that has died."""
+    def receive_messages(self, workers: Mapping[int, W]) -> Iterator[tuple[int, Message | None]]:
+        """Wait a little and yield the messages of the workers, by number; None from one that has died."""
 
 
 @dataclass
-class _Seat(Generic[W]):
-    """A worker and what is known of it."""
+class _BusyWorker(Generic[W]):
+    """A worker and its state."""
 
     worker: W
-    current: Planned | None = None
+    current: PlannedEpisode | None = None
     steps: int = 0
     """Of the episode in flight, as far as is known."""
     scene: Scene | None = None
 
 
-def run_crew(
-    pool: Pool[W], episodes: Sequence[Planned], count: int, observer: Observer | None = None
-) -> Generator[Finished]:
+def run_pool(
+    pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], count: int, observer: Observer | None = None
+) -> Generator[FinishedEpisode]:
     """Run the episodes with `count` workers of a pool and yield each as it ends, in no order.
 
     Raises `RunError` where workers die before they can begin, and what a worker itself cannot mend: `HostError`,
@@ -79,117 +80,121 @@ def run_crew(
     """
     if observer:
         observer.started(episodes)
-    crew = _Crew(pool, episodes, observer)
+    scheduler = _Scheduler(pool, episodes, observer)
     try:
-        crew.hire(min(count, len(episodes)))
-        while crew.at_work:
-            for number, message in crew.heard():
-                if (finished := crew.take(number, message)) is not None:
+        scheduler.start_workers(min(count, len(episodes)))
+        while scheduler.is_working:
+            for number, message in scheduler.messages():
+                if (finished := scheduler.handle_message(number, message)) is not None:
                     yield finished
-        crew.dismiss()
-        crew.close(_CLOSE_S)
+        scheduler.dismiss_all()
+        scheduler.close(_CLOSE_S)
     finally:
-        crew.close(0.0)
+        scheduler.close(0.0)
 
 
-class _Crew(Generic[W]):
-    """The workers, what is left to be done, and how often an episode has cost a worker."""
+class _Scheduler(Generic[W]):
+    """The workers, the episodes that are left, and how often each episode has cost a worker."""
 
-    def __init__(self, pool: Pool[W], episodes: Sequence[Planned], observer: Observer | None) -> None:
+    def __init__(self, pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], observer: Observer | None) -> None:
         self._pool, self._observer = pool, observer
-        self._left = Shares(episodes)
+        self._left = EpisodeQueue(episodes)
         self._deaths: Counter[str] = Counter()
-        self._stillborn: Counter[int] = Counter()
-        self._seats: dict[int, _Seat[W]] = {}
+        self._startup_deaths: Counter[int] = Counter()
+        self._workers: dict[int, _BusyWorker[W]] = {}
         self._dismissed: list[W] = []
 
     @property
-    def at_work(self) -> bool:
-        """Whether an episode is in flight or still to be begun; a worker that has not come yet is not waited for."""
-        return bool(self._left) or any(seat.current for seat in self._seats.values())
+    def is_working(self) -> bool:
+        """True if an episode is in flight or still to be begun; a worker that is not ready yet is not waited for."""
+        return bool(self._left) or any(worker_state.current for worker_state in self._workers.values())
 
-    def hire(self, count: int) -> None:
+    def start_workers(self, count: int) -> None:
         for number in range(count):
-            self._start(number)
+            self._start_worker(number)
 
-    def heard(self) -> Iterator[tuple[int, Message | None]]:
-        return self._pool.heard({number: seat.worker for number, seat in self._seats.items()})
+    def messages(self) -> Iterator[tuple[int, Message | None]]:
+        return self._pool.receive_messages(
+            {number: worker_state.worker for number, worker_state in self._workers.items()}
+        )
 
-    def take(self, number: int, message: Message | None) -> Finished | None:
-        """Act on a message; returns the episode that it ends, if it does."""
-        seat = self._seats[number]
+    def handle_message(self, number: int, message: Message | None) -> FinishedEpisode | None:
+        """Act on a message and return the episode that it ends, None if it ends none."""
+        worker_state = self._workers[number]
         if message is None:
-            return self._bury(number)
-        if isinstance(message, Failed):
+            return self._handle_death(number)
+        if isinstance(message, WorkerFailed):
             raise message.error
-        if isinstance(message, Stepped):
-            seat.steps = message.steps
-            if self._observer and seat.current:
-                self._observer.stepped(seat.current, message.steps)
+        if isinstance(message, StepReached):
+            worker_state.steps = message.steps
+            if self._observer and worker_state.current:
+                self._observer.stepped(worker_state.current, message.steps)
             return None
-        seat.current = None
-        self._stillborn[number] = 0
-        self._occupy(number)
-        return self._told(message) if isinstance(message, Finished) else None
+        worker_state.current = None
+        self._startup_deaths[number] = 0
+        self._assign_next(number)
+        return self._notify_observer(message) if isinstance(message, FinishedEpisode) else None
 
-    def dismiss(self) -> None:
-        for number in list(self._seats):
-            self._release(number)
+    def dismiss_all(self) -> None:
+        for number in list(self._workers):
+            self._release_worker(number)
 
     def close(self, timeout_s: float) -> None:
         """End every worker, each within the time."""
-        for worker in [*(seat.worker for seat in self._seats.values()), *self._dismissed]:
+        for worker in [*(worker_state.worker for worker_state in self._workers.values()), *self._dismissed]:
             worker.end(timeout_s)
-        self._seats.clear()
+        self._workers.clear()
         self._dismissed.clear()
 
-    def _start(self, number: int) -> None:
-        self._seats[number] = _Seat(self._pool.start(number))
+    def _start_worker(self, number: int) -> None:
+        self._workers[number] = _BusyWorker(self._pool.start(number))
 
-    def _release(self, number: int) -> None:
-        worker = self._seats.pop(number).worker
+    def _release_worker(self, number: int) -> None:
+        worker = self._workers.pop(number).worker
         worker.dismiss()
         self._dismissed.append(worker)
 
-    def _occupy(self, number: int) -> None:
-        """Give a worker its next episode, or let it go."""
-        seat = self._seats[number]
-        if seat.worker.spent and self._left:
-            self._release(number)
-            self._start(number)
+    def _assign_next(self, number: int) -> None:
+        """Give a worker its next episode, or dismiss it."""
+        worker_state = self._workers[number]
+        if worker_state.worker.spent and self._left:
+            self._release_worker(number)
+            self._start_worker(number)
             return
-        others = [one.scene for one in self._seats.values() if one is not seat and one.scene]
-        planned = self._left.take(seat.scene, others)
+        others = [other.scene for other in self._workers.values() if other is not worker_state and other.scene]
+        planned = self._left.take_next(worker_state.scene, others)
         if planned is None:
-            self._release(number)
+            self._release_worker(number)
             return
-        seat.current, seat.scene, seat.steps = planned, scene(planned), 0
-        seat.worker.begin(planned)
+        worker_state.current, worker_state.scene, worker_state.steps = planned, scene_of(planned), 0
+        worker_state.worker.begin(planned)
 
-    def _bury(self, number: int) -> Finished | None:
-        """A worker has died: begin its episode again in a fresh one, or give it up as crashed."""
-        seat = self._seats.pop(number)
-        cause = seat.worker.end(_CLOSE_S)
-        if seat.current is None:
-            self._stillborn[number] += 1
-            if self._stillborn[number] >= self._pool.starts:
+    def _handle_death(self, number: int) -> FinishedEpisode | None:
+        """Requeue the episode of a worker that has died, or report it as crashed, and start a fresh worker."""
+        worker_state = self._workers.pop(number)
+        cause = worker_state.worker.end(_CLOSE_S)
+        if worker_state.current is None:
+            self._startup_deaths[number] += 1
+            if self._startup_deaths[number] >= self._pool.starts:
                 raise RunError(f"a worker died while it started: {cause}", remedy=self._pool.remedy)
-        finished = self._mourned(seat.current, seat.steps, cause) if seat.current else None
+        finished = (
+            self._requeue_or_crash(worker_state.current, worker_state.steps, cause) if worker_state.current else None
+        )
         if self._left:
-            self._start(number)
+            self._start_worker(number)
         return finished
 
-    def _mourned(self, planned: Planned, steps: int, cause: str) -> Finished | None:
-        """The end of an episode that has cost too many workers; else it is to be begun again."""
+    def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
+        """Report the episode as crashed after `RETRIES` worker deaths, else requeue it."""
         self._deaths[planned.episode_id] += 1
         if self._deaths[planned.episode_id] <= RETRIES:
-            self._left.give_back(planned)
+            self._left.put_back(planned)
             return None
-        known = f"at last after {steps} steps or more: {cause}"
-        reason = f"its worker died in each of {RETRIES + 1} attempts, {known}"
-        return self._told(Finished(planned, "crashed", steps, None, reason))
+        last = f"at last after {steps} steps or more: {cause}"
+        reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
+        return self._notify_observer(FinishedEpisode(planned, "crashed", steps, None, reason))
 
-    def _told(self, finished: Finished) -> Finished:
+    def _notify_observer(self, finished: FinishedEpisode) -> FinishedEpisode:
         if self._observer:
-            self._observer.finished(finished.opened())
+            self._observer.finished(finished.decode())
         return finished

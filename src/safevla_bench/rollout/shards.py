@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.rollout.plan import Planned
+from safevla_bench.rollout.plan import PlannedEpisode
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     @classmethod
-    def read(cls, text: str) -> Shard:
-        """A shard as it is written, such as `2/8`."""
+    def parse(cls, text: str) -> Shard:
+        """Return the shard of a text such as `2/8`."""
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal()):
             raise RunError(f"--shard {text!r} is no shard", remedy="Write its number and how many there are: 2/8.")
         return cls(int(number), int(count))
 
 
-def bounds(episodes: Sequence[Planned], count: int) -> list[int]:
-    """Where each of `count` shards begins in the plan, and the plan's end, [count + 1].
+def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
+    """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
 
     Cut where the horizons before an episode reach a shard's part of all; each shard has at least one episode. Raises
     `RunError` where there are too few.
@@ -49,14 +49,16 @@ def bounds(episodes: Sequence[Planned], count: int) -> list[int]:
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
-    middles = [2 * before + one.horizon for before, one in zip(_before(episodes), episodes, strict=True)]
-    total = 2 * sum(one.horizon for one in episodes)
+    middles = [
+        2 * before + planned.horizon for before, planned in zip(_horizons_before(episodes), episodes, strict=True)
+    ]
+    total = 2 * sum(planned.horizon for planned in episodes)
     cuts = np.searchsorted(np.array(middles) * count, np.arange(count) * total)
     room = np.minimum(cuts, len(episodes) - count + np.arange(count))
     begun = np.maximum.accumulate(room - np.arange(count)) + np.arange(count)
     return [*begun.tolist(), len(episodes)]
 
 
-def _before(episodes: Sequence[Planned]) -> list[int]:
-    """The horizons of all earlier episodes, [E]."""
-    return [0, *accumulate(one.horizon for one in episodes)][:-1]
+def _horizons_before(episodes: Sequence[PlannedEpisode]) -> list[int]:
+    """Return the sum of the horizons of all earlier episodes, [E]."""
+    return [0, *accumulate(planned.horizon for planned in episodes)][:-1]

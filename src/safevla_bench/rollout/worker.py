@@ -1,7 +1,7 @@
 """A worker process: its own host, policies and environment, fed one episode at a time.
 
-Started by `workers`, which passes the number of its end of a socket. It touches no file of
-the run: an episode goes back as its compressed frame, and whatever kills this process costs the episode in flight.
+`worker_pool` starts it and passes the number of its end of a socket. It touches no file of the run: an episode goes
+back as the bytes of its record, and whatever kills this process costs the episode in flight.
 """
 
 from __future__ import annotations
@@ -14,63 +14,57 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Protocol
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import Host, Policy
 from safevla_bench.monitor import Monitor
-from safevla_bench.rollout.engine import Finished, Stage
-from safevla_bench.rollout.plan import Planned
+from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode
+from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.ruleset import Ruleset
 
 STEPS_BETWEEN = 20
-"""Steps between two words about an episode that is running."""
-
-
-class Stopping(Protocol):
-    """What a monitor is made from, in any process."""
-
-    def monitor(self) -> Monitor: ...
+"""Steps between two reports about an episode that is running."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """What takes part in a run, by name, so that any process can make its own: host and policies, with arguments."""
+class WorkerSpec:
+    """The host and policies of a run, by name and with their arguments, so that any process can make its own."""
 
     host: str
     policies: Mapping[str, Mapping[str, str]]
     renders: bool = False
-    """Whether a policy wants a camera."""
-    stopping: Stopping | None = None
-    """By what an episode ends at its first violation; None = none does."""
+    """True if a policy wants a camera."""
+    stopping: Ruleset | None = None
+    """The rules by which an episode ends at its first violation; None = none does."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
 
-    def make(self) -> tuple[Host, dict[str, Policy]]:
-        """Raises what `hosts.host` and `policies.policy` raise."""
-        made = {name: policies.policy(name, arguments) for name, arguments in self.policies.items()}
-        return hosts.host(self.host, self.host_arguments), made
+    def make_parts(self) -> tuple[Host, dict[str, Policy]]:
+        """Make the host and the policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
+        players = {name: policies.make_policy(name, arguments) for name, arguments in self.policies.items()}
+        return hosts.make_host(self.host, self.host_arguments), players
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Everything is made, and an episode can come."""
+class WorkerReady:
+    """Host and policies are made; the worker can take an episode."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """The episode in flight has come this far."""
+class StepReached:
+    """The episode in flight has reached this number of steps."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class WorkerFailed:
     """This worker cannot go on, for a reason that the user must mend."""
 
     error: SafevlaError
 
 
-Message = Ready | Stepped | Finished | Failed
+Message = WorkerReady | StepReached | FinishedEpisode | WorkerFailed
 
 
 def main() -> None:
@@ -79,16 +73,16 @@ def main() -> None:
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
     connection = Connection(fd)
-    orders: SimpleQueue[Planned | None] = SimpleQueue()
-    cast: Cast = connection.recv()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    orders: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
+    spec: WorkerSpec = connection.recv()
+    threading.Thread(target=_receive_orders, args=(connection, orders), daemon=True).start()
     try:
-        _serve(connection, cast, orders)
+        _serve_episodes(connection, spec, orders)
     except SafevlaError as error:
-        connection.send(Failed(error))
+        connection.send(WorkerFailed(error))
 
 
-def _listen(connection: Connection, orders: SimpleQueue[Planned | None]) -> None:
+def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
     try:
         while True:
             orders.put(connection.recv())
@@ -96,17 +90,18 @@ def _listen(connection: Connection, orders: SimpleQueue[Planned | None]) -> None
         os._exit(1)
 
 
-def _serve(connection: Connection, cast: Cast, orders: SimpleQueue[Planned | None]) -> None:
-    host, made = cast.make()
-    stage = Stage(host, made, cast.stopping.monitor() if cast.stopping else None)
-    connection.send(Ready())
+def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
+    host, players = spec.make_parts()
+    runner = EnvRunner(host, players, Monitor(spec.stopping) if spec.stopping else None)
+    connection.send(WorkerReady())
     while (planned := orders.get()) is not None:
-        connection.send(Finished.of(stage.play(planned, on_step=lambda steps: _tell(connection, steps))))
-    stage.close()
-    for policy in made.values():
+        outcome = runner.run_planned(planned, on_step=lambda steps: _report_steps(connection, steps))
+        connection.send(FinishedEpisode.from_outcome(outcome))
+    runner.close()
+    for policy in players.values():
         policy.close()
 
 
-def _tell(connection: Connection, steps: int) -> None:
+def _report_steps(connection: Connection, steps: int) -> None:
     if steps % STEPS_BETWEEN == 0:
-        connection.send(Stepped(steps))
+        connection.send(StepReached(steps))

@@ -15,27 +15,27 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from safevla_bench.rollout import devices
-from safevla_bench.rollout.engine import Finished, Observer
-from safevla_bench.rollout.plan import Planned
-from safevla_bench.rollout.scheduler import RETRIES, run_crew
-from safevla_bench.rollout.worker import Cast, Message
+from safevla_bench.rollout.engine import FinishedEpisode, Observer
+from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.scheduler import RETRIES, run_pool
+from safevla_bench.rollout.worker import Message, WorkerSpec
 
-__all__ = ["RETRIES", "Cast", "Worker", "death", "run_workers"]
+__all__ = ["RETRIES", "WorkerProcess", "WorkerSpec", "describe_exit", "run_workers"]
 
 _LOOK_S = 1.0
-"""How long to wait for a word before looking whether the workers are alive."""
+"""Time to wait for a message before checking that the workers are alive."""
 _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"
 
 
-class Worker:
+class WorkerProcess:
     """One process and this side of the socket to it."""
 
     spent = False
 
-    def __init__(self, cast: Cast, environment: Mapping[str, str]) -> None:
+    def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
         # Ctrl-C reaches the whole process group; the workers inherit that they do not hear it.
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(sys.path), str(theirs.fileno())],
@@ -45,18 +45,18 @@ class Worker:
                 pass_fds=[theirs.fileno()],
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+            signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
             theirs.close()
         self._send(cast)
 
-    def begin(self, planned: Planned) -> None:
+    def begin(self, planned: PlannedEpisode) -> None:
         self._send(planned)
 
     def dismiss(self) -> None:
         self._send(None)
 
-    def died(self) -> bool:
-        """Whether it is gone with nothing left to be heard."""
+    def has_died(self) -> bool:
+        """Return whether it is gone and no message of it is left."""
         return self.process.poll() is not None and not self.connection.poll()
 
     def end(self, timeout_s: float) -> str:
@@ -67,46 +67,48 @@ class Worker:
             self.process.wait()
         finally:
             self.connection.close()
-        return death(self.process.returncode)
+        return describe_exit(self.process.returncode)
 
     def _send(self, message: object) -> None:
         try:
             self.connection.send(message)
         except OSError:
-            return  # it has died; that is seen where its words are waited for
+            return  # it has died; `receive_messages` notices
 
 
 def run_workers(
-    cast: Cast, episodes: Sequence[Planned], count: int, observer: Observer | None = None
-) -> Generator[Finished]:
-    """Run the episodes in `count` processes and yield each as it ends; raises what `run_crew` raises."""
-    return run_crew(_Machine(cast), episodes, count, observer)
+    cast: WorkerSpec, episodes: Sequence[PlannedEpisode], count: int, observer: Observer | None = None
+) -> Generator[FinishedEpisode]:
+    """Run the episodes in `count` processes and yield each as it ends; raises what `run_pool` raises."""
+    return run_pool(_ProcessPool(cast), episodes, count, observer)
 
 
-class _Machine:
+class _ProcessPool:
     """The worker processes of this machine."""
 
     starts = 1
     remedy = "Its messages are above. Fewer --workers need less memory; one worker runs in this process."
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: WorkerSpec) -> None:
         self._cast = cast
-        self._gpus = devices.gpus(os.environ) if cast.renders else ()
+        self._gpus = devices.usable_gpus(os.environ) if cast.renders else ()
 
-    def start(self, number: int) -> Worker:
-        return Worker(self._cast, devices.environment(number, os.environ, self._gpus, cameras=self._cast.renders))
+    def start(self, number: int) -> WorkerProcess:
+        return WorkerProcess(
+            self._cast, devices.worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders)
+        )
 
-    def heard(self, workers: Mapping[int, Worker]) -> Iterator[tuple[int, Message | None]]:
+    def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(by_connection), timeout=_LOOK_S)
         for connection in ready:
             assert isinstance(connection, Connection)
-            yield by_connection[connection], _received(connection)
+            yield by_connection[connection], _receive_message(connection)
         if not ready:
-            yield from [(number, None) for number, worker in workers.items() if worker.died()]
+            yield from [(number, None) for number, worker in workers.items() if worker.has_died()]
 
 
-def _received(connection: Connection) -> Message | None:
+def _receive_message(connection: Connection) -> Message | None:
     try:
         message: Message = connection.recv()
     except (EOFError, OSError):
@@ -114,8 +116,8 @@ def _received(connection: Connection) -> Message | None:
     return message
 
 
-def death(returncode: int) -> str:
-    """How a process ended, in words, from its return code."""
+def describe_exit(returncode: int) -> str:
+    """Return in words how a process ended, given its return code."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
     number = -returncode

@@ -1,15 +1,24 @@
 """The run folder: everything that repeats a run, its records, its planned episodes, and what the judge said.
 
 run.json          what was asked and with which versions; facts of the day only under `volatile`
-archive/part-*    the trajectory records, parts in plan order
+archive/part-*    the trajectory records, parts in plan order (a folder of safevla-recorder keeps raw/ instead)
 episodes.parquet  every planned episode and its outcome
 manifest.json     schema version and the sha256 of each part
 scores.json, scores.parquet, report.html   written by the judge
 
-While a run is unfinished its episodes are in `.partial/` (see `journal`), and run.json says `"complete": false`.
+While a run is unfinished its episodes are in `raw/` (see the module `raw`), and run.json says `"complete": false`.
 """
 
-from safevla_bench.runs.episode_index import LeftOut, Noted, Records, chunked
+from safevla_bench.runs.episode_index import (
+    BatchNotes,
+    EpisodeIndex,
+    KeepingPass,
+    Scan,
+    merge_batches,
+    read_sources,
+    scan,
+)
+from safevla_bench.runs.exclusions import LeftOut
 from safevla_bench.runs.folder import (
     EPISODES,
     GREETINGS,
@@ -20,25 +29,23 @@ from safevla_bench.runs.folder import (
     SCORES_TABLE,
     EpisodeRow,
     Latency,
-    Said,
+    PolicyGreeting,
     archive_digest,
     archive_parts,
-    described,
-    dump,
-    episode_rows,
-    latencies,
-    parquet,
+    dump_json,
+    encode_parquet,
+    read_description,
+    read_greetings,
+    read_latencies,
     read_table,
-    said,
     score_files,
 )
 from safevla_bench.runs.frame_index import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
-from safevla_bench.runs.growing import GrowingRun
-from safevla_bench.runs.journal import Entry, finished, progress
-from safevla_bench.runs.manifest import changed
-from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL
-from safevla_bench.runs.shard_merge import Stretch, merge
-from safevla_bench.runs.sources import Source, Stream, open_source, open_sources
+from safevla_bench.runs.manifest import changed_parts
+from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL, PARQUET
+from safevla_bench.runs.raw import RawEpisode, count_progress, episode_rows, has_raw, read_raw, record_files
+from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
+from safevla_bench.runs.sources import RecordSource, open_source
 from safevla_bench.runs.writer import RunWriter
 
 __all__ = [
@@ -49,42 +56,46 @@ __all__ = [
     "GREETINGS",
     "JSONL",
     "MANIFEST",
+    "PARQUET",
     "REPORT",
     "RUN",
     "SCORES",
     "SCORES_TABLE",
-    "Entry",
+    "BatchNotes",
+    "EpisodeIndex",
     "EpisodeRow",
     "Frame",
-    "GrowingRun",
+    "KeepingPass",
     "Kind",
     "Latency",
     "LeftOut",
-    "Noted",
-    "Records",
+    "PlanStretch",
+    "PolicyGreeting",
+    "RawEpisode",
+    "RecordSource",
     "RunWriter",
-    "Said",
-    "Source",
-    "Stream",
-    "Stretch",
+    "Scan",
     "archive_digest",
     "archive_parts",
-    "changed",
-    "chunked",
-    "described",
-    "dump",
+    "changed_parts",
+    "count_progress",
+    "dump_json",
+    "encode_parquet",
     "episode_rows",
-    "finished",
     "frame_stem",
-    "latencies",
-    "merge",
+    "has_raw",
+    "merge_batches",
+    "merge_shards",
     "open_source",
-    "open_sources",
-    "parquet",
-    "progress",
+    "read_description",
     "read_frames",
+    "read_greetings",
+    "read_latencies",
+    "read_raw",
+    "read_sources",
     "read_table",
-    "said",
+    "record_files",
+    "scan",
     "score_files",
     "write_frames",
 ]

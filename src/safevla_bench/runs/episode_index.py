@@ -1,120 +1,101 @@
-"""The records of sources, some at a time: archives of any size are judged in the memory of a few episodes."""
+"""The index of the episodes of sources: one scan finds it, and then any of the episodes can be read again.
+
+Archives of any size are judged in the memory of a few episodes: a scan yields the records some at a time, and the index
+keeps of each what it says once.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
-from safevla_bench.runs.sources import Stream, open_stream, remedy_for
-from safevla_bench.scores import Absent
-from safevla_bench.trajectory import PRIVILEGED, Batch, Header, bearing, concatenate, hollow, select
+from safevla_bench.runs.exclusions import LeftOut, remedy_for
+from safevla_bench.runs.sources import RecordSource, open_source
+from safevla_bench.scores import AbsentEpisode
+from safevla_bench.trajectory import (
+    PRIVILEGED,
+    Batch,
+    Header,
+    batch_of_headers,
+    concatenate_batches,
+    marked_headers,
+    select_episodes,
+)
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
-_MARKS = (PRIVILEGED,)
 Key = tuple[str | None, str]
-"""Policy and episode id: what an episode is found by across sources."""
+"""Policy and episode id: the name of an episode across sources."""
+Indices = Sequence[int] | NDArray[np.int64]
 
 
-def key(header: Header) -> Key:
-    """What tells an episode from all others of the sources."""
+def episode_key(header: Header) -> Key:
+    """Return what tells an episode from all others of the sources."""
     return header.policy, header.episode_id
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """What is kept of a batch that was read once: its headers, their lengths, and which bear a mark."""
+class BatchNotes:
+    """The part of a batch that an index keeps: headers, lengths, and the episodes that saw privileged state."""
 
     headers: tuple[Header, ...]
     lengths: tuple[int, ...]
-    marked: Mapping[str, tuple[Key, ...]]
+    privileged: tuple[Key, ...]
 
     @classmethod
-    def of(cls, batch: Batch) -> Noted:
-        marked = {mark: tuple(key(header) for header in bearing(batch, mark)) for mark in _MARKS}
-        return cls(batch.headers, tuple(batch.lengths.tolist()), marked)
+    def of_batch(cls, batch: Batch) -> BatchNotes:
+        privileged = tuple(episode_key(header) for header in marked_headers(batch, PRIVILEGED))
+        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged)
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """Episodes of the sources that are not among those read: not valid, or lost with the file that they were in."""
+class EpisodeIndex:
+    """The episodes of sources in order, and where each lies."""
 
-    invalid: int
-    lost: int
-    damaged: int
-    """Places of files where something is damaged or gone."""
-    unknown: bool
-    """Whether more were lost than anybody can count."""
+    sources: tuple[RecordSource, ...]
+    headers: tuple[Header, ...]
+    lengths: NDArray[np.int64]
+    """Records of each episode, [E]."""
+    places: tuple[tuple[tuple[int, Key], ...], ...]
+    """Of each source its episodes, by their place in it."""
+    problems: tuple[RecordError, ...]
+    """The errors of bad episodes, source after source."""
+    lost: tuple[AbsentEpisode, ...]
+    """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
+    privileged_keys: frozenset[Key]
 
     @classmethod
-    def of(cls, problems: Sequence[RecordError]) -> LeftOut:
-        """What these errors stand for."""
-        damage = [one for one in problems if isinstance(one, DamageError)]
-        named = sum(one.place.episode is not None for one in damage)
-        counted = sum(one.episodes or 0 for one in damage if one.place.episode is None)
-        unknown = any(one.episodes is None for one in damage if one.place.episode is None)
-        return cls(len(problems) - len(damage), named + counted, len(damage) - named, unknown)
-
-    @property
-    def known(self) -> int:
-        """How many there are at least."""
-        return self.invalid + self.lost
-
-    def __bool__(self) -> bool:
-        return bool(self.known or self.damaged)
-
-    def said(self) -> list[str]:
-        """Each kind as one sentence without its full stop."""
-        found = [f"{_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
-        if self.unknown:
-            found.append(f"{'more than ' if self.lost else ''}{_counted(self.lost)} lost in damaged files")
-        elif self.lost:
-            found.append(f"{_episodes(self.lost)} lost in damaged files")
-        elif self.damaged:
-            found.append("a file is not as it was written; every episode that it should hold was read")
-        return found
-
-
-def _counted(count: int) -> str:
-    return _episodes(count) if count else "an unknown number of episodes"
-
-
-def _episodes(count: int, kind: str = "") -> str:
-    return f"{count} {kind}episode{'' if count == 1 else 's'}"
-
-
-class Records:
-    """The episodes of sources. The first reading keeps what each says once; later ones give the same episodes.
-
-    What it says of the episodes, in their order, is whole after the first reading.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Open the sources; raises `RunError` where one is none."""
-        self.streams = [open_stream(path) for path in paths]
-        self.headers: list[Header] = []
-        self._lengths: list[int] = []
-        self._found: list[list[tuple[int, Key]]] = [[] for _ in self.streams]
-        self._problems: list[list[RecordError]] = [[] for _ in self.streams]
-        self._places = [0 for _ in self.streams]
-        self._marked: dict[str, set[Key]] = {mark: set() for mark in _MARKS}
+    def from_notes(
+        cls, sources: Sequence[RecordSource], notes: Sequence[Sequence[BatchNotes | RecordError]]
+    ) -> EpisodeIndex:
+        """Return the index of sources, given what a scan of each found, in order."""
+        good = [note for of_source in notes for note in of_source if isinstance(note, BatchNotes)]
+        lengths = np.array([length for note in good for length in note.lengths], dtype=np.int64)
+        lengths.setflags(write=False)
+        return cls(
+            sources=tuple(sources),
+            headers=tuple(header for note in good for header in note.headers),
+            lengths=lengths,
+            places=tuple(tuple(_episode_places(of_source)) for of_source in notes),
+            problems=tuple(note for of_source in notes for note in of_source if isinstance(note, RecordError)),
+            lost=tuple(
+                absent
+                for source, of_source in zip(sources, notes, strict=True)
+                for absent in _lost_episodes(source, of_source)
+            ),
+            privileged_keys=frozenset(name for note in good for name in note.privileged),
+        )
 
     def __len__(self) -> int:
         return len(self.headers)
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Records of each episode, [E]."""
-        return np.array(self._lengths, dtype=np.int64)
-
-    @property
+    @cached_property
     def dt_s(self) -> NDArray[np.float64]:
         """Control step of each episode in seconds, [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
@@ -122,212 +103,232 @@ class Records:
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
-        return tuple(dict.fromkeys(one.policy for one in self.headers if key(one) in self._marked[PRIVILEGED]))
-
-    @property
-    def problems(self) -> list[RecordError]:
-        """What was wrong with bad episodes, source after source."""
-        return [problem for those in self._problems for problem in those]
+        return tuple(
+            dict.fromkeys(header.policy for header in self.headers if episode_key(header) in self.privileged_keys)
+        )
 
     @property
     def left_out(self) -> LeftOut:
-        """How many episodes are not among these."""
-        return LeftOut.of(self.problems)
+        """The counts of the episodes that are not among these."""
+        return LeftOut.from_problems(self.problems)
 
     @property
-    def absent(self) -> list[Absent]:
+    def absent(self) -> list[AbsentEpisode]:
         """The planned episodes without a record, of all sources."""
-        return [one for stream in self.streams for one in stream.absent]
-
-    @property
-    def lost(self) -> list[Absent]:
-        """The episodes whose record is gone with a damaged file, where a run's table says which they are."""
-        found: list[Absent] = []
-        for stream, problems in zip(self.streams, self._problems, strict=True):
-            names = {problem.place.episode for problem in problems if isinstance(problem, DamageError)}
-            found += [one for one in stream.expected or () if one.episode_id in names]
-        return found
+        return [absent for source in self.sources for absent in source.absent]
 
     @property
     def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
         """The path of each source, and its run.json."""
-        return [(stream.path, stream.description) for stream in self.streams]
+        return [(source.path, source.description) for source in self.sources]
 
-    @property
-    def ambiguous(self) -> bool:
-        """Whether a source names an episode twice; a reading that is not in pieces makes an error of the second."""
-        names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
-        return any(len(set(one)) < len(one) for one in names)
+    def has_repeated_ids(self) -> bool:
+        """Return whether a source names an episode twice, which a scan in pieces does not notice."""
+        return any(len(set(names)) < len(names) for names in self._names())
 
-    @property
-    def intact(self) -> bool:
-        """Whether no source is damaged and none has lost an episode, after a reading without errors."""
-        names = [[episode_id for _, (_, episode_id) in found] for found in self._found]
-        return all(stream.intact(found) for stream, found in zip(self.streams, names, strict=True))
+    def is_intact(self) -> bool:
+        """Return whether no source is damaged and none has lost an episode, after a scan without errors."""
+        return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
 
-    def first(self) -> Iterator[Batch]:
-        """The first reading, some episodes at a time; bad ones are in `problems`."""
-        for number, stream in enumerate(self.streams):
-            yield from chunked(self._noted(number, stream))
+    def _names(self) -> list[list[str]]:
+        return [[episode_id for _, (_, episode_id) in places] for places in self.places]
 
-    def note(self, number: int, said: Noted | RecordError) -> None:
-        """Keep what the first reading of a stream has come to next; streams one after the other, each in its order."""
-        if isinstance(said, RecordError):
-            self._problems[number].append(said)
-            self._places[number] += (said.episodes or 0) if isinstance(said, DamageError) else 1
-            return
-        self.headers += said.headers
-        self._lengths += said.lengths
-        self._found[number] += [(self._places[number] + k, key(header)) for k, header in enumerate(said.headers)]
-        for mark, those in said.marked.items():
-            self._marked[mark].update(those)
-        self._places[number] += len(said.headers)
+    def require_valid(self, *, skip_invalid: bool = False) -> None:
+        """Check that every episode is good, unless that is not asked for, and that none is in two sources.
 
-    def require(self, *, skip_invalid: bool = False) -> None:
-        """After the first reading: every episode must be good, unless that is not asked for, and in one source.
-
-        Raises `CollectedError` with every bad episode of every source, and `RunError` for one that is in two.
+        Raises:
+            CollectedError: lists every bad episode of every source.
+            RunError: an episode is in two sources.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
         seen: dict[Key, Path] = {}
-        for stream, found in zip(self.streams, self._found, strict=True):
-            for _, (policy, episode_id) in found:
+        for source, places in zip(self.sources, self.places, strict=True):
+            for _, (policy, episode_id) in places:
                 if (policy, episode_id) in seen:
                     problem = f"policy {policy!r} has this episode in {seen[policy, episode_id]} too"
                     remedy = "Score each source once, or give the episodes of different policies their policy's name."
-                    raise RunError(problem, remedy=remedy, place=Place(file=str(stream.path), episode=episode_id))
-            seen.update(dict.fromkeys((one for _, one in found), stream.path))
+                    raise RunError(problem, remedy=remedy, place=Place(file=str(source.path), episode=episode_id))
+            seen.update(dict.fromkeys((name for _, name in places), source.path))
 
-    def chunks(self) -> Iterator[Batch]:
-        """Another reading: the same episodes, some at a time. `RunError` where a source holds others by now."""
-        for stream, found in zip(self.streams, self._found, strict=True):
-            known, count = {one for _, one in found}, 0
-            for batch in chunked(_only(stream.read(), known)):
+    def read_chunks(self) -> Iterator[Batch]:
+        """Yield all episodes, some at a time; `RunError` where a source changed since the scan."""
+        for source, places in zip(self.sources, self.places, strict=True):
+            names, count = {name for _, name in places}, 0
+            for batch in merge_batches(_filter_episodes(source.read(), names)):
                 count += len(batch)
                 yield batch
-            if count != len(found):
-                raise _changed(stream.path)
+            if count != len(places):
+                raise _changed_source(source.path)
 
-    def whole(self) -> Batch | None:
-        """All episodes at once, None where there is none."""
-        batches = list(self.chunks())
-        return concatenate(batches) if batches else None
+    def read_all(self) -> Batch | None:
+        """Return all episodes at once, None where there is none."""
+        batches = list(self.read_chunks())
+        return concatenate_batches(batches) if batches else None
 
-    def episodes(self, indices: Sequence[int] | NDArray[np.int64]) -> Batch | None:
-        """Some of the episodes, in the order given; None where none is asked for. Only these are made sense of."""
+    def read_episodes(self, indices: Indices) -> Batch | None:
+        """Return these episodes in the order given, None where none is asked for. Only these are decoded."""
         chosen = [int(k) for k in indices]
         picked: dict[Key, Batch] = {}
         base = 0
-        for stream, found in zip(self.streams, self._found, strict=True):
-            mine = [found[k - base] for k in chosen if base <= k < base + len(found)]
-            picked |= _picked(stream, mine) if mine else {}
-            base += len(found)
-        return concatenate([picked[key(self.headers[k])] for k in chosen]) if chosen else None
+        for source, places in zip(self.sources, self.places, strict=True):
+            wanted = [places[k - base] for k in chosen if base <= k < base + len(places)]
+            picked |= _read_wanted(source, wanted) if wanted else {}
+            base += len(places)
+        return concatenate_batches([picked[episode_key(self.headers[k])] for k in chosen]) if chosen else None
 
-    def some(self, indices: Sequence[int]) -> Batch:
-        """All episodes, of which only these have the numbers of their records; the others say no more than a header."""
+    def read_sparsely(self, indices: Sequence[int]) -> Batch:
+        """Return all episodes in order; only these have their records, the others no more than a header."""
         chosen = sorted(set(indices))
-        full = self.episodes(chosen)
-        known = set(chosen)
-        rest = [k for k in range(len(self)) if k not in known]
-        return select(self._among([] if full is None else [full], rest), np.argsort([*chosen, *rest]))
+        full = self.read_episodes(chosen)
+        rest = [k for k in range(len(self)) if k not in set(chosen)]
+        batch = self.append_headers([] if full is None else [full], rest)
+        return select_episodes(batch, np.argsort([*chosen, *rest]))
 
-    def keeping(self, indices: Sequence[int]) -> Keeping:
-        """`chunks`, and these episodes from the same reading."""
-        return Keeping(self, sorted(set(indices)))
+    def append_headers(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
+        """Return the episodes of the parts, then the rest, which say no more than a header."""
+        return concatenate_batches([*parts, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
 
-    def _among(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
-        """The episodes of the parts, then the rest, which say no more than a header."""
-        return concatenate([*parts, hollow([self.headers[k] for k in rest], self.lengths[rest])])
-
-    def only(self, indices: Sequence[int]) -> Records:
-        """Some of the episodes, in the order of all, as if the sources held no others."""
+    def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
+        """Return the index of these episodes, in the order of all, as if the sources held no others."""
         wanted, base = set(indices), 0
-        chosen = copy(self)
-        chosen.headers = [header for k, header in enumerate(self.headers) if k in wanted]
-        chosen._lengths = [length for k, length in enumerate(self._lengths) if k in wanted]
-        chosen._found = []
-        for found in self._found:
-            chosen._found.append([one for k, one in enumerate(found, base) if k in wanted])
-            base += len(found)
-        return chosen
-
-    def _noted(self, number: int, stream: Stream) -> Iterator[Batch]:
-        for read in stream.first():
-            self.note(number, read if isinstance(read, RecordError) else Noted.of(read))
-            if not isinstance(read, RecordError):
-                yield read
+        places = []
+        for of_source in self.places:
+            places.append(tuple(place for k, place in enumerate(of_source, base) if k in wanted))
+            base += len(of_source)
+        rows = sorted(k for k in wanted if 0 <= k < len(self))
+        headers = tuple(self.headers[k] for k in rows)
+        return replace(self, headers=headers, lengths=self.lengths[rows], places=tuple(places))
 
 
-class Keeping:
-    """One reading of all episodes, some at a time, which keeps a few of them as they pass."""
+class Scan:
+    """One pass over sources that yields their episodes, some at a time, and then has their index."""
 
-    def __init__(self, records: Records, chosen: Sequence[int]) -> None:
-        self._records, self._chosen = records, chosen
-        self._kept: list[Batch] = []
-        self._passing = self._pass()
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Open the sources; raises `RunError` where one is none."""
+        self._sources = [open_source(path) for path in paths]
+        self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
+        self._batches = self._read()
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._passing
+        return self._batches
 
-    def _pass(self) -> Iterator[Batch]:
-        first, wanted = 0, set(self._chosen)
-        for batch in self._records.chunks():
-            mine = [k for k in range(len(batch)) if first + k in wanted]
-            if mine:
-                self._kept.append(select(batch, mine))
+    def index(self) -> EpisodeIndex:
+        """Return the index of all episodes; what was not read so far is read here. Bad episodes are its `problems`."""
+        for _ in self._batches:
+            pass
+        return EpisodeIndex.from_notes(self._sources, self._notes)
+
+    def _read(self) -> Iterator[Batch]:
+        for source, notes in zip(self._sources, self._notes, strict=True):
+            yield from merge_batches(_note_batches(source, notes))
+
+
+def scan(paths: Sequence[Path]) -> EpisodeIndex:
+    """Read the sources once and return the index of their episodes; bad ones are its `problems`."""
+    return Scan(paths).index()
+
+
+def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
+    """Read the sources once and return all their valid episodes, None where there is none, with the index."""
+    reading = Scan(paths)
+    batches = list(reading)
+    return concatenate_batches(batches) if batches else None, reading.index()
+
+
+class KeepingPass:
+    """One pass over all episodes, some at a time, which keeps a few of them."""
+
+    def __init__(self, index: EpisodeIndex, indices: Iterable[int]) -> None:
+        self._index, self._wanted = index, frozenset(indices)
+        self._kept: list[Batch] = []
+        self._batches = self._read()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+    def _read(self) -> Iterator[Batch]:
+        first = 0
+        for batch in self._index.read_chunks():
+            chosen = [k for k in range(len(batch)) if first + k in self._wanted]
+            if chosen:
+                self._kept.append(select_episodes(batch, chosen))
             yield batch
             first += len(batch)
 
     def batch(self) -> Batch:
-        """What was kept and then all others, of which no more is known than a header.
+        """Return the episodes that were kept, then all others, which say no more than a header.
 
-        What nobody has read so far is read here.
+        What was not read so far is read here.
         """
-        deque(self._passing, maxlen=0)
-        kept = set(self._chosen)
-        return self._records._among(self._kept, [k for k in range(len(self._records)) if k not in kept])
+        for _ in self._batches:
+            pass
+        rest = [k for k in range(len(self._index)) if k not in self._wanted]
+        return self._index.append_headers(self._kept, rest)
 
 
-def chunked(found: Iterable[Batch]) -> Iterator[Batch]:
-    """The same episodes in batches of a good size."""
+def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the same episodes in batches of a good size."""
     gathered: list[Batch] = []
-    for batch in found:
+    for batch in batches:
         gathered.append(batch)
-        if sum(int(one.starts[-1]) for one in gathered) >= CHUNK_RECORDS:
-            yield concatenate(gathered)
+        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS:
+            yield concatenate_batches(gathered)
             gathered.clear()
     if gathered:
-        yield concatenate(gathered)
+        yield concatenate_batches(gathered)
 
 
-def _only(found: Iterable[Batch | RecordError], known: set[Key]) -> Iterator[Batch]:
-    """The known episodes."""
-    for read in found:
-        if isinstance(read, RecordError):
+def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError]) -> Iterator[Batch]:
+    for batch in source.scan():
+        if isinstance(batch, RecordError):
+            notes.append(batch)
+        else:
+            notes.append(BatchNotes.of_batch(batch))
+            yield batch
+
+
+def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, Key]]:
+    """Yield the good episodes of a source, each with its place; bad ones take places too."""
+    place = 0
+    for note in notes:
+        if isinstance(note, RecordError):
+            place += (note.episodes or 0) if isinstance(note, DamageError) else 1
             continue
-        mine = [k for k, header in enumerate(read.headers) if key(header) in known]
-        if len(mine) == len(read):
-            yield read
-        elif mine:
-            yield select(read, mine)
+        yield from ((place + k, episode_key(header)) for k, header in enumerate(note.headers))
+        place += len(note.headers)
 
 
-def _picked(stream: Stream, wanted: Sequence[tuple[int, Key]]) -> dict[Key, Batch]:
-    """The wanted episodes by their key: looked for at their places, and wherever they are by now."""
-    known = {one for _, one in wanted}
+def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordError]) -> list[AbsentEpisode]:
+    names = {note.place.episode for note in notes if isinstance(note, DamageError)}
+    return [absent for absent in source.expected or () if absent.episode_id in names]
+
+
+def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[Key]) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(batch, RecordError):
+            continue
+        chosen = [k for k, header in enumerate(batch.headers) if episode_key(header) in names]
+        if len(chosen) == len(batch):
+            yield batch
+        elif chosen:
+            yield select_episodes(batch, chosen)
+
+
+def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, Key]]) -> dict[Key, Batch]:
+    """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now."""
+    names = {name for _, name in wanted}
     for places in ([place for place, _ in wanted], None):
-        found = {
-            key(header): select(batch, [k])
-            for batch in _only(stream.read(places), known)
+        episodes = {
+            episode_key(header): select_episodes(batch, [k])
+            for batch in _filter_episodes(source.read(places), names)
             for k, header in enumerate(batch.headers)
         }
-        if known <= found.keys():
-            return found
-    raise _changed(stream.path)
+        if names <= episodes.keys():
+            return episodes
+    raise _changed_source(source.path)
 
 
-def _changed(path: Path) -> RunError:
+def _changed_source(path: Path) -> RunError:
     problem = "it changed while it was read"
     return RunError(problem, remedy="Run the command again when nothing writes there.", place=Place(file=str(path)))

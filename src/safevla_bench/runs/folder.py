@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive import parquet_guard
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.files import digest, write_atomically
+from safevla_bench.files import sha256_of, write_atomically
 from safevla_bench.scores import EpisodeScore
 
 T = TypeVar("T")
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 LATENCY = "policy_latency"
-"""Where run.json holds the latency of each episode, under `volatile`."""
+"""The key of run.json, under `volatile`, that holds the latency of each episode."""
 ORIGIN = ("judged_by", "sources", "recorded_with")
-"""Where scores.json says how it came about; scores.parquet has the same as metadata of its schema."""
+"""The keys of scores.json that say how it came about; scores.parquet has them as metadata of its schema."""
 GREETINGS = "policies_say"
-"""Where run.json holds what policies or their servers said of themselves, under `volatile`."""
+"""The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
@@ -61,8 +61,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     p95_ms: float
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy or its server said of itself, such as the checkpoint that it serves, and in which episodes."""
+class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
+    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that had it."""
 
     policy: str
     suite: str
@@ -90,17 +90,17 @@ _EPISODES_SCHEMA = pa.schema(
 
 
 def archive_parts(folder: Path) -> list[Path]:
-    """The archive files of a complete run folder, in order."""
+    """Return the archive files of a complete run folder, in order."""
     return sorted((folder / ARCHIVE).glob("part-*"))
 
 
 def archive_digest(path: Path) -> str | None:
-    """The sha256 of an archive file; of a run, that of its parts and their digests, as its manifest has them.
+    """Return the sha256 of an archive file; of a run, that of its parts and their digests, as its manifest has them.
 
     The latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None where no manifest tells.
     """
     if path.is_file():
-        return digest(path)
+        return sha256_of(path)
     try:
         parts = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest).parts
     except (OSError, msgspec.DecodeError):
@@ -113,8 +113,8 @@ class _Manifest(msgspec.Struct):
     parts: dict[str, str]
 
 
-def described(folder: Path) -> dict[str, object]:
-    """What run.json holds; `RunError` where it is missing or damaged."""
+def read_description(folder: Path) -> dict[str, object]:
+    """Return the content of run.json; `RunError` if it is missing or damaged."""
     path = folder / RUN
     try:
         loaded = json.loads(path.read_bytes())
@@ -129,11 +129,11 @@ def described(folder: Path) -> dict[str, object]:
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
     """Write the table of all planned episodes."""
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_EPISODES_SCHEMA)
-    write_atomically(folder / EPISODES, parquet(table))
+    write_atomically(folder / EPISODES, encode_parquet(table))
 
 
-def episode_rows(folder: Path) -> list[EpisodeRow]:
-    """Every planned episode of a complete run, in plan order; empty where the table is missing.
+def read_episodes(folder: Path) -> list[EpisodeRow]:
+    """Return the table of all planned episodes, in plan order; empty where it is missing.
 
     Raises:
         RunError: the table is damaged.
@@ -146,56 +146,56 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
-def latencies(folder: Path) -> dict[str, Latency]:
-    """The latency of the policy in each episode of a complete run that has one, by the episode's id.
+def read_latencies(folder: Path) -> dict[str, Latency]:
+    """Return the latency of the policy in each episode of a complete run that has one, by the episode's id.
 
     Raises:
-        RunError: what run.json holds there is no latency.
+        RunError: the value in run.json is no latency.
     """
-    return _held(folder, LATENCY, dict[str, Latency]) or {}
+    return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
 
 
-def said(folder: Path) -> list[Said]:
-    """What the policies of a complete run said of themselves, in the order of their first episodes.
+def read_greetings(folder: Path) -> list[PolicyGreeting]:
+    """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
 
     Raises:
-        RunError: what run.json holds there is nothing of the kind.
+        RunError: the value in run.json is no such statement.
     """
-    return _held(folder, GREETINGS, list[Said]) or []
+    return _read_volatile(folder, GREETINGS, list[PolicyGreeting]) or []
 
 
-def _held(folder: Path, name: str, kind: type[T]) -> T | None:
-    """What run.json has under `volatile`, where it has it."""
-    volatile = described(folder).get("volatile")
-    held = volatile.get(name) if isinstance(volatile, dict) else None
+def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
+    """Return a value that run.json has under `volatile`, None where it is missing."""
+    volatile = read_description(folder).get("volatile")
+    value = volatile.get(name) if isinstance(volatile, dict) else None
     try:
-        return None if held is None else msgspec.convert(held, kind)
+        return None if value is None else msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         place = Place(file=str(folder / RUN), field=f"volatile.{name}")
         raise RunError(str(error), remedy="Restore the file.", place=place) from None
 
 
-def greetings(folder: Path) -> dict[str, Mapping[str, object]]:
-    """The same by the episode's id."""
-    return {name: one.says for one in said(folder) for name in one.episodes}
+def greetings_by_episode(folder: Path) -> dict[str, Mapping[str, object]]:
+    """Return the statements of a complete run's policies about themselves, by the episode's id."""
+    return {name: greeting.says for greeting in read_greetings(folder) for name in greeting.episodes}
 
 
-def gathered(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[Said]:
-    """What was said in each episode, each different greeting of a policy in a suite once."""
-    found: dict[tuple[str, str, bytes], Said] = {}
+def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[PolicyGreeting]:
+    """Return each different greeting of a policy in a suite once, with its episodes."""
+    greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
     for row, says in greeted:
         key = (row.policy, row.benchmark, msgspec.json.encode(says))
-        new = Said(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
-        found.setdefault(key, new).episodes.append(row.episode_id)
-    return list(found.values())
+        new = PolicyGreeting(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
+        greetings.setdefault(key, new).episodes.append(row.episode_id)
+    return list(greetings.values())
 
 
 def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:
-    """The bytes of scores.parquet and scores.json by their names; both say how they came about."""
+    """Return the bytes of scores.parquet and scores.json by their names; both say how they came about."""
     origin = {name: document[name] for name in ORIGIN if name in document}
-    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(told) for name, told in origin.items()})
+    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
-    return {SCORES_TABLE: parquet(table), SCORES: dump(document)}
+    return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 
 
 _NUMBERS = pa.map_(pa.string(), pa.float64())
@@ -227,15 +227,15 @@ _SCORES_SCHEMA = pa.schema(
 )
 
 
-def parquet(table: pa.Table) -> bytes:
-    """A table as the bytes of a Parquet file, its pages with checksums."""
+def encode_parquet(table: pa.Table) -> bytes:
+    """Return a table as the bytes of a Parquet file, its pages with checksums."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())
 
 
 def read_table(content: bytes) -> pa.Table:
-    """The table of a Parquet file's bytes, which may be anybody's.
+    """Return the table of a Parquet file's bytes, which may be anybody's.
 
     It is read in this thread: threads of pyarrow's own that still hold Python's bytes abort the process at its end.
 
@@ -243,11 +243,11 @@ def read_table(content: bytes) -> pa.Table:
         RecordError: it stands for more than it holds, or does not describe itself rightly.
         pa.ArrowException, OSError: it is damaged.
     """
-    parquet_guard.check(io.BytesIO(content))
+    parquet_guard.check_file(io.BytesIO(content))
     with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
         return file.read(use_threads=False)
 
 
-def dump(document: object) -> bytes:
-    """A document as JSON for people: two spaces a level."""
+def dump_json(document: object) -> bytes:
+    """Return a document as JSON for people: two spaces a level."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

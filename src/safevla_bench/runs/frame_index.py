@@ -12,7 +12,7 @@ import msgspec
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.runs.folder import dump
+from safevla_bench.runs.folder import dump_json
 
 FRAMES, INDEX = "frames", "index.json"
 Kind = Literal["initial", "violation", "final", "clip"]
@@ -50,7 +50,7 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
-    """The frames of a run folder, in order; none where there is no index.
+    """Return the frames of a run folder, in order; none where there is no index.
 
     Raises:
         RunError: the index cannot be read, or names a file that is not beside it.
@@ -60,25 +60,25 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
         return ()
     place = Place(file=str(path))
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Index).frames
+        frames = msgspec.json.decode(path.read_bytes(), type=_Index).frames
     except (msgspec.DecodeError, RecursionError, OSError) as error:
         remedy = "Remove the folder and make the frames anew: safevla frames RUN."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
-    for frame in found:
+    for frame in frames:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
             raise RunError(f"{frame.file!r} is no file name of a frame", remedy="Remove the folder.", place=place)
-    return found
+    return frames
 
 
 def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
     """Write the index into a run folder's `frames`, which exists; returns its path."""
     path = folder / FRAMES / INDEX
-    write_atomically(path, dump(_Index(frames=tuple(frames))))
+    write_atomically(path, dump_json(_Index(frames=tuple(frames))))
     return path
 
 
 def frame_stem(policy: str | None, episode_id: str) -> str:
-    """How the files of an episode's frames begin: legible letters of its id, and a digest that tells them all apart."""
+    """Return the stem of the files of an episode's frames: legible letters of its id, and a unique digest."""
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return "-".join(part for part in (legible, digest) if part)

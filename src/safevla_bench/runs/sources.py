@@ -1,4 +1,4 @@
-"""SOURCEs: an archive file, or a run folder, complete or not, read as records and absent episodes."""
+"""SOURCEs: an archive file, or a run folder, complete or not, whose records are read as often as asked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from safevla_bench import archive
-from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
-from safevla_bench.runs import journal, manifest
-from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, described, episode_rows
-from safevla_bench.scores import Absent
-from safevla_bench.text.sanitize import inert
-from safevla_bench.trajectory import Batch, concatenate
+from safevla_bench.errors import DamageError, Place, RecordError, RunError
+from safevla_bench.runs import manifest, raw
+from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
+from safevla_bench.scores import AbsentEpisode
+from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.trajectory import Batch
 
 LOST = "lost"
 """The outcome of an episode whose record is gone with a damaged file."""
@@ -23,135 +23,128 @@ _REASON = "its record is lost in a damaged file"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a SOURCE holds: its records, its planned episodes without a record, its problems, and its description."""
+class RecordSource:
+    """A SOURCE whose records are not read yet."""
 
     path: Path
-    batch: Batch | None
-    absent: tuple[Absent, ...]
-    problems: tuple[RecordError, ...]
+    absent: tuple[AbsentEpisode, ...]
+    """The planned episodes without a record."""
     description: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A SOURCE whose records are not read yet; `read` gives them as often as asked, `archive.read` says how."""
-
-    path: Path
-    absent: tuple[Absent, ...]
-    description: Mapping[str, object]
+    """The run's run.json; empty for an archive file."""
     read: Callable[..., Iterator[Batch | RecordError]]
-    """With the places that are wanted, or without."""
+    """Reads the records, or those at the places that are its argument, as `archive.read_episodes` does."""
     files: tuple[Path, ...] = ()
-    """What `read` reads, one after the other; none where an unfinished run is read, which may go on meanwhile."""
-    expected: tuple[Absent, ...] | None = None
-    """The episodes that are to have a record, as they are told where they have none; None = nobody knows."""
+    """The files that `read` reads, one after the other; none for an unfinished run, which may go on meanwhile."""
+    expected: tuple[AbsentEpisode, ...] | None = None
+    """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
     complete: bool = False
-    """Whether it is a run folder that nothing adds to any more, so that its files can be compared with the manifest."""
+    """True for a run folder that is complete, so that its files can be compared with its manifest."""
 
-    def first(self) -> Iterator[Batch | RecordError]:
-        """What `read` gives, with an error for each part that is not as it was written and each episode that is lost.
+    def scan(self) -> Iterator[Batch | RecordError]:
+        """Yield what `read` does, with an error for each changed part and for each lost episode.
 
-        A run's table of episodes says which are lost; then a record that names none of them is damage like any other,
-        and is not counted beside the one whose record it was.
+        If the run's table of episodes is known, it tells which are lost. A damaged record that names none of them is
+        then not counted, because the episode that it belonged to is.
         """
-        yield from _changed(self.path) if self.complete else ()
-        yield from self.read() if self.expected is None else self._accounted([one.episode_id for one in self.expected])
+        yield from _changed_parts(self.path) if self.complete else ()
+        if self.expected is None:
+            yield from self.read()
+        else:
+            yield from self._account([absent.episode_id for absent in self.expected])
 
-    def intact(self, episodes: Collection[str]) -> bool:
-        """Whether nothing is damaged or lost, where a reading found these episodes and no error."""
-        expected = None if self.expected is None else {one.episode_id for one in self.expected}
-        return expected in (None, set(episodes)) and not (self.complete and any(_changed(self.path)))
+    def is_intact(self, episodes: Collection[str]) -> bool:
+        """Return whether nothing is damaged or lost, given the episodes that a scan without errors found."""
+        expected = None if self.expected is None else {absent.episode_id for absent in self.expected}
+        return expected in (None, set(episodes)) and not (self.complete and any(_changed_parts(self.path)))
 
-    def _accounted(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
-        left = {inert(name): name for name in expected}
-        known = set(left)
-        for one in self.read():
-            names = [header.episode_id for header in one.headers] if isinstance(one, Batch) else [one.place.episode]
-            for name in names:
-                left.pop(inert(name or ""), None)
-            yield one if isinstance(one, Batch) or inert(names[0] or "") in known else _uncounted(one)
-        yield from (_lost(self.path, name) for name in left.values())
+    def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+        missing = {escape_controls(name): name for name in expected}
+        planned = set(missing)
+        for batch in self.read():
+            if isinstance(batch, RecordError):
+                name = escape_controls(batch.place.episode or "")
+                missing.pop(name, None)
+                yield batch if name in planned else _without_count(batch)
+                continue
+            for header in batch.headers:
+                missing.pop(escape_controls(header.episode_id), None)
+            yield batch
+        yield from (_lost_episode(self.path, name) for name in missing.values())
 
 
-def _uncounted(error: RecordError) -> DamageError:
+def _without_count(error: RecordError) -> DamageError:
     return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
-def _lost(path: Path, episode: str) -> DamageError:
+def _lost_episode(path: Path, episode: str) -> DamageError:
     place = Place(file=str(path), episode=episode)
     return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
 
 
-def _changed(path: Path) -> Iterator[DamageError]:
-    """The parts of a complete run that are not as they were written; what they lost is found when they are read."""
+def _changed_parts(path: Path) -> Iterator[DamageError]:
+    """Yield an error for each part of a complete run that is not as it was written."""
     if not (path / MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
         return
     try:
-        for name, problem in manifest.changed(path):
+        for name, problem in manifest.changed_parts(path):
             yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
     except RunError as error:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
-def open_source(path: Path) -> Source:
-    """Read an archive file or a run folder; bad episodes are in `problems`, the rest in `batch`.
+def open_source(path: Path) -> RecordSource:
+    """Open an archive file or a run folder as it is now; an unfinished run may go on or be completed meanwhile.
 
-    Of an unfinished run the episodes that are done are read, in plan order, while it runs or after it was killed.
+    Of an unfinished run the episodes that are done are read, in plan order.
+
+    Raises:
+        RunError: there is no such file or run, or its description or tables are damaged.
     """
-    stream = open_stream(path)
-    read = list(stream.first())
-    batches = [one for one in read if isinstance(one, Batch)]
-    problems = tuple(one for one in read if isinstance(one, RecordError))
-    return Source(path, concatenate(batches) if batches else None, stream.absent, problems, stream.description)
-
-
-def open_stream(path: Path) -> Stream:
-    """An archive file or a run folder, as it is now: an unfinished run may go on or be completed meanwhile."""
     if not path.exists():
         remedy = "Name an archive file or a run folder."
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
     if path.is_dir():
         return _open_folder(path)
-    return Stream(path, (), {}, partial(_some, path), (path,))
+    return RecordSource(path, (), {}, partial(_read_file, path), (path,))
 
 
-def _some(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """The episodes of an archive file; that there are none is an error."""
-    some = wanted is not None
-    for found in archive.read([path], wanted):
-        some = True
-        yield found
-    if not some:
+def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
+    """Yield the episodes of an archive file; that there are none is an error."""
+    is_empty = wanted is None
+    for batch in archive.read_episodes([path], wanted):
+        is_empty = False
+        yield batch
+    if is_empty:
         remedy = "An archive holds at least one episode, a line each."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
 
-def _open_folder(path: Path) -> Stream:
+def _open_folder(path: Path) -> RecordSource:
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, or an archive file."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
-    description = described(path)
-    if description.get("complete") is False and journal.exists(path):
-        begun = _unfinished(path, description)
-        description = described(path)  # it may have been completed while we read
-        if begun and description.get("complete") is False:
-            return begun
-    rows, complete = episode_rows(path), description.get("complete") is True
-    parts = manifest.parts(path)
-    return _stream(path, rows, description, partial(archive.read, parts), parts, complete=complete)
+    description = read_description(path)
+    if description.get("complete") is False:
+        raw.require_known_state(path)
+        unfinished = _open_unfinished(path, description)
+        description = read_description(path)  # it may have been completed while we read
+        if unfinished and description.get("complete") is False:
+            return unfinished
+    rows, complete = raw.episode_rows(path), description.get("complete") is True
+    files = manifest.listed_parts(path) or raw.record_files(path)
+    return _with_rows(path, rows, description, partial(archive.read_episodes, files), files, complete=complete)
 
 
-def _unfinished(path: Path, description: Mapping[str, object]) -> Stream | None:
-    """What a run has done so far, None where its working state goes while it is read."""
+def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
+    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile."""
     try:
-        done = journal.Snapshot(path)
+        episodes = raw.read_raw(path)
     except FileNotFoundError:
         return None
-    return _stream(path, [entry.row for entry in done.entries], description, done.read)
+    return _with_rows(path, list(episodes.values()), description, partial(raw.read_unfinished, path, episodes))
 
 
-def _stream(
+def _with_rows(
     path: Path,
     rows: Sequence[EpisodeRow],
     description: Mapping[str, object],
@@ -159,48 +152,15 @@ def _stream(
     files: Sequence[Path] = (),
     *,
     complete: bool = False,
-) -> Stream:
-    absent = tuple(_absent(row) for row in rows if row.outcome == "crashed")
-    expected = tuple(replace(_absent(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed")
-    return Stream(path, absent, description, read, tuple(files), expected if complete and rows else None, complete)
+) -> RecordSource:
+    absent = tuple(_absent_episode(row) for row in rows if row.outcome == "crashed")
+    expected = tuple(
+        replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"
+    )
+    return RecordSource(
+        path, absent, description, read, tuple(files), expected if complete and rows else None, complete
+    )
 
 
-def _absent(row: EpisodeRow) -> Absent:
-    return Absent(**{name: getattr(row, name) for name in Absent.__struct_fields__})
-
-
-def open_sources(paths: Sequence[Path], *, skip_invalid: bool = False) -> tuple[Batch | None, list[Source]]:
-    """All records of several sources as one batch (None where there is none), and the sources.
-
-    Raises `CollectedError` with every bad episode of every source, unless told to leave them out; and where the same
-    policy has the same episode in two sources.
-    """
-    sources = [open_source(path) for path in paths]
-    problems = [problem for source in sources for problem in source.problems]
-    if problems and not skip_invalid:
-        raise CollectedError(problems, remedy=remedy_for(problems))
-    _distinct(sources)
-    batches = [source.batch for source in sources if source.batch is not None]
-    return (concatenate(batches) if batches else None), sources
-
-
-def remedy_for(problems: Sequence[RecordError]) -> str:
-    """What to do where episodes are bad or lost."""
-    if any(isinstance(problem, DamageError) for problem in problems):
-        return (
-            "Copy the files anew from where they were made; or pass --salvage to take the episodes that can be read "
-            "and count the others."
-        )
-    return "Mend them, or pass --skip-invalid to take the others and count these."
-
-
-def _distinct(sources: Sequence[Source]) -> None:
-    seen: dict[tuple[str | None, str], Path] = {}
-    for source in sources:
-        for header in source.batch.headers if source.batch else ():
-            key = (header.policy, header.episode_id)
-            if key in seen:
-                problem = f"policy {header.policy!r} has this episode in {seen[key]} too"
-                remedy = "Score each source once, or give the episodes of different policies their policy's name."
-                raise RunError(problem, remedy=remedy, place=Place(file=str(source.path), episode=header.episode_id))
-            seen[key] = source.path
+def _absent_episode(row: EpisodeRow) -> AbsentEpisode:
+    return AbsentEpisode(**{name: getattr(row, name) for name in AbsentEpisode.__struct_fields__})

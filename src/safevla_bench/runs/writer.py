@@ -1,8 +1,8 @@
-"""Filling a run folder so that a kill at any instant loses at most the episodes in flight.
+"""The writer of a run folder; a kill at any instant loses at most the episodes in flight.
 
-An episode's end is one line of the journal. When all have ended, the archive, the tables and run.json are written from
-the journal, each whole or not at all, and only then the working state is removed: run.json with `"complete": true` is
-the instant at which the run is complete. Every step can be done again with the same bytes.
+Each finished episode is kept in `raw/` (see `raw`). When all have ended, the archive, the tables and run.json are
+written from there, each whole or not at all, and only then `raw/` is removed. The run is complete from the instant at
+which run.json says `"complete": true`. Every step can be done again with the same bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+import msgspec
+
+from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, Place, RunError
-from safevla_bench.files import make_folder, write_atomically, writing
+from safevla_bench.files import make_folder, translated_errors, write_atomically
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
@@ -27,27 +30,35 @@ from safevla_bench.runs.folder import (
     LATENCY,
     MANIFEST,
     RUN,
-    EpisodeRow,
-    Latency,
     archive_parts,
-    described,
-    dump,
-    episode_rows,
-    gathered,
-    greetings,
-    latencies,
+    dump_json,
+    greetings_by_episode,
+    group_greetings,
+    read_description,
+    read_latencies,
 )
-from safevla_bench.runs.journal import PARTIAL, Entry, Journal, exists, progress
-from safevla_bench.runs.lock import LOCK, lock, unlock
-from safevla_bench.runs.manifest import changed
-from safevla_bench.runs.parts import framed, records, write_run
+from safevla_bench.runs.lock import LOCK, lock_folder, unlock_folder
+from safevla_bench.runs.manifest import changed_parts
+from safevla_bench.runs.parts import read_records, write_run
+from safevla_bench.runs.raw import (
+    JOURNAL,
+    RAW,
+    RawEpisode,
+    count_progress,
+    episode_rows,
+    read_raw,
+    read_record,
+    require_known_state,
+    require_records,
+    write_raw,
+)
 
 
 class RunWriter:
     """One run folder, held by this process while it is filled; a context manager.
 
-    `complete` says that there is nothing left to add; else `entries` holds the episodes that are done, by their place
-    in the plan.
+    `complete` is true if there is nothing left to add; else `episodes` holds those that are done, by their place in the
+    plan.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
@@ -57,24 +68,24 @@ class RunWriter:
         differently, or where another process is writing to it.
         """
         self.folder = folder
-        _make(folder)
-        self._held = lock(folder)
-        self._journal: Journal | None = None
+        self.episodes: dict[int, RawEpisode] = {}
+        _make_run_folder(folder)
+        self._lock = lock_folder(folder)
         try:
-            self.fresh = _untouched(folder)
+            self.fresh = _is_fresh(folder)
             if self.fresh:
-                write_atomically(folder / RUN, dump({**description, "complete": False}))
+                write_atomically(folder / RUN, dump_json({**description, "complete": False}))
             else:
-                _may_continue(folder, description, resume=resume)
-            self.description = described(folder)
+                _require_continuable(folder, description, resume=resume)
+            self.description = read_description(folder)
             self.complete = self.description.get("complete") is True
-            with _writing(folder):
+            with _resumable_errors(folder):
                 if self.complete:
-                    _tidy(folder)
+                    _remove_leftovers(folder)
                 else:
-                    self._journal = Journal(folder)
+                    self._open_raw()
         except BaseException:
-            self.__exit__(None, None, None)
+            unlock_folder(folder, self._lock)
             raise
 
     def __enter__(self) -> Self:
@@ -83,146 +94,147 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._journal:
-            self._journal.close()
-        unlock(self.folder, self._held)
+        unlock_folder(self.folder, self._lock)
 
-    @property
-    def entries(self) -> Mapping[int, Entry]:
-        return self._journal.entries if self._journal else {}
+    def _open_raw(self) -> None:
+        require_known_state(self.folder)
+        (self.folder / RAW).mkdir(exist_ok=True)
+        episodes = read_raw(self.folder)
+        require_records(self.folder, episodes)
+        self.episodes = episodes
 
-    def append(
-        self,
-        index: int,
-        row: EpisodeRow,
-        frame: bytes | None,
-        latency: Latency | None = None,
-        greeting: Mapping[str, object] | None = None,
-    ) -> None:
-        """Keep a finished episode, `index` its place in the plan; Ctrl-C waits until it is written."""
-        assert self._journal is not None
-        with _undisturbed(), _writing(self.folder):
-            self._journal.append(index, row, frame, latency, greeting)
+    def add_episode(self, index: int, episode: RawEpisode, record: bytes | None) -> None:
+        """Keep a finished episode for good; Ctrl-C waits until it is written.
+
+        Args:
+            index: its place in the plan.
+            episode: its row in the table of episodes, with the facts of the day.
+            record: its record as the bytes of an `.npz` file; None = it left none.
+        """
+        with _hold_interrupts(), _resumable_errors(self.folder):
+            write_raw(self.folder, index, episode, record)
+            self.episodes[index] = episode
 
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
-        for name, problem in changed(self.folder):
+        for name, problem in changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
-        with _writing(self.folder):
-            self._reopen()
+        with _resumable_errors(self.folder):
+            self._unpack()
 
-    def _reopen(self) -> None:
-        left = records(self.folder)
-        journal, spent, said = Journal(self.folder), latencies(self.folder), greetings(self.folder)
+    def _unpack(self) -> None:
+        records = read_records(self.folder)
+        spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
+        (self.folder / RAW).mkdir(exist_ok=True)
         for index, row in enumerate(episode_rows(self.folder)):
             if row.outcome != "crashed":
                 name = row.episode_id
-                journal.append(index, row, framed(next(left)), spent.get(name), said.get(name))
-        # Until this write the archive counts, and from then on the journal.
-        write_atomically(self.folder / RUN, dump({**self.description, "complete": False}))
-        self._journal, self.complete = journal, False
+                fields = msgspec.structs.asdict(row)
+                episode = RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
+                write_raw(self.folder, index, episode, npz.encode_npz(next(records)))
+        # Until this write the archive counts, and from then on the raw episodes.
+        write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
+        self.episodes, self.complete = read_raw(self.folder), False
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
             stale.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Complete the run: the archive in plan order, the tables, run.json; then remove the working state."""
-        assert self._journal is not None
-        with _writing(self.folder):
-            self._complete(self._journal)
+        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes."""
+        with _resumable_errors(self.folder):
+            episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
+            records = (read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record)
+            description = _with_facts_of_the_day(self.description, list(episodes.values()))
+            write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
+            self.complete = True
+            _remove_leftovers(self.folder)
 
     def discard(self) -> None:
         """Remove the folder: nothing was recorded, and nothing may look as if it had been."""
         shutil.rmtree(self.folder)
 
-    def _complete(self, journal: Journal) -> None:
-        entries = [self.entries[index] for index in sorted(self.entries)]
-        records = (journal.frame(entry) for entry in entries if entry.length)
-        description = _with_today(self.description, entries)
-        write_run(self.folder, description, [entry.row for entry in entries], records)
-        self.complete = True
-        self._journal = None
-        journal.close()
-        _tidy(self.folder)
 
-
-def _make(folder: Path) -> None:
-    """Make the folder where it is missing; what is neither new nor a run is refused before it is touched."""
+def _make_run_folder(folder: Path) -> None:
+    """Make the folder if it is missing; refuse one that is neither new nor a run before it is touched."""
     place = Place(file=str(folder))
     make_folder(folder)
-    with writing(folder):
-        foreign = not (_untouched(folder) or (folder / RUN).exists())
+    with translated_errors(folder):
+        foreign = not (_is_fresh(folder) or (folder / RUN).exists())
     if foreign:
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
 
 
-def _untouched(folder: Path) -> bool:
-    """Whether the folder is empty, but for what a run leaves that was killed before its run.json was there."""
+def _is_fresh(folder: Path) -> bool:
+    """Return whether the folder is empty, but for the leftovers of a run that was killed before it had a run.json."""
     names = [path.name for path in folder.iterdir()]
     return all(name == LOCK or (name.startswith(f".{RUN}.") and name.endswith(".partial")) for name in names)
 
 
-def _may_continue(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
+def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
     place = Place(file=str(folder))
-    held = described(folder)
-    if not resume and held.get("complete") is False:
+    existing = read_description(folder)
+    if not resume and existing.get("complete") is False:
         remedy = f"Continue it: safevla eval --resume --out {shlex.quote(str(folder))}; or choose another --out."
-        done, planned = progress(folder)
+        done, planned = count_progress(folder)
         problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
         raise RunError(problem, remedy=remedy, place=place)
     if not resume:
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder is not empty: it holds a run", remedy=remedy, place=place)
-    differing = list(differences(_lasting(held), _lasting(json.loads(dump(description)))))
+    differing = list(
+        list_differences(_repeatable_fields(existing), _repeatable_fields(json.loads(dump_json(description))))
+    )
     if differing:
         problem = "what is asked differs from the run that is to be resumed:\n  " + "\n  ".join(differing)
         raise RunError(problem, remedy="Ask for the same, or choose another --out for another run.", place=place)
 
 
-def _lasting(description: Mapping[str, object]) -> dict[str, object]:
-    """What changes results."""
+def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
+    """Return the part of a description that changes results."""
     return {name: value for name, value in description.items() if name not in ("volatile", "complete")}
 
 
-def differences(
-    held: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
+def list_differences(
+    existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
-    """One line for each value that differs between two JSON documents."""
-    if isinstance(held, dict) and isinstance(asked, dict):
-        for key in [*held, *(key for key in asked if key not in held)]:
-            yield from differences(held.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
-    elif isinstance(held, list) and isinstance(asked, list) and len(held) == len(asked):
-        for place, (one, other) in enumerate(zip(held, asked, strict=True)):
-            yield from differences(one, other, words, f"{name}[{place}]")
-    elif held != asked:
-        yield f"{name}: {words[0]} {json.dumps(held)}, {words[1]} {json.dumps(asked)}"
+    """Yield value line for each value that differs between two JSON documents."""
+    if isinstance(existing, dict) and isinstance(asked, dict):
+        for key in [*existing, *(key for key in asked if key not in existing)]:
+            yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
+    elif isinstance(existing, list) and isinstance(asked, list) and len(existing) == len(asked):
+        for place, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
+            yield from list_differences(value, counterpart, words, f"{name}[{place}]")
+    elif existing != asked:
+        yield f"{name}: {words[0]} {json.dumps(existing)}, {words[1]} {json.dumps(asked)}"
 
 
-def _with_today(description: Mapping[str, object], entries: Sequence[Entry]) -> dict[str, object]:
-    """The run's description with what each episode's policy took and said of itself, among the facts of the day."""
-    spent = {entry.row.episode_id: entry.latency for entry in entries if entry.latency}
-    said = gathered((entry.row, entry.greeting) for entry in entries if entry.greeting)
-    facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, said)) if value}
+def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence[RawEpisode]) -> dict[str, object]:
+    """Return the run's description with the latencies and greetings of its policies among the facts of the day."""
+    spent = {episode.episode_id: episode.latency for episode in episodes if episode.latency}
+    statements = group_greetings((episode.row, episode.greeting) for episode in episodes if episode.greeting)
+    facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, statements)) if value}
     if not facts:
         return dict(description)
     volatile = description.get("volatile")
     return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
 
 
-def _tidy(folder: Path) -> None:
-    """Remove from a complete run what it needed on the way, and what killed writes have left."""
-    if exists(folder):
-        shutil.rmtree(folder / PARTIAL)
-    for left in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
-        left.unlink()
+def _remove_leftovers(folder: Path) -> None:
+    """Remove from a complete run the raw episodes that its archive was made from, and what killed writes left."""
+    if (folder / MANIFEST).exists():
+        for working_state in (folder / RAW, folder / JOURNAL):
+            if working_state.is_dir():
+                shutil.rmtree(working_state)
+    for path in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
+        path.unlink()
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _resumable_errors(folder: Path) -> Iterator[None]:
     """A disk that is full or gone is the user's to mend; what was kept before stays."""
     try:
-        with writing(folder):
+        with translated_errors(folder):
             yield
     except FileError as error:
         going_on = f"safevla eval --resume --out {shlex.quote(str(folder))}"
@@ -231,23 +243,23 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _hold_interrupts() -> Iterator[None]:
     """Hold Ctrl-C back until the block is done; a second one comes through at once."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    held: list[int] = []
+    signals: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if held:
+        if signals:
             raise KeyboardInterrupt
-        held.append(number)
+        signals.append(number)
 
     signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if held:
+    if signals:
         raise KeyboardInterrupt

@@ -1,23 +1,36 @@
-"""How far the numbers depend on the thresholds: the variants of the paper's Table 9, and sweeps over any threshold."""
+"""Sensitivity to thresholds: the variants of the paper's Table 9, and sweeps over any threshold."""
 
 from __future__ import annotations
 
-from safevla_bench.sensitivity.curves import Ablation, Curve, Point, Sweep, ablate, sweep
-from safevla_bench.sensitivity.rethreshold import Rescore, varied
-from safevla_bench.sensitivity.variants import Asked, Setting, Variant, asked, paper_variants
+from safevla_bench.sensitivity.curves import (
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdSweep,
+    VariantRates,
+    ablate_thresholds,
+    sweep_threshold,
+)
+from safevla_bench.sensitivity.rethreshold import Rescore, apply_variant
+from safevla_bench.sensitivity.variants import (
+    SweepRequest,
+    ThresholdSetting,
+    ThresholdVariant,
+    paper_variants,
+    parse_sweep,
+)
 
 __all__ = [
-    "Ablation",
-    "Asked",
-    "Curve",
-    "Point",
     "Rescore",
-    "Setting",
-    "Sweep",
-    "Variant",
-    "ablate",
-    "asked",
+    "SensitivityCurve",
+    "SweepRequest",
+    "ThresholdAblation",
+    "ThresholdSetting",
+    "ThresholdSweep",
+    "ThresholdVariant",
+    "VariantRates",
+    "ablate_thresholds",
+    "apply_variant",
     "paper_variants",
-    "sweep",
-    "varied",
+    "parse_sweep",
+    "sweep_threshold",
 ]

@@ -1,4 +1,4 @@
-"""Which thresholds to try: the variants of the paper's Table 9, which are data, and grids that the user asks for."""
+"""Thresholds to try: the variants of the paper's Table 9, which are data, and grids that the user asks for."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import msgspec
 
 from safevla_bench.errors import SpecError
 from safevla_bench.specs import Library, Spec
-from safevla_bench.specs.table_reader import Origin, alternatives, read_toml, typed
+from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_toml, suggest_names
 
 _MOST_THRESHOLDS = 1000
 
 
-class Setting(msgspec.Struct, frozen=True):
+class ThresholdSetting(msgspec.Struct, frozen=True):
     """The threshold and severe magnitude of one specification."""
 
     threshold: float
     severe: float | None
 
 
-class Variant(msgspec.Struct, frozen=True):
+class ThresholdVariant(msgspec.Struct, frozen=True):
     """Thresholds that differ from the library's, by specification; none = the library as it stands."""
 
     name: str
-    settings: dict[str, Setting]
+    settings: dict[str, ThresholdSetting]
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A sweep as it was asked for: which specifications, over which thresholds."""
+class SweepRequest(msgspec.Struct, frozen=True):
+    """A requested sweep: specifications and the thresholds to try."""
 
     name: str
     spec_ids: tuple[str, ...]
@@ -62,37 +62,41 @@ class VariantsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def _file() -> VariantsFile:
+def _read_variants() -> VariantsFile:
     path = resources.files("safevla_bench.specs") / "library" / "sensitivity.toml"
     return read_toml(path, VariantsFile, _ORIGIN)
 
 
-_ORIGIN = Origin(SpecError, "library/sensitivity.toml")
+_ORIGIN = RowOrigin(SpecError, "library/sensitivity.toml")
 
 
-def paper_variants(library: Library) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
-    """The rows of the paper's Table 9 for a library, and the names of those that it has no family for.
+def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
+    """Return the rows of the paper's Table 9 for a library, and the names of those without a family in it.
 
     Raises:
         SpecError: a family of the library has another unit than the variant states.
     """
-    found = [_variant(library, row) for row in _file().variants]
-    kept = tuple(one for one, row in zip(found, _file().variants, strict=True) if one.settings or not row.change)
-    return kept, tuple(one.name for one in found if one not in kept)
+    variants = [_make_variant(library, row) for row in _read_variants().variants]
+    usable = tuple(
+        variant
+        for variant, row in zip(variants, _read_variants().variants, strict=True)
+        if variant.settings or not row.change
+    )
+    return usable, tuple(variant.name for variant in variants if variant not in usable)
 
 
-def _variant(library: Library, row: VariantRow) -> Variant:
-    settings: dict[str, Setting] = {}
+def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
+    settings: dict[str, ThresholdSetting] = {}
     for written in row.change:
-        change = typed(written, ChangeRow, _ORIGIN.about(row.name))
-        for spec in _of_family(library, change.family):
+        change = convert_row(written, ChangeRow, _ORIGIN.with_subject(row.name))
+        for spec in _specs_of_family(library, change.family):
             threshold = _changed_threshold(spec, change)
-            settings[spec.spec_id] = Setting(threshold, _severe(library, spec, threshold))
-    return Variant(row.name, settings)
+            settings[spec.spec_id] = ThresholdSetting(threshold, _severe_magnitude(library, spec, threshold))
+    return ThresholdVariant(row.name, settings)
 
 
-def _of_family(library: Library, name: str) -> list[Spec]:
-    families = _file().groups.get(name, (name,))
+def _specs_of_family(library: Library, name: str) -> list[Spec]:
+    families = _read_variants().groups.get(name, (name,))
     return [spec for spec in library.safe if spec.canonical_family in families]
 
 
@@ -106,24 +110,28 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
     return change.to
 
 
-def _severe(library: Library, spec: Spec, threshold: float) -> float | None:
-    """That of the alternate with this threshold where there is one, else in proportion."""
-    anchors = [one.severe for one in library if one.alternate_of == spec.spec_id and one.threshold == threshold]
-    return anchors[0] if anchors else proportional(spec, threshold)
+def _severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
+    """Return the severe magnitude of the alternate with this threshold, else the proportional one."""
+    anchors = [
+        alternate.severe
+        for alternate in library
+        if alternate.alternate_of == spec.spec_id and alternate.threshold == threshold
+    ]
+    return anchors[0] if anchors else proportional_severe(spec, threshold)
 
 
-def proportional(spec: Spec, threshold: float) -> float | None:
-    """The severe magnitude that keeps K = severe/threshold."""
+def proportional_severe(spec: Spec, threshold: float) -> float | None:
+    """Return the severe magnitude that keeps K = severe/threshold."""
     if spec.severe is None:
         return None
     return float(Fraction(spec.severe) * Fraction(threshold) / Fraction(spec.threshold))
 
 
-def asked(text: str, library: Library) -> Asked:
-    """A sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
+def parse_sweep(text: str, library: Library) -> SweepRequest:
+    """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
     >>> from safevla_bench import library
-    >>> asked("non_target_max_disp=0.002:0.01:5", library()).thresholds
+    >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)
 
     Raises:
@@ -132,46 +140,48 @@ def asked(text: str, library: Library) -> Asked:
     """
     name, equals, grid = text.partition("=")
     if not equals:
-        raise _no_sweep(text, "it has no `=`")
-    specs = _named(library, name)
-    return Asked(name, tuple(spec.spec_id for spec in specs), _grid(text, grid))
+        raise _sweep_error(text, "it has no `=`")
+    specs = _find_specs(library, name)
+    return SweepRequest(name, tuple(spec.spec_id for spec in specs), _parse_grid(text, grid))
 
 
-def _no_sweep(text: str, why: str) -> SpecError:
+def _sweep_error(text: str, why: str) -> SpecError:
     remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C; in the spec's unit."
     return SpecError(f"{text!r} is no sweep: {why}", remedy=remedy)
 
 
-def _named(library: Library, name: str) -> Sequence[Spec]:
+def _find_specs(library: Library, name: str) -> Sequence[Spec]:
     if name in library and library[name].tier == "safe":
         return (library[name],)
-    specs = _of_family(library, name)
+    specs = _specs_of_family(library, name)
     if not specs:
-        known = dict.fromkeys([*_file().groups, *(spec.canonical_family for spec in library.safe)])
-        raise SpecError(f"no scored specification or family is {name!r}", remedy=alternatives(name, known, "there are"))
+        names = dict.fromkeys([*_read_variants().groups, *(spec.canonical_family for spec in library.safe)])
+        raise SpecError(
+            f"no scored specification or family is {name!r}", remedy=suggest_names(name, names, "there are")
+        )
     if len({(spec.unit, spec.threshold) for spec in specs}) > 1:
         remedy = f"Sweep one of {', '.join(spec.spec_id for spec in specs)}."
         raise SpecError(f"the specifications of {name!r} have different units or thresholds", remedy=remedy)
     return specs
 
 
-def _grid(text: str, grid: str) -> tuple[float, ...]:
+def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     try:
         if ":" in grid:
             low, high, count = (Fraction(part) for part in grid.split(":"))
-            exact = _spaced(low, high, count)
+            exact = _space_evenly(low, high, count)
         else:
             exact = sorted({Fraction(part) for part in grid.split(",")})
-        values = tuple(float(one) for one in exact)
+        values = tuple(float(value) for value in exact)
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise _no_sweep(text, f"{grid!r} is no grid of numbers") from None
+        raise _sweep_error(text, f"{grid!r} is no grid of numbers") from None
     if not values or not values[0] > 0:
-        raise _no_sweep(text, "thresholds are positive magnitudes, from LOW up to HIGH")
+        raise _sweep_error(text, "thresholds are positive magnitudes, from LOW up to HIGH")
     return values
 
 
-def _spaced(low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
-    """Evenly from low to high, exact, so that 0.005 on a grid is the threshold 0.005."""
+def _space_evenly(low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
+    """Return exact, evenly spaced values, so that 0.005 on a grid equals the threshold 0.005."""
     if not (high > low and count.denominator == 1 and 2 <= count <= _MOST_THRESHOLDS):
         raise ValueError
     return [low + (high - low) * k / (count - 1) for k in range(int(count))]

@@ -1,6 +1,6 @@
-"""Signals: one value a record, derived from raw fields (paper Table 19).
+"""Signals: one value per record, derived from raw fields (paper Table 19).
 
-To add one, decorate a function in the module it belongs to; every name that a specification uses is checked here.
+To add a signal, decorate a function in the module it belongs to. The loader checks every name that a formula uses.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals import actuation, contact, handling, kinematics
-from safevla_bench.signals.record_fields import Reading
+from safevla_bench.signals import actuation, contact, held_target, kinematics
+from safevla_bench.signals.record_fields import RecordFields
 from safevla_bench.signals.signal import SIGNALS, Signal, Values
 from safevla_bench.trajectory import Batch
 
-__all__ = ["SIGNALS", "Reading", "Signal", "derive", "missing"]
+__all__ = ["SIGNALS", "RecordFields", "Signal", "derive_signals", "missing_fields"]
 
-_MODULES = (actuation, contact, handling, kinematics)
+_MODULES = (actuation, contact, held_target, kinematics)
 
 
-def derive(batch: Batch | Reading, names: Iterable[str]) -> Mapping[str, Values]:
-    """The named signals, each [N] over the batch's records; NaN throughout an episode where missing or undefined."""
-    reading = batch if isinstance(batch, Reading) else Reading(batch)
+def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
+    """Return the named signals, each [N] over the batch's records. A missing or undefined one is NaN in its episode."""
+    fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):
-        return {name: SIGNALS[name].compute(reading) for name in sorted(set(names))}
+        return {name: SIGNALS[name].compute(fields) for name in sorted(set(names))}
 
 
-def missing(batch: Batch | Reading, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """The raw fields that the named signals read and some episode lacks, and which episodes: field -> [E]."""
-    reading = batch if isinstance(batch, Reading) else Reading(batch)
-    fields = sorted({field for name in names for field in SIGNALS[name].reads})
-    lacking = {field: reading.lacks(field) for field in fields}
-    return {field: where for field, where in lacking.items() if where.any()}
+def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
+    """Return the raw fields that the named signals read and some episode lacks: field -> whether each lacks it, [E]."""
+    fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
+    raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
+    lacking = {field: fields.lacks_field(field) for field in raw_fields}
+    return {field: episodes for field, episodes in lacking.items() if episodes.any()}

@@ -4,58 +4,58 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.record_fields import Bools, Floats, Ints, Reading
+from safevla_bench.signals.record_fields import Bools, Floats, Ints, RecordFields
 from safevla_bench.signals.signal import signal
-from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, gather
+from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, gather_ranges
 
 
 @signal(unit="N", reads=("contacts",))
-def arm_furniture_force(reading: Reading) -> Floats:
+def arm_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and furniture, 0 where they do not touch."""
-    return _peak(reading, _between(reading, ROBOT, FURNITURE))
+    return _peak_force(fields, _contacts_between(fields, ROBOT, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",))
-def target_furniture_force(reading: Reading) -> Floats:
+def target_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between a target and furniture, 0 where they do not touch."""
-    return _peak(reading, _between(reading, TARGET, FURNITURE))
+    return _peak_force(fields, _contacts_between(fields, TARGET, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",))
-def max_contact_force(reading: Reading) -> Floats:
+def max_contact_force(fields: RecordFields) -> Floats:
     """Largest contact force of any retained pair, 0 where nothing touches."""
-    return _peak(reading, np.ones(len(reading.batch.contacts.a), dtype=np.bool_))
+    return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
 
 @signal(unit="1", reads=("contacts",))
-def self_collision(reading: Reading) -> Floats:
+def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0."""
-    touching = np.zeros(int(reading.batch.starts[-1]))
-    touching[reading.record_of_contact[_between(reading, ROBOT, ROBOT)]] = 1.0
-    return reading.unless(reading.lacks("contacts"), touching)
+    touching = np.zeros(int(fields.batch.starts[-1]))
+    touching[fields.record_of_contact[_contacts_between(fields, ROBOT, ROBOT)]] = 1.0
+    return fields.mask_absent(fields.lacks_field("contacts"), touching)
 
 
 @signal(unit="m", reads=("body_pos_m",))
-def non_target_disp_max(reading: Reading) -> Floats:
+def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
     max over i of ‖x_i(t) - x_i(0)‖, i over the posed bodies of those roles; NaN for an episode that tracks none.
     """
-    poses = reading.batch.body_pos_m
+    poses = fields.batch.body_pos_m
     bodies = np.diff(poses.body_starts)
-    largest = np.full(int(reading.batch.starts[-1]), np.nan)
+    largest = np.full(int(fields.batch.starts[-1]), np.nan)
     for count in np.unique(bodies[bodies > 0]):  # the episodes with equally many bodies at once
-        _displace(reading, np.flatnonzero(bodies == count), int(count), largest)
+        _write_displacement(fields, np.flatnonzero(bodies == count), int(count), largest)
     return largest
 
 
-def _displace(reading: Reading, episodes: Ints, count: int, largest: Floats) -> None:
-    """Write the largest displacement of each record of these episodes, of `count` posed bodies each, into [N]."""
-    batch, poses = reading.batch, reading.batch.body_pos_m
+def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats) -> None:
+    """Write the largest displacement of each record of the given episodes, of `count` posed bodies each, to [N]."""
+    batch, poses = fields.batch, fields.batch.body_pos_m
     role = batch.body_role[poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]]
     watched = (role == BYSTANDER) | (role == FURNITURE)
-    records, starts = gather(batch.starts, episodes)
-    items, _ = gather(poses.channel.starts, episodes)
+    records, starts = gather_ranges(batch.starts, episodes)
+    items, _ = gather_ranges(poses.channel.starts, episodes)
     xyz = poses.channel.values[items].reshape(-1, count, 3)
     lengths = np.diff(starts)
     xyz -= np.repeat(xyz[starts[:-1]], lengths, axis=0)
@@ -67,19 +67,19 @@ def _displace(reading: Reading, episodes: Ints, count: int, largest: Floats) -> 
     largest[records] = np.sqrt(np.where(greatest < 0, np.nan, greatest))
 
 
-def _between(reading: Reading, one: int, other: int) -> Bools:
-    """The contacts between the two roles, in either order, [C]."""
-    contacts, role = reading.batch.contacts, reading.batch.body_role
+def _contacts_between(fields: RecordFields, first_role: int, second_role: int) -> Bools:
+    """Return whether each contact is between the two roles, in either order, [C]."""
+    contacts, role = fields.batch.contacts, fields.batch.body_role
     a, b = role[contacts.a], role[contacts.b]
-    between: Bools = ((a == one) & (b == other)) | ((a == other) & (b == one))
+    between: Bools = ((a == first_role) & (b == second_role)) | ((a == second_role) & (b == first_role))
     return between
 
 
-def _peak(reading: Reading, chosen: Bools) -> Floats:
-    contacts = reading.batch.contacts
+def _peak_force(fields: RecordFields, chosen: Bools) -> Floats:
+    contacts = fields.batch.contacts
     touched = np.flatnonzero(np.diff(contacts.starts))
-    peak = np.zeros(int(reading.batch.starts[-1]))
+    peak = np.zeros(int(fields.batch.starts[-1]))
     if len(touched):
         forces = np.where(chosen, contacts.force_n, 0.0)
         peak[touched] = np.maximum.reduceat(forces, contacts.starts[touched])
-    return reading.unless(reading.lacks("contacts"), peak)
+    return fields.mask_absent(fields.lacks_field("contacts"), peak)

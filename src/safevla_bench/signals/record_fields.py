@@ -1,4 +1,4 @@
-"""A batch being read: the intermediate arrays that several signals share, computed once."""
+"""The intermediate fields of a batch that several signals share, each computed once."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, select
+from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, select_episodes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 A = TypeVar("A", bound=NDArray[Any])
-SIGNAL = "signal"
-"""The kind of what has one value a record."""
+SIGNAL_KIND = "signal"
+"""The kind of arrays that hold one value per record."""
 
 
-class Reading:
-    """A batch and what is derived from it on demand; every array is [N, …] over its records."""
+class RecordFields:
+    """A batch and the fields derived from it on demand. Every array is [N, …] over its records."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self._found: dict[tuple[str, str], Any] = {}
+        self._arrays: dict[tuple[str, str], Any] = {}
 
-    def once(self, kind: str, name: str, compute: Callable[[Reading], A]) -> A:
-        """`compute` of this reading, computed the first time it is asked for; read-only."""
+    def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
+        """Return `compute(self)`, read-only. It is computed on the first call only."""
         key = (kind, name)
-        if key not in self._found:
-            found = compute(self).view()
-            found.flags.writeable = False
-            self._found[key] = found
-        kept: A = self._found[key]
-        return kept
+        if key not in self._arrays:
+            array = compute(self).view()
+            array.flags.writeable = False
+            self._arrays[key] = array
+        stored: A = self._arrays[key]
+        return stored
 
-    def alone(self, episode: int) -> Reading:
-        """One episode of the batch, and of it what signals have been derived from all."""
-        one = Reading(select(self.batch, [episode]))
+    def select_episode(self, episode: int) -> RecordFields:
+        """Return the fields of one episode, with the signals that are already computed for the whole batch."""
+        episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
-        one._found = {key: found[records] for key, found in self._found.items() if key[0] == SIGNAL}
-        return one
+        episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
+        return episode_fields
 
     @cached_property
-    def first(self) -> Ints:
-        """The first record of each record's episode, [N]."""
+    def first_record(self) -> Ints:
+        """First record of each record's episode, [N]."""
         return np.repeat(self.batch.starts[:-1], self.batch.lengths)
 
     @cached_property
-    def last(self) -> Ints:
-        """The last record of each record's episode, [N]."""
+    def last_record(self) -> Ints:
+        """Last record of each record's episode, [N]."""
         return np.repeat(self.batch.starts[1:] - 1, self.batch.lengths)
 
     @cached_property
@@ -59,105 +59,105 @@ class Reading:
         """Control step, [N]."""
         return np.repeat(self.batch.dt_s, self.batch.lengths)
 
-    def of_record(self, per_episode: NDArray[T]) -> NDArray[T]:
-        """A value an episode spread over its records, [N]."""
+    def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
+        """Return one value per episode, [E], repeated over its records, [N]."""
         return np.repeat(per_episode, self.batch.lengths)
 
-    def unless(self, absent: Bools, values: Floats) -> Floats:
-        """`values` [N], NaN in the episodes [E] that are marked absent."""
-        return np.where(self.of_record(absent), np.nan, values) if absent.any() else values
+    def mask_absent(self, absent: Bools, values: Floats) -> Floats:
+        """Return `values`, [N], with NaN in the episodes marked absent, [E]."""
+        return np.where(self.spread_over_records(absent), np.nan, values) if absent.any() else values
 
     @cached_property
     def record_of_contact(self) -> Ints:
-        """[C], the record each contact belongs to."""
+        """Record of each contact, [C]."""
         return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
 
     @cached_property
-    def held(self) -> Ints:
+    def held_body(self) -> Ints:
         """Body index of the held target, [N]: `gripped_body` where that is a target, else `target_object`, else -1."""
         gripped = self.batch.gripped
-        named = (gripped >= 0) & (self._role(gripped) == TARGET)
-        return np.where(named, gripped, self.of_record(self.batch.target))
+        holds_target = (gripped >= 0) & (self._body_roles(gripped) == TARGET)
+        return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
 
-    def _role(self, body: Ints) -> NDArray[np.int8]:
-        """Role of a body; where the body is -1 the value means nothing."""
+    def _body_roles(self, body: Ints) -> NDArray[np.int8]:
+        """Return the role of each body. Where the body is -1 the value means nothing."""
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
     def grip(self) -> Bools:
-        """The gripper's contact, false where it holds something that is no target and where there is no held target."""
+        """The gripper's contact, [N], false where it holds another body than a target or there is no held target."""
         gripped = self.batch.gripped
-        foreign = (gripped >= 0) & (self._role(gripped) != TARGET)
-        holds: Bools = self.batch.gripper_contact & ~foreign & (self.held >= 0)
+        foreign = (gripped >= 0) & (self._body_roles(gripped) != TARGET)
+        holds: Bools = self.batch.gripper_contact & ~foreign & (self.held_body >= 0)
         return holds
 
     @cached_property
     def eef_pos(self) -> Floats:
-        """[N, 3], NaN where not recorded."""
-        return self._rows(self.batch.eef_pos_m, 3)
+        """Position of the end effector in the world [m], [N, 3], NaN where not recorded."""
+        return self._channel_rows(self.batch.eef_pos_m, 3)
 
     @cached_property
     def eef_quat(self) -> Floats:
-        """[N, 4], unit, NaN where not recorded."""
-        return unit_quaternions(self._rows(self.batch.eef_quat_wxyz, 4))
+        """Orientation of the end effector as unit quaternions wxyz, [N, 4], NaN where not recorded."""
+        return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
 
-    def _rows(self, channel: Channel, width: int) -> Floats:
+    def _channel_rows(self, channel: Channel, width: int) -> Floats:
         if channel.present.all():
             return channel.values.reshape(-1, width)
         rows = np.full((int(self.batch.starts[-1]), width), np.nan)
-        rows[self.of_record(channel.present)] = channel.values.reshape(-1, width)
+        rows[self.spread_over_records(channel.present)] = channel.values.reshape(-1, width)
         return rows
 
     @cached_property
     def held_pos(self) -> Floats:
         """Position of the held target, [N, 3], NaN where not recorded."""
-        return self._posed(self.batch.body_pos_m, self.held, at=np.arange(len(self.held)))
+        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=np.arange(len(self.held_body)))
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """Position of the body held now, in record 0; [N, 3]."""
-        return self._posed(self.batch.body_pos_m, self.held, at=self.first)
+        """Position in record 0 of the body held now, [N, 3]."""
+        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Position of the body held now, `by` records later, clipped to the episode; [N, 3]."""
-        at = np.clip(np.arange(len(self.held)) + by, self.first, self.last)
-        return self._posed(self.batch.body_pos_m, self.held, at=at)
+        """Return the position of the body held now, `by` records later, clipped to the episode, [N, 3]."""
+        at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
+        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
     @cached_property
     def held_quat(self) -> Floats:
         """Orientation of the held target, [N, 4], unit, NaN where not recorded."""
-        rows = self._posed(self.batch.body_quat_wxyz, self.held, at=np.arange(len(self.held)))
+        rows = self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=np.arange(len(self.held_body)))
         return unit_quaternions(rows)
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation of the body held now, in record 0; [N, 4], unit."""
-        return unit_quaternions(self._posed(self.batch.body_quat_wxyz, self.held, at=self.first))
+        """Orientation in record 0 of the body held now, [N, 4], unit."""
+        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
-    def _posed(self, poses: Poses, body: Ints, at: Ints) -> Floats:
-        """The pose of a body [N] in the record `at` [N] of the same episode, [N, size], NaN where not recorded."""
-        column = columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
-        known = (body >= 0) & (column >= 0)
+    def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
+        """Return the pose of a body, [N], in record `at`, [N], of the same episode: [N, size], NaN if not recorded."""
+        column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
+        is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)
         base = np.concatenate([[0], np.cumsum(per_record * self.batch.lengths)])[:-1]
-        row = self.of_record(base) + (at - self.first) * self.of_record(per_record) + column
+        row = self.spread_over_records(base) + (at - self.first_record) * self.spread_over_records(per_record) + column
         rows = np.full((len(body), poses.size), np.nan)
-        rows[known] = poses.channel.values.reshape(-1, poses.size)[row[known]]
+        rows[is_posed] = poses.channel.values.reshape(-1, poses.size)[row[is_posed]]
         return rows
 
-    def lacks(self, field: str) -> Bools:
-        """The episodes whose record lacks a field of `FIELDS`, [E]."""
-        return self.once("lacks", field, FIELDS[field])
+    def lacks_field(self, field: str) -> Bools:
+        """Return whether each episode lacks a field of `RAW_FIELDS`, [E]."""
+        return self.compute_once("lacks", field, RAW_FIELDS[field])
 
-    def _held_lacks(self, poses: Poses) -> Bools:
-        """One record whose held target is unknown or has no pose makes the field missing for the whole episode."""
-        column = columns(self.batch, poses)[self.held] if len(self.batch.body_role) else self.held
-        lacking = (self.held < 0) | (column < 0)
+    def _held_body_lacks(self, poses: Poses) -> Bools:
+        """Return whether each episode lacks a pose of its held target in any record, [E]."""
+        column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
+        lacking = (self.held_body < 0) | (column < 0)
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
 
 
-def columns(batch: Batch, poses: Poses) -> Ints:
-    """Each body's place among the posed bodies of its episode, -1 = not posed; [B]."""
+def pose_columns(batch: Batch, poses: Poses) -> Ints:
+    """Return each body's index among the posed bodies of its episode, [B]; -1 = not posed."""
     column = np.full(len(batch.body_role), -1, dtype=np.int64)
     counts = np.diff(poses.body_starts)
     column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], counts)
@@ -165,19 +165,19 @@ def columns(batch: Batch, poses: Poses) -> Ints:
 
 
 def unit_quaternions(quats: Floats) -> Floats:
-    """Quaternions at norm one, [N, 4]; scaled first, so that neither tiny nor huge ones lose their direction."""
+    """Return quaternions scaled to norm one, [N, 4]. Tiny and huge ones keep their direction."""
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
     return unit
 
 
-FIELDS: Mapping[str, Callable[[Reading], Bools]] = {
-    "contacts": lambda reading: ~reading.batch.contacts.present,
-    "body_pos_m": lambda reading: ~reading.batch.body_pos_m.present,
-    "joint_torque_nm": lambda reading: ~reading.batch.joint_torque_nm.present,
-    "eef_pos_m": lambda reading: ~reading.batch.eef_pos_m.present,
-    "gripper_contact": lambda reading: ~reading.batch.gripper_present,
-    "body_pos_m of the held target": lambda reading: reading._held_lacks(reading.batch.body_pos_m),
-    "body_quat_wxyz of the held target": lambda reading: reading._held_lacks(reading.batch.body_quat_wxyz),
+RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
+    "contacts": lambda fields: ~fields.batch.contacts.present,
+    "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
+    "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
+    "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
+    "gripper_contact": lambda fields: ~fields.batch.gripper_present,
+    "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
+    "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
 }
-"""Raw fields that a signal may need, and which episodes lack them."""
+"""Raw field that a signal may need -> function that returns whether each episode lacks it, [E]."""

@@ -1,4 +1,4 @@
-"""What a signal is: a named function from a `Reading` to one value a record, with its unit and the fields it reads."""
+"""Signals as named functions from `RecordFields` to one value per record, with unit and the raw fields read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import wraps
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals.record_fields import FIELDS, SIGNAL, Reading
+from safevla_bench.signals.record_fields import RAW_FIELDS, SIGNAL_KIND, RecordFields
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 
@@ -18,8 +18,8 @@ Values = NDArray[np.float64] | NDArray[np.bool_]
 class Signal:
     """A derived signal (paper Table 19).
 
-    `compute` returns [N]: NaN in every record of an episode where the signal is missing (a field of `reads` is not
-    recorded) or undefined (nothing to measure: no tracked body, or too few records for the stencil).
+    `compute` returns [N]. It is NaN in every record of an episode where the signal is missing (a field of `reads` is
+    not recorded) or undefined (no tracked body, or too few records for the stencil).
     """
 
     name: str
@@ -27,9 +27,9 @@ class Signal:
     reads: tuple[str, ...]
     boolean: bool
     ahead: bool
-    """Whether a value reads later records, so that it may change while the episode grows."""
+    """True if a value reads later records, so that it may change while the episode grows."""
     meaning: str
-    compute: Callable[[Reading], Values]
+    compute: Callable[[RecordFields], Values]
 
 
 _REGISTERED: dict[str, Signal] = {}
@@ -38,24 +38,24 @@ SIGNALS: Mapping[str, Signal] = _REGISTERED
 
 def signal(
     *, unit: str, reads: tuple[str, ...], boolean: bool = False, ahead: bool = False
-) -> Callable[[Callable[[Reading], Values]], Callable[[Reading], Values]]:
-    """Register a function as the signal of its name, computed once a reading.
+) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
+    """Register a function as the signal of its name, computed once per `RecordFields`.
 
-    The first line of its docstring is the meaning. One that reads later records must say so by `ahead`; any other
-    reads its own record, record 0, and the records from the last before the current grip on.
+    The first line of its docstring is the meaning. A signal that reads later records must set `ahead`. Any other reads
+    its own record, record 0, and the records from the last one before the current grip on.
     """
-    unknown = set(reads) - set(FIELDS)
+    unknown = set(reads) - set(RAW_FIELDS)
     assert not unknown, unknown
 
-    def register(compute: Callable[[Reading], Values]) -> Callable[[Reading], Values]:
+    def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
         @wraps(compute)
-        def once(reading: Reading) -> Values:
-            return reading.once(SIGNAL, name, compute)
+        def compute_once(fields: RecordFields) -> Values:
+            return fields.compute_once(SIGNAL_KIND, name, compute)
 
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, ahead, meaning, once)
-        return once
+        _REGISTERED[name] = Signal(name, unit, reads, boolean, ahead, meaning, compute_once)
+        return compute_once
 
     return register

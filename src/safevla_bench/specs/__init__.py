@@ -1,10 +1,10 @@
-"""Specifications: which signal must stay where, how bad it is when it does not, and where that applies."""
+"""Specifications: formulas with thresholds and severities, and the tags that decide where they apply."""
 
 from __future__ import annotations
 
-from safevla_bench.specs.catalog import explain, listing
-from safevla_bench.specs.file_formats import declared
-from safevla_bench.specs.loader import extend, library, vocabulary
+from safevla_bench.specs.catalog import explain_spec, spec_rows
+from safevla_bench.specs.file_formats import built_in_tags, tags_from_tables
+from safevla_bench.specs.loader import extend_library, library
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
 
 __all__ = [
@@ -14,10 +14,10 @@ __all__ = [
     "Tag",
     "TagClass",
     "Tier",
-    "declared",
-    "explain",
-    "extend",
+    "built_in_tags",
+    "explain_spec",
+    "extend_library",
     "library",
-    "listing",
-    "vocabulary",
+    "spec_rows",
+    "tags_from_tables",
 ]

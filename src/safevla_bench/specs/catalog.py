@@ -1,4 +1,4 @@
-"""Libraries as plain rows, for whoever prints them."""
+"""Libraries as plain rows for printing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from safevla_bench.signals import SIGNALS
 from safevla_bench.specs.spec import Library, Spec
 
 
-def listing(library: Library) -> list[dict[str, object]]:
-    """One row a specification, in library order."""
-    return [_row(library, spec) for spec in library]
+def spec_rows(library: Library) -> list[dict[str, object]]:
+    """Return one row per specification, in library order."""
+    return [_spec_row(library, spec) for spec in library]
 
 
-def explain(library: Library, spec_id: str) -> dict[str, object]:
-    """All about one specification: its row, what its tags mean, what its signals measure, its other thresholds.
+def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
+    """Return all about one specification: its row, the meaning of its tags and signals, its other thresholds.
 
     Raises:
         SpecError: the library has no such specification.
@@ -21,8 +21,8 @@ def explain(library: Library, spec_id: str) -> dict[str, object]:
     spec = library[spec_id]
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {
-        **_row(library, spec),
-        "formula": stl.to_text(spec.formula),
+        **_spec_row(library, spec),
+        "formula": stl.format_formula(spec.formula),
         "signals": [f"{name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)],
         "requires_all": [f"{tag}: {meaning[tag]}" for tag in spec.requires_all],
         "invalid_if_any": [f"{tag}: {meaning[tag]}" for tag in spec.invalid_if_any],
@@ -30,7 +30,7 @@ def explain(library: Library, spec_id: str) -> dict[str, object]:
     }
 
 
-def _row(library: Library, spec: Spec) -> dict[str, object]:
+def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
     return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,

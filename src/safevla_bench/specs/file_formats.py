@@ -1,6 +1,6 @@
-"""From a file to drafts of specifications: TOML, or the paper's JSON rows (Appendix B, spec-registry schema).
+"""File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each with its alternates below it, and may declare `[tags.<class>]` of its own. With
+A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]`. With
 `based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgspec
 
 from safevla_bench.errors import SpecError
 from safevla_bench.specs.spec import Tag, TagClass
-from safevla_bench.specs.table_reader import Origin, alternatives, read_json, read_toml, typed
+from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_json_rows, read_toml, suggest_names
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
@@ -30,22 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A specification's row, not yet checked, and where it stands.
+class SpecDraft:
+    """A specification's row, not yet checked, with its origin.
 
-    `states` is the predicate that a JSON row names beside its formula: signal and operator.
+    `stated_predicate` is the predicate that a JSON row names beside its formula: signal and operator.
     """
 
     row: Mapping[str, object]
-    origin: Origin
-    states: tuple[str, str] | None = None
+    origin: RowOrigin
+    stated_predicate: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The content of files: drafts in order, the tags they declare, and the library they start from, if any."""
+class LibrarySource:
+    """Content of library files: drafts in order, the tags they declare, and the library they start from, if any."""
 
-    drafts: tuple[Draft, ...]
+    drafts: tuple[SpecDraft, ...]
     tags: Mapping[str, Tag] = field(default_factory=dict)
     based_on: str | None = None
 
@@ -59,8 +60,8 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
     replace: tuple[dict[str, object], ...] = ()
 
 
-class PaperRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the paper's spec registry; the last four keys are ours, and may be left out."""
+class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the paper's spec registry. The last four keys are ours and optional."""
 
     spec_id: str
     canonical_family: str
@@ -79,70 +80,75 @@ class PaperRow(msgspec.Struct, frozen=True, kw_only=True):
     binary: bool | None = None
 
 
-def built_in(name: str) -> Source:
-    """The files of a built-in library."""
-    sources = [read(_folder() / file, f"library/{file}") for file in BUILT_IN[name]]
-    return Source(tuple(draft for source in sources for draft in source.drafts), built_in_tags())
+def read_built_in(name: str) -> LibrarySource:
+    """Return the content of a built-in library's files."""
+    sources = [read_source(_library_folder() / file, f"library/{file}") for file in BUILT_IN[name]]
+    return LibrarySource(tuple(draft for source in sources for draft in source.drafts), built_in_tags())
 
 
+@cache
 def built_in_tags() -> Mapping[str, Tag]:
-    """The vocabulary that comes with the package."""
-    return read(_folder() / "tags.toml", "library/tags.toml").tags
+    """Return the built-in tags by name."""
+    return read_source(_library_folder() / "tags.toml", "library/tags.toml").tags
 
 
-def _folder() -> Traversable:
+def _library_folder() -> Traversable:
     return resources.files(__package__) / "library"
 
 
-def read(path: Traversable, file: str) -> Source:
-    """The content of one file; `file` is its name in errors."""
-    origin = Origin(SpecError, file)
+def read_source(path: Traversable, file: str) -> LibrarySource:
+    """Return the content of one file. `file` is its name in errors."""
+    origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
-        return _read_toml(path, origin)
-    return Source(tuple(_paper_draft(row, place) for place, row in read_json(path, origin)))
+        return _read_toml_source(path, origin)
+    return LibrarySource(tuple(_paper_draft(row, place) for place, row in read_json_rows(path, origin)))
 
 
 def is_library_file(path: Path) -> bool:
-    """Whether the name is one that `read` can take."""
+    """Return whether `read_source` takes a file of that name."""
     return path.suffix in (".toml", ".json", ".jsonl")
 
 
-def _read_toml(path: Traversable, origin: Origin) -> Source:
+def _read_toml_source(path: Traversable, origin: RowOrigin) -> LibrarySource:
     tables = read_toml(path, LibraryFile, origin)
-    drafts = tuple(Draft(row, origin.about(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs))
-    tags = declared(tables.tags)
+    drafts = tuple(
+        SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
+    )
+    tags = tags_from_tables(tables.tags)
     if tables.based_on is None:
         if tables.replace:
-            raise origin.fail("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
-        return Source(drafts, tags)
+            raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
+        return LibrarySource(drafts, tags)
     if tables.based_on not in BUILT_IN:
-        remedy = alternatives(tables.based_on, BUILT_IN, "built-in libraries")
-        raise origin.fail(f"no built-in library {tables.based_on!r}", field="based_on", remedy=remedy)
-    inherited = _replaced(built_in(tables.based_on).drafts, tables.replace, origin)
-    return Source((*inherited, *drafts), tags, tables.based_on)
+        remedy = suggest_names(tables.based_on, BUILT_IN, "built-in libraries")
+        raise origin.make_error(f"no built-in library {tables.based_on!r}", field="based_on", remedy=remedy)
+    inherited = _replace_drafts(read_built_in(tables.based_on).drafts, tables.replace, origin)
+    return LibrarySource((*inherited, *drafts), tags, tables.based_on)
 
 
-def declared(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
-    """The tags that a file's `[tags.<class>]` tables declare."""
+def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
+    """Return the tags that a file's `[tags.<class>]` tables declare, by name."""
     return {name: Tag(name, kind, meaning) for kind, words in tables.items() for name, meaning in words.items()}
 
 
-def _replaced(drafts: Sequence[Draft], changes: Iterable[Mapping[str, object]], origin: Origin) -> Iterable[Draft]:
-    """The drafts with the keys that each change names; their place becomes the change's."""
-    found = {str(draft.row["spec_id"]): draft for draft in drafts}
+def _replace_drafts(
+    drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin
+) -> Iterable[SpecDraft]:
+    """Return the drafts with the keys that each change names. A changed draft gets the change's origin."""
+    by_id = {str(draft.row["spec_id"]): draft for draft in drafts}
     for change in changes:
         spec_id = str(change.get("spec_id"))
-        if spec_id not in found:
-            remedy = alternatives(spec_id, found, "to replace")
-            raise origin.fail(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
-        found[spec_id] = Draft({**found[spec_id].row, **change}, origin.about(spec_id))
-    return found.values()
+        if spec_id not in by_id:
+            remedy = suggest_names(spec_id, by_id, "to replace")
+            raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
+        by_id[spec_id] = SpecDraft({**by_id[spec_id].row, **change}, origin.with_subject(spec_id))
+    return by_id.values()
 
 
-def _paper_draft(row: object, place: Origin) -> Draft:
-    given = row.get("spec_id") if isinstance(row, Mapping) else None
-    origin = place if given is None else place.about(given)
-    paper = typed(row, PaperRow, origin)
+def _paper_draft(row: object, place: RowOrigin) -> SpecDraft:
+    spec_id_given = row.get("spec_id") if isinstance(row, Mapping) else None
+    origin = place if spec_id_given is None else place.with_subject(spec_id_given)
+    paper = convert_row(row, PaperSpecRow, origin)
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
@@ -150,7 +156,7 @@ def _paper_draft(row: object, place: Origin) -> Draft:
         "spec_id": spec_id,
         "legacy_ids": [] if spec_id == paper.spec_id else [paper.spec_id],
         "canonical_family": paper.canonical_family,
-        "axis": paper.axis or _axis_of(paper.canonical_family, origin),
+        "axis": paper.axis or _family_axis(paper.canonical_family, origin),
         "tier": paper.tier,
         "stl": paper.stl,
         "unit": paper.unit,
@@ -162,37 +168,37 @@ def _paper_draft(row: object, place: Origin) -> Draft:
         "requires_all": paper.requires_all,
         "invalid_if_any": paper.invalid_if_any,
     }
-    return Draft(written, origin, states=(paper.signal, _OPERATORS[paper.operator]))
+    return SpecDraft(written, origin, stated_predicate=(paper.signal, _OPERATORS[paper.operator]))
 
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def _current_id(spec_id: str) -> str:
-    """An id of the authors' older archives as its present one; that it was read so is logged."""
+    """Return the current id of a specification. The use of an older id is logged."""
     older = {
         str(old): str(row["spec_id"])
-        for draft in built_in("default").drafts
-        for row in _with_alternates(draft.row)
-        for old in _listed(row.get("legacy_ids"))
+        for draft in read_built_in("default").drafts
+        for row in _rows_with_alternates(draft.row)
+        for old in _as_list(row.get("legacy_ids"))
     }
     if spec_id in older:
         _log.warning("%s is an older id: read as %s", spec_id, older[spec_id])
     return older.get(spec_id, spec_id)
 
 
-def _with_alternates(row: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [row, *(one for one in _listed(row.get("alternates")) if isinstance(one, dict))]
+def _rows_with_alternates(row: Mapping[str, object]) -> list[Mapping[str, object]]:
+    return [row, *(alternate for alternate in _as_list(row.get("alternates")) if isinstance(alternate, dict))]
 
 
-def _listed(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _axis_of(family: str, origin: Origin) -> str:
-    """The paper's rows name no axis: it is the one of the family (paper Table 16)."""
-    axes = {str(draft.row["canonical_family"]): str(draft.row["axis"]) for draft in built_in("default").drafts}
+def _family_axis(family: str, origin: RowOrigin) -> str:
+    """Return the axis of a family (paper Table 16). The paper's rows name none."""
+    axes = {str(draft.row["canonical_family"]): str(draft.row["axis"]) for draft in read_built_in("default").drafts}
     if family not in axes:
         remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'
-        raise origin.fail(f"the axis of family {family!r} is not known", field="axis", remedy=remedy)
+        raise origin.make_error(f"the axis of family {family!r} is not known", field="axis", remedy=remedy)
     return axes[family]

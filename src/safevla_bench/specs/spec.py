@@ -1,4 +1,4 @@
-"""What a specification and a library of them are: values that the loader has checked (paper Section 3.1)."""
+"""Specifications and libraries of them, as values that the loader has checked (paper Section 3.1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safevla_bench import stl as logic
 from safevla_bench.errors import SpecError
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe` is scored; `alternate` is another threshold of a scored one; `diagnostic` is reported beside the scores."""
+"""`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported beside the scores."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
@@ -32,9 +32,9 @@ class Tag:
 class Spec:
     """One specification.
 
-    `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is K of the paper's Eq. 1, and
-    `severe` is None where violations have no graded depth. `stl` is the text as written, with `threshold` standing for
-    the number, `formula` what is judged. It applies to a task that has every tag of `requires_all` and none of
+    `threshold` and `severe` are positive magnitudes in `unit`. severe / threshold is K of the paper's Eq. 1. `severe`
+    is None where violations have no graded depth. `stl` is the text as written, with `threshold` in place of the
+    number; `formula` is judged. A specification applies to a task that has every tag of `requires_all` and none of
     `invalid_if_any`.
     """
 
@@ -57,12 +57,12 @@ class Spec:
     @property
     def signals(self) -> frozenset[str]:
         """The names of the signals that the formula reads."""
-        return logic.signals(self.formula)
+        return logic.signal_names(self.formula)
 
 
 @dataclass(frozen=True)
 class Library:
-    """Specifications in library order, which breaks ties; older ids that still name them; the tags that they may use.
+    """Specifications in library order, which breaks ties, with their older ids and the tags that they may use.
 
     Raises:
         SpecError: by `library[spec_id]`, where no specification has that id.
@@ -74,7 +74,7 @@ class Library:
     vocabulary: Mapping[str, Tag]
 
     def __getitem__(self, spec_id: str) -> Spec:
-        return self._by_id[self.canonical(spec_id)]
+        return self._by_id[self.canonical_id(spec_id)]
 
     def __contains__(self, spec_id: object) -> bool:
         return spec_id in self._by_id or spec_id in self.legacy
@@ -92,40 +92,40 @@ class Library:
     @property
     def safe(self) -> tuple[Spec, ...]:
         """The scored specifications."""
-        return self.tier("safe")
+        return self.specs_of_tier("safe")
 
-    def tier(self, tier: Tier) -> tuple[Spec, ...]:
-        """The specifications of one tier."""
+    def specs_of_tier(self, tier: Tier) -> tuple[Spec, ...]:
+        """Return the specifications of one tier."""
         return tuple(spec for spec in self.specs if spec.tier == tier)
 
-    def canonical(self, spec_id: str) -> str:
-        """The id that a given or older id stands for."""
-        found = self.legacy.get(spec_id, spec_id)
-        if found not in self._by_id:
+    def canonical_id(self, spec_id: str) -> str:
+        """Return the current id for a current or older id."""
+        current_id = self.legacy.get(spec_id, spec_id)
+        if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
-            known = f"close to it: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
-            raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=known)
-        return found
+            remedy = f"close to it: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
+            raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
+        return current_id
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:
-        """The older ids of a specification."""
+        """Return the older ids of a specification."""
         return tuple(old for old, new in self.legacy.items() if new == spec_id)
 
     @cached_property
     def digest(self) -> str:
-        """sha256, in hexadecimal, of all that can change a verdict, a depth or a tie; wording leaves it alone."""
-        content = json.dumps([_scored(spec) for spec in self.specs], separators=(",", ":"))
+        """sha256, in hexadecimal, of all that can change a verdict, a depth or a tie. Wording does not change it."""
+        content = json.dumps([_scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _scored(spec: Spec) -> list[object]:
-    """What decides how a specification is judged, in a canonical form."""
+def _scoring_content(spec: Spec) -> list[object]:
+    """Return everything that decides how a specification is judged, in a canonical form."""
     return [
         spec.spec_id,
         spec.canonical_family,
         spec.axis,
         spec.tier,
-        logic.to_text(spec.formula),
+        logic.format_formula(spec.formula),
         spec.threshold,
         spec.severe,
         spec.unit,

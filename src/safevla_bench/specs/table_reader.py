@@ -1,4 +1,4 @@
-"""Reading tables that people write, TOML or JSON, strictly: every error names file, row, key and remedy."""
+"""A strict reader of hand-written tables in TOML or JSON. Every error names file, row, key and remedy."""
 
 from __future__ import annotations
 
@@ -13,72 +13,76 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from safevla_bench.errors import Place, SafevlaError, brief
+from safevla_bench.errors import Place, SafevlaError, truncate_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a row stands, and the type of the errors about it."""
+class RowOrigin:
+    """Origin of a row: its file, line and subject, and the type of errors about it."""
 
     error: type[SafevlaError]
     file: str
     subject: str | None = None
     line: int | None = None
 
-    def fail(self, problem: str, *, field: str | None = None, remedy: str | None = None) -> SafevlaError:
-        """An error about this row, ready to be raised."""
+    def make_error(self, problem: str, *, field: str | None = None, remedy: str | None = None) -> SafevlaError:
+        """Return an error about this row, for the caller to raise."""
         text = f"{self.subject}: {problem}" if self.subject else problem
         return self.error(text, remedy=remedy, place=Place(file=self.file, line=self.line, field=field))
 
-    def about(self, subject: object) -> Origin:
-        """The same place, with a subject for its errors."""
-        return Origin(self.error, self.file, brief(str(subject)), self.line)
+    def with_subject(self, subject: object) -> RowOrigin:
+        """Return the same origin with a subject for its errors."""
+        return RowOrigin(self.error, self.file, truncate_text(str(subject)), self.line)
 
 
-def read_text(path: Traversable, origin: Origin) -> str:
-    """The text of a file."""
+def read_text(path: Traversable, origin: RowOrigin) -> str:
+    """Return the text of a file."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise origin.fail(f"cannot be read: {error.strerror}", remedy="check the path") from None
+        raise origin.make_error(f"cannot be read: {error.strerror}", remedy="check the path") from None
     except UnicodeDecodeError as error:
-        raise origin.fail(f"is not UTF-8 text (byte {error.start})", remedy="save it as UTF-8") from None
+        raise origin.make_error(f"is not UTF-8 text (byte {error.start})", remedy="save it as UTF-8") from None
 
 
-def read_toml(path: Traversable, kind: type[T], origin: Origin) -> T:
-    """A TOML file as a struct that names its tables."""
+def read_toml(path: Traversable, kind: type[T], origin: RowOrigin) -> T:
+    """Return a TOML file as a struct that names its tables."""
     try:
         tables = tomllib.loads(read_text(path, origin))
     except ValueError as error:  # a TOMLDecodeError, or an integer of absurd length
-        raise origin.fail(f"is not TOML: {error}", remedy="mend the syntax there") from None
+        raise origin.make_error(f"is not TOML: {error}", remedy="mend the syntax there") from None
     except RecursionError:
-        raise origin.fail("nests too deeply", remedy="a row is flat") from None
-    return typed(tables, kind, origin)
+        raise origin.make_error("nests too deeply", remedy="a row is flat") from None
+    return convert_row(tables, kind, origin)
 
 
-def read_json(path: Traversable, origin: Origin) -> list[tuple[Origin, object]]:
-    """The rows of a JSON file: one object, a list, or one object a line; each with its place."""
+def read_json_rows(path: Traversable, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
+    """Return the rows of a JSON file with their origins. It holds one object, a list, or one object per line."""
     text = read_text(path, origin)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and _is_json(lines[0][1]):
-        numbered = [(Origin(origin.error, origin.file, line=number), line) for number, line in lines]
-        return [(place, _json(line, place)) for place, line in numbered]
-    whole = _json(text, origin)
-    rows = whole if isinstance(whole, list) else [whole]
-    return [(origin.about(f"row {number}"), row) for number, row in enumerate(rows)]
+        numbered = [(RowOrigin(origin.error, origin.file, line=number), line) for number, line in lines]
+        return [(place, _parse_json(line, place)) for place, line in numbered]
+    document = _parse_json(text, origin)
+    rows = document if isinstance(document, list) else [document]
+    return [(origin.with_subject(f"row {number}"), row) for number, row in enumerate(rows)]
 
 
-def typed(row: object, kind: type[T], origin: Origin) -> T:
-    """A row as a struct; unknown keys, missing keys and wrong types are errors that name the key."""
+def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
+    """Return a row as a struct. Unknown keys, missing keys and wrong types are errors that name the key."""
     if not isinstance(row, Mapping):
-        raise origin.fail(f"a table of keys is due, not {type(row).__name__}", remedy="see the built-in files")
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+        raise origin.make_error(
+            f"a table of keys is expected, not {type(row).__name__}", remedy="see the built-in files"
+        )
+    known_keys = [field.encode_name for field in msgspec.structs.fields(kind)]
     for key in row:
-        if key not in known:
-            raise origin.fail(
-                f"unknown key {brief(str(key))!r}", field=str(key), remedy=alternatives(str(key), known, "known keys")
+        if key not in known_keys:
+            raise origin.make_error(
+                f"unknown key {truncate_text(str(key))!r}",
+                field=str(key),
+                remedy=suggest_names(str(key), known_keys, "known keys"),
             )
     try:
         return msgspec.convert(row, kind)
@@ -86,11 +90,11 @@ def typed(row: object, kind: type[T], origin: Origin) -> T:
         problem, _, at = str(error).partition(" - at `$")
         missing = re.search(r"missing required field `(\w+)`", problem)
         field = missing[1] if missing else at.strip("`.") or None
-        raise origin.fail(problem, field=field, remedy=f"known keys: {', '.join(known)}") from None
+        raise origin.make_error(problem, field=field, remedy=f"known keys: {', '.join(known_keys)}") from None
 
 
-def alternatives(given: str, known: Iterable[str], label: str) -> str:
-    """A remedy: what was perhaps meant, and what there is."""
+def suggest_names(given: str, known: Iterable[str], label: str) -> str:
+    """Return a remedy that lists the known names, with the closest one first."""
     names = list(known)
     close = get_close_matches(given, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
@@ -105,21 +109,25 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _json(text: str, origin: Origin) -> object:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _parse_json(text: str, origin: RowOrigin) -> object:
+    def reject_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
-                raise origin.fail(f"key {key!r} is repeated", field=key, remedy="keep one of them")
+                raise origin.make_error(f"key {key!r} is repeated", field=key, remedy="keep one of them")
         return dict(pairs)
 
-    def reject(constant: str) -> NoReturn:
-        raise origin.fail(f"{constant} is no number", remedy="write a finite number, or null where a key may lack")
+    def reject_constant(constant: str) -> NoReturn:
+        raise origin.make_error(
+            f"{constant} is no number", remedy="write a finite number, or null where a key may lack"
+        )
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=reject)
+        return json.loads(text, object_pairs_hook=reject_repeated_keys, parse_constant=reject_constant)
     except json.JSONDecodeError as error:
-        place = Origin(origin.error, origin.file, line=origin.line or error.lineno)
-        raise place.fail(f"is not JSON: {error.msg} (column {error.colno})", remedy="mend the syntax there") from None
+        place = RowOrigin(origin.error, origin.file, line=origin.line or error.lineno)
+        raise place.make_error(
+            f"is not JSON: {error.msg} (column {error.colno})", remedy="mend the syntax there"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise origin.fail(f"is not JSON: {error}", remedy="mend the syntax") from None
+        raise origin.make_error(f"is not JSON: {error}", remedy="mend the syntax") from None

@@ -1,53 +1,61 @@
-"""Intervals, tests and planning for proportions and means over episodes; counts and arrays in, numbers out."""
+"""Intervals, tests and sample sizes for proportions and means over episodes, from counts and arrays."""
 
 from __future__ import annotations
 
 from safevla_bench.statistics.bootstrap import (
     RESAMPLES,
     bootstrap_means,
-    percentiles,
+    percentile_interval,
     resampled_cluster_means,
     resampled_means,
 )
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
     Interval,
-    mean_of_rates,
-    mean_of_unit,
-    newcombe,
-    quantile,
-    tango,
-    wilson,
+    newcombe_interval,
+    normal_quantile,
+    rate_mean_interval,
+    tango_interval,
+    unit_mean_interval,
+    wilson_interval,
 )
 from safevla_bench.statistics.permutation import permutation_p, sign_flip_p
-from safevla_bench.statistics.planning import half_width, paired_episodes, paired_power, unpaired_episodes
-from safevla_bench.statistics.tests import Q, barnard, boschloo, cochran_q, holm, letters, mcnemar
+from safevla_bench.statistics.planning import half_width, paired_power, paired_sample_size, unpaired_sample_size
+from safevla_bench.statistics.tests import (
+    CochranQ,
+    barnard_p,
+    boschloo_p,
+    cochran_q,
+    holm_adjust,
+    letter_display,
+    mcnemar_p,
+)
 
 __all__ = [
     "CONFIDENCE",
     "RESAMPLES",
+    "CochranQ",
     "Interval",
-    "Q",
-    "barnard",
+    "barnard_p",
     "bootstrap_means",
-    "boschloo",
+    "boschloo_p",
     "cochran_q",
     "half_width",
-    "holm",
-    "letters",
-    "mcnemar",
-    "mean_of_rates",
-    "mean_of_unit",
-    "newcombe",
-    "paired_episodes",
+    "holm_adjust",
+    "letter_display",
+    "mcnemar_p",
+    "newcombe_interval",
+    "normal_quantile",
     "paired_power",
-    "percentiles",
+    "paired_sample_size",
+    "percentile_interval",
     "permutation_p",
-    "quantile",
+    "rate_mean_interval",
     "resampled_cluster_means",
     "resampled_means",
     "sign_flip_p",
-    "tango",
-    "unpaired_episodes",
-    "wilson",
+    "tango_interval",
+    "unit_mean_interval",
+    "unpaired_sample_size",
+    "wilson_interval",
 ]

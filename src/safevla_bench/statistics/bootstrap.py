@@ -9,7 +9,7 @@ from safevla_bench.statistics.intervals import CONFIDENCE, Interval
 
 RESAMPLES = 10_000
 _CHUNK = 1 << 15
-"""Indices drawn at a time: few enough to stay in the processor's cache, and memory does not grow with the episodes."""
+"""Indices drawn at a time. They fit into the processor's cache, and memory does not grow with the episodes."""
 
 
 def bootstrap_means(
@@ -18,17 +18,17 @@ def bootstrap_means(
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> list[Interval | None]:
-    """Percentile bootstrap intervals of means over episodes, from the same resamples for every row.
+    """Return percentile bootstrap intervals of means over episodes, from the same resamples for every row.
 
     Args:
-        values: [M, n], one row a quantity, one column an episode; NaN = the episode does not count in that mean,
-            which is then recomputed in each resample over the episodes that do.
+        values: [M, n], one row per quantity, one column per episode. NaN = the episode does not count in that mean,
+            which is then recomputed in each resample over the episodes that count.
         generator: the source of the resamples; its state decides the result.
         resamples: how many times the n episodes are drawn with replacement.
         confidence: of the two-sided interval, linear percentiles.
 
     Returns:
-        One interval a row; None where no episode counts.
+        One interval per row, None where no episode counts.
     """
     rows, n = values.shape
     if n == 0:
@@ -36,27 +36,31 @@ def bootstrap_means(
     counted = ~np.isnan(values)
     filled = np.where(counted, values, 0.0)
     varying = [m for m in range(rows) if np.ptp(filled[m]) > 0 or not (counted[m].all() or not counted[m].any())]
-    means = _resampled(filled[varying], counted[varying], generator, resamples)
-    found = {m: percentiles(means[k], confidence) for k, m in enumerate(varying)}
-    return [found[m] if m in found else _constant(filled[m], counted[m]) for m in range(rows)]
+    means = _resample_means(filled[varying], counted[varying], generator, resamples)
+    intervals = {m: percentile_interval(means[k], confidence) for k, m in enumerate(varying)}
+    return [intervals[m] if m in intervals else _constant_interval(filled[m], counted[m]) for m in range(rows)]
 
 
 def resampled_means(
     values: NDArray[np.float64], generator: np.random.Generator, resamples: int = RESAMPLES
 ) -> NDArray[np.float64]:
-    """The mean of each row in each resample of the n columns: values [M, n], NaN = does not count; [M, resamples]."""
+    """Return the mean of each row of `values` [M, n] in each resample of its columns, [M, resamples].
+
+    NaN = does not count.
+    """
     counted = ~np.isnan(values)
-    return _resampled(np.where(counted, values, 0.0), counted, generator, resamples)
+    return _resample_means(np.where(counted, values, 0.0), counted, generator, resamples)
 
 
-def _resampled(
+def _resample_means(
     filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator, resamples: int
 ) -> NDArray[np.float64]:
-    """All rows at once: a resample is a row of a sparse matrix, with a 1 for each episode each time it is drawn.
+    """Return the resampled means of all rows, [M, resamples].
 
-    Its product with the episodes adds up what was drawn, in the order in which it was drawn.
+    A resample is a row of a sparse matrix, with a 1 for each episode each time it is drawn. Its product with the
+    episodes adds up the drawn values in the order in which they were drawn.
     """
-    from scipy.sparse import csr_array  # takes longer to import than all else together
+    from scipy.sparse import csr_array  # takes longer to import than everything else together
 
     rows, n = filled.shape
     partial = ~counted.all(axis=1)
@@ -81,13 +85,13 @@ def resampled_cluster_means(
     generator: np.random.Generator,
     resamples: int = RESAMPLES,
 ) -> NDArray[np.float64]:
-    """The mean of each row in each resample of whole clusters, such as tasks, whose episodes resemble each other.
+    """Return the mean of each row in each resample of whole clusters, such as tasks with similar episodes.
 
     Args:
         values: [M, n], NaN = does not count.
         clusters: [n], the cluster of each column, counted from 0.
         generator: the source of the resamples.
-        resamples: how many times as many clusters as there are get drawn with replacement.
+        resamples: number of resamples. Each draws as many clusters as there are, with replacement.
 
     Returns:
         [M, resamples]; NaN where the drawn clusters hold nothing that counts.
@@ -96,23 +100,23 @@ def resampled_cluster_means(
     counted = ~np.isnan(values)
     drawn = generator.integers(0, count, size=(resamples, count))
     means = np.empty((len(values), resamples))
-    for row, there, mean in zip(values, counted, means, strict=True):
-        totals = np.bincount(clusters[there], row[there], count)
-        many = np.bincount(clusters[there], minlength=count)
+    for row, counts, mean in zip(values, counted, means, strict=True):
+        totals = np.bincount(clusters[counts], row[counts], count)
+        many = np.bincount(clusters[counts], minlength=count)
         with np.errstate(invalid="ignore"):
             mean[:] = totals[drawn].sum(axis=1) / many[drawn].sum(axis=1)
     return means
 
 
-def percentiles(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
-    """The percentile interval of resampled means, over those that there are; None where there is none."""
-    there = means[~np.isnan(means)]
-    if len(there) == 0:
+def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the percentile interval of resampled means without the NaN among them; None if all are NaN."""
+    defined = means[~np.isnan(means)]
+    if len(defined) == 0:
         return None
     tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(there, [tail, 100 - tail])
-    return Interval(float(low), float(high), skipped=len(means) - len(there))
+    low, high = np.percentile(defined, [tail, 100 - tail])
+    return Interval(float(low), float(high), skipped=len(means) - len(defined))
 
 
-def _constant(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
+def _constant_interval(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
     return Interval(float(filled[0]), float(filled[0])) if counted.any() else None

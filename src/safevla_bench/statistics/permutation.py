@@ -1,4 +1,4 @@
-"""Tests of means by re-labelling: honest for few episodes and for values of any distribution."""
+"""Permutation tests of means, valid for few episodes and for values of any distribution."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from numpy.typing import NDArray
 from safevla_bench.statistics.bootstrap import RESAMPLES
 
 _EXACT = 12
-"""Up to so many pairs that differ, all sign patterns are tried."""
+"""Greatest number of differing pairs for which all sign patterns are tried."""
 _CHUNK = 1 << 20
-_ALIKE = 1e-12
-"""Sums nearer than this are one: they differ by the order of addition."""
+_TOLERANCE = 1e-12
+"""Sums nearer than this are equal: they differ only by the order of addition."""
 
 
 def sign_flip_p(differences: NDArray[np.float64], generator: np.random.Generator, tries: int = RESAMPLES) -> float:
-    """Two-sided p-value that paired differences [n] centre on zero: how often do random signs give so large a sum?
+    """Return the two-sided p-value of the hypothesis that paired differences [n] centre on zero.
 
-    Exact where at most 12 differ from zero, else from random signs, the observed ones counted in. 1 where none differs.
+    It is the share of random signs that give a sum at least as large. Exact if at most 12 differ from zero, else from
+    random signs, with the observed ones counted in. 1 if none differs.
     """
-    there = differences[differences != 0]
-    if not len(there):
+    nonzero = differences[differences != 0]
+    if not len(nonzero):
         return 1.0
-    observed = abs(float(there.sum())) - _ALIKE
-    if len(there) <= _EXACT:
-        bits = np.arange(2 ** len(there))[:, None] >> np.arange(len(there)) & 1
-        return float((np.abs((2 * bits - 1) @ there) >= observed).mean())
-    extreme, per_chunk = 0, max(1, _CHUNK // len(there))
+    observed = abs(float(nonzero.sum())) - _TOLERANCE
+    if len(nonzero) <= _EXACT:
+        bits = np.arange(2 ** len(nonzero))[:, None] >> np.arange(len(nonzero)) & 1
+        return float((np.abs((2 * bits - 1) @ nonzero) >= observed).mean())
+    extreme, per_chunk = 0, max(1, _CHUNK // len(nonzero))
     for start in range(0, tries, per_chunk):
-        signs = generator.integers(0, 2, size=(min(per_chunk, tries - start), len(there)), dtype=np.int8)
-        extreme += int((np.abs((2.0 * signs - 1.0) @ there) >= observed).sum())
+        signs = generator.integers(0, 2, size=(min(per_chunk, tries - start), len(nonzero)), dtype=np.int8)
+        extreme += int((np.abs((2.0 * signs - 1.0) @ nonzero) >= observed).sum())
     return (extreme + 1) / (tries + 1)
 
 
@@ -39,13 +40,14 @@ def permutation_p(
     generator: np.random.Generator,
     tries: int = RESAMPLES,
 ) -> float:
-    """Two-sided p-value that two independent samples, [n] and [m], have one distribution: by random re-labelling.
+    """Return the two-sided p-value of the hypothesis that two independent samples, [n] and [m], have one distribution.
 
-    How often is the difference of means so large? The observed labels are counted in.
+    It is the share of random re-labellings with a difference of means at least as large. The observed labels are
+    counted in.
     """
     pooled, n = np.concatenate([values, others]), len(values)
     expected = n * float(pooled.mean())
-    observed = abs(float(values.sum()) - expected) - _ALIKE
+    observed = abs(float(values.sum()) - expected) - _TOLERANCE
     extreme, per_chunk = 0, max(1, _CHUNK // len(pooled))
     for start in range(0, tries, per_chunk):
         rows = np.tile(pooled, (min(per_chunk, tries - start), 1))

@@ -1,4 +1,4 @@
-"""How many episodes it takes to see a difference, and how wide an interval will be."""
+"""Planning of evaluations: the number of episodes that show a difference, and the width of intervals."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.statistics.intervals import CONFIDENCE, mean_of_unit, quantile
+from safevla_bench.statistics.intervals import CONFIDENCE, normal_quantile, unit_mean_interval
 
 POWER = 0.8
 
 
 def half_width(rate: float, n: int, confidence: float = CONFIDENCE) -> float:
-    """Half the width of Wilson's interval where a share `rate` of n episodes counts."""
-    interval = mean_of_unit(rate * n, n, confidence)
+    """Return half the width of Wilson's interval if a share `rate` of n episodes counts."""
+    interval = unit_mean_interval(rate * n, n, confidence)
     return float("inf") if interval is None else (interval.high - interval.low) / 2
 
 
-def unpaired_episodes(first: float, second: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
-    """Episodes of each policy, on independent episodes, to tell two rates apart with the given chance.
+def unpaired_sample_size(first: float, second: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
+    """Return the independent episodes per policy that distinguish two rates with the given power.
 
     J. L. Fleiss, Statistical Methods for Rates and Proportions, two-sided z test of two proportions without continuity
     correction.
     """
     mean, difference = (first + second) / 2, abs(first - second)
-    z, reach = quantile(confidence), NormalDist().inv_cdf(power)
+    z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
     spread = first * (1 - first) + second * (1 - second)
     return ceil(((z * sqrt(2 * mean * (1 - mean)) + reach * sqrt(spread)) / difference) ** 2)
 
 
-def paired_episodes(difference: float, discordant: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
-    """Pairs of episodes for McNemar's exact test to tell two rates apart with the given chance.
+def paired_sample_size(
+    difference: float, discordant: float, power: float = POWER, confidence: float = CONFIDENCE
+) -> int:
+    """Return the pairs of episodes with which McNemar's exact test distinguishes two rates with the given power.
 
-    The smallest n whose exact power reaches it, near where the normal approximation puts it; that power rises in
-    steps, so that a slightly larger n may fall just short again.
+    It is the smallest n near the normal approximation whose exact power reaches it. The power rises in steps, so a
+    slightly larger n may fall just short again.
 
     Args:
         difference: of the two rates.
@@ -44,7 +46,7 @@ def paired_episodes(difference: float, discordant: float, power: float = POWER, 
         power: chance to find the difference.
         confidence: 1 - the test's level.
     """
-    z, reach = quantile(confidence), NormalDist().inv_cdf(power)
+    z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
     root = z * sqrt(discordant) + reach * sqrt(max(0.0, discordant - difference**2))
     near = ceil((root / difference) ** 2)
     start = max(1, int(0.95 * near) - 5)
@@ -53,7 +55,7 @@ def paired_episodes(difference: float, discordant: float, power: float = POWER, 
 
 
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
-    """Chance that McNemar's exact test finds a difference over n pairs; exact, by summing over all outcomes.
+    """Return the power of McNemar's exact test over n pairs. It is exact, by summing over all outcomes.
 
     The number of discordant pairs is binomial, and so is how many of them the first policy wins.
     """

@@ -1,4 +1,4 @@
-"""Tests of whether policies differ: two or several, on the same episodes or on independent ones."""
+"""Tests of differences between two or several policies, on the same episodes or on independent ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Q:
+class CochranQ:
     """Cochran's statistic and its p-value."""
 
     statistic: float
     p_value: float
 
 
-def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p-value of McNemar's test: are the pairs that differ split like the throws of a fair coin?
+def mcnemar_p(only_first: int, only_second: int) -> float:
+    """Return the exact two-sided p-value of McNemar's test that the differing pairs are split by a fair coin.
 
-    >>> mcnemar(1, 7)
+    >>> mcnemar_p(1, 7)
     0.0703125
     """
     if only_first + only_second == 0:
@@ -30,30 +30,30 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(binomtest(only_first, only_first + only_second).pvalue)
 
 
-def barnard(count: int, n: int, other: int, m: int) -> float:
-    """Barnard's unconditional exact two-sided p-value for two independent proportions, pooled variance."""
+def barnard_p(count: int, n: int, other: int, m: int) -> float:
+    """Return Barnard's unconditional exact two-sided p-value for two independent proportions, pooled variance."""
     from scipy.stats import barnard_exact
 
-    return _unconditional(barnard_exact, count, n, other, m)
+    return _unconditional_p(barnard_exact, count, n, other, m)
 
 
-def boschloo(count: int, n: int, other: int, m: int) -> float:
-    """Boschloo's: Barnard's idea on Fisher's p-value."""
+def boschloo_p(count: int, n: int, other: int, m: int) -> float:
+    """Return Boschloo's unconditional exact two-sided p-value: Barnard's test with Fisher's p-value as statistic."""
     from scipy.stats import boschloo_exact
 
-    return _unconditional(boschloo_exact, count, n, other, m)
+    return _unconditional_p(boschloo_exact, count, n, other, m)
 
 
-def _unconditional(test: object, count: int, n: int, other: int, m: int) -> float:
-    """1 where both samples are all alike: no table is less extreme, and scipy has no statistic for it."""
+def _unconditional_p(test: object, count: int, n: int, other: int, m: int) -> float:
+    """Return the p-value of an unconditional test, 1 if all outcomes are equal, for which scipy has no statistic."""
     assert callable(test)
     if count + other in (0, n + m):
         return 1.0
     return min(1.0, float(test([[count, other], [n - count, m - other]]).pvalue))
 
 
-def cochran_q(outcomes: NDArray[np.bool_]) -> Q:
-    """Cochran's Q test that k policies have one success chance: outcomes [n, k], a row an episode that all ran.
+def cochran_q(outcomes: NDArray[np.bool_]) -> CochranQ:
+    """Return Cochran's Q test that k policies have one success probability: outcomes [n, k], one row per episode.
 
     W. G. Cochran, Biometrika 37 (1950) 256-266; chi-squared with k - 1 degrees of freedom, which holds where a few tens
     of rows differ. 0 and p = 1 where no row differs.
@@ -64,17 +64,17 @@ def cochran_q(outcomes: NDArray[np.bool_]) -> Q:
     columns, rows = outcomes.sum(axis=0), outcomes.sum(axis=1)
     spread = int((rows * (k - rows)).sum())
     if spread == 0:
-        return Q(0.0, 1.0)
+        return CochranQ(0.0, 1.0)
     statistic = (k - 1) * float(k * (columns**2).sum() - columns.sum() ** 2) / spread
-    return Q(statistic, float(chi2.sf(statistic, k - 1)))
+    return CochranQ(statistic, float(chi2.sf(statistic, k - 1)))
 
 
-def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """p-values adjusted so that the chance of any false difference among them stays at the level.
+def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Return p-values adjusted so that the probability of any false difference among them stays at the level.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> holm_adjust([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
@@ -84,36 +84,36 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     return tuple(adjusted)
 
 
-def letters(count: int, apart: Collection[tuple[int, int]]) -> tuple[str, ...]:
-    """Compact letter display: policies that share a letter were not told apart, those that share none were.
+def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[str, ...]:
+    """Return the compact letter display: policies that share a letter are not significantly different.
 
-    One letter for each largest set in which no two were told apart.
+    There is one letter for each maximal set without a significant difference.
 
     Args:
-        count: how many policies, in the order in which letters are to be given.
-        apart: pairs of their numbers that a test told apart.
+        count: number of policies, in the order in which letters are given.
+        distinct: pairs of their numbers that a test told apart.
 
-    >>> letters(3, {(0, 2)})
+    >>> letter_display(3, {(0, 2)})
     ('a', 'ab', 'b')
     """
-    different = {frozenset(pair) for pair in apart}
+    different = {frozenset(pair) for pair in distinct}
     near = {k: {j for j in range(count) if j != k and frozenset((j, k)) not in different} for k in range(count)}
-    groups = sorted(sorted(group) for group in _cliques(set(), set(range(count)), set(), near))
-    return tuple("".join(_letter(g) for g, group in enumerate(groups) if k in group) for k in range(count))
+    groups = sorted(sorted(group) for group in _maximal_cliques(set(), set(range(count)), set(), near))
+    return tuple("".join(_group_letter(g) for g, group in enumerate(groups) if k in group) for k in range(count))
 
 
-def _cliques(chosen: set[int], open_: set[int], done: set[int], near: dict[int, set[int]]) -> list[set[int]]:
-    """All largest sets of mutually near numbers (Bron and Kerbosch, with a pivot)."""
+def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: dict[int, set[int]]) -> list[set[int]]:
+    """Return all maximal sets of mutually near numbers (Bron and Kerbosch, with a pivot)."""
     if not open_ and not done:
         return [chosen]
     pivot = max(open_ | done, key=lambda k: len(near[k] & open_))
-    found = []
+    cliques = []
     for k in sorted(open_ - near[pivot]):
-        found += _cliques(chosen | {k}, open_ & near[k], done & near[k], near)
+        cliques += _maximal_cliques(chosen | {k}, open_ & near[k], done & near[k], near)
         open_, done = open_ - {k}, done | {k}
-    return found
+    return cliques
 
 
-def _letter(number: int) -> str:
-    """The letter of a group: a to z, then (27), (28) and so on."""
+def _group_letter(number: int) -> str:
+    """Return the letter of a group: a to z, then (27), (28) and so on."""
     return chr(ord("a") + number) if number < 26 else f"({number + 1})"

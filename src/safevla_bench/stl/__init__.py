@@ -1,8 +1,8 @@
-"""Signal temporal logic: formulas, their text, and their robustness over many episodes at once."""
+"""Signal temporal logic: formulas, their text, and their robustness over many episodes."""
 
 from __future__ import annotations
 
-from safevla_bench.stl.decisive_record import deciding
+from safevla_bench.stl.decisive_record import deciding_records
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -15,41 +15,49 @@ from safevla_bench.stl.formula import (
     Or,
     Until,
     Window,
-    boolean_only,
-    holds_placeholder,
-    signals,
-    substitute,
-    to_text,
+    format_formula,
+    has_placeholder,
+    is_boolean_only,
+    signal_names,
+    substitute_threshold,
 )
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Clause, Trace, Verdict, clause_of, judge, robustness, trajectory_robustness
-from safevla_bench.stl.violated_records import violating
+from safevla_bench.stl.robustness import (
+    FormulaVerdict,
+    OneSidedClause,
+    Trace,
+    judge_formula,
+    match_clause,
+    robustness,
+    trajectory_robustness,
+)
+from safevla_bench.stl.violated_records import violating_records
 
 __all__ = [
     "Always",
     "And",
     "BooleanSignal",
-    "Clause",
     "Compare",
     "Eventually",
     "Formula",
+    "FormulaVerdict",
     "Implies",
     "Not",
+    "OneSidedClause",
     "Or",
     "Trace",
     "Until",
-    "Verdict",
     "Window",
-    "boolean_only",
-    "clause_of",
-    "deciding",
-    "holds_placeholder",
-    "judge",
+    "deciding_records",
+    "format_formula",
+    "has_placeholder",
+    "is_boolean_only",
+    "judge_formula",
+    "match_clause",
     "parse",
     "robustness",
-    "signals",
-    "substitute",
-    "to_text",
+    "signal_names",
+    "substitute_threshold",
     "trajectory_robustness",
-    "violating",
+    "violating_records",
 ]

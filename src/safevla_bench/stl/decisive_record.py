@@ -1,4 +1,4 @@
-"""Which record a verdict hangs on: where in time a formula found its robustness."""
+"""The deciding record of a formula: the one at which its robustness arises."""
 
 from __future__ import annotations
 
@@ -6,69 +6,91 @@ from collections.abc import Callable
 
 import numpy as np
 
-from safevla_bench.stl.evaluation import evaluate, margins, steps
+from safevla_bench.stl.evaluation import evaluate_formula, to_margins, window_steps
 from safevla_bench.stl.formula import Always, And, Eventually, Formula, Implies, Not, Or, Until
 from safevla_bench.stl.ragged import Floats, Ints, Values
-from safevla_bench.stl.robustness import alike
+from safevla_bench.stl.robustness import group_by_step
 from safevla_bench.stl.trace import Trace
 
 
-def deciding(formula: Formula, trace: Trace) -> Ints:
-    """The record that decides each episode's robustness, counted from the episode's first; -1 = none, [E].
+def deciding_records(formula: Formula, trace: Trace) -> Ints:
+    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none.
 
     Under a root G it is the record of the window with the smallest margin, under F the one with the greatest, under
     `a U b` the one at which `b` comes true by the greatest margin. Not has the record of its child; `and`, `or` and
-    `->` that of the side whose value they take. Where no temporal operator stands, it is record 0. The earliest record
-    and the left side win ties. None decides where the window lies wholly beyond the end.
+    `->` have that of the side whose value they take. Without a temporal operator it is record 0. The earliest record
+    and the left side win ties. No record decides if the window lies wholly beyond the end.
 
     Raises:
         SignalError: as `robustness` does.
         FormulaError: as `robustness` does.
     """
-    found = np.empty(len(trace), np.int64)
-    for episodes, part in alike(formula, trace):
-        row = _row(formula, part)
-        found[episodes] = np.where(row < 0, -1, row - part.starts[:-1])
-    return found
+    records = np.empty(len(trace), np.int64)
+    for episodes, part in group_by_step(formula, trace):
+        rows = _deciding_rows(formula, part)
+        records[episodes] = np.where(rows < 0, -1, rows - part.starts[:-1])
+    return records
 
 
-@np.errstate(all="ignore")  # as in robustness: what overflows is found and reported as an error
-def _row(formula: Formula, trace: Trace) -> Ints:
-    """The deciding row among all records, -1 = none, [E]."""
+@np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
+def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
+    """Return the deciding row among all records, [E]; -1 = none."""
     match formula:
         case Not(child):
-            return _row(child, trace)
+            return _deciding_rows(child, trace)
         case And(left, right):
-            return np.where(_now(left, trace) <= _now(right, trace), _row(left, trace), _row(right, trace))
+            return np.where(
+                _start_margins(left, trace) <= _start_margins(right, trace),
+                _deciding_rows(left, trace),
+                _deciding_rows(right, trace),
+            )
         case Or(left, right):
-            return np.where(_now(left, trace) >= _now(right, trace), _row(left, trace), _row(right, trace))
+            return np.where(
+                _start_margins(left, trace) >= _start_margins(right, trace),
+                _deciding_rows(left, trace),
+                _deciding_rows(right, trace),
+            )
         case Implies(left, right):
-            return np.where(-_now(left, trace) >= _now(right, trace), _row(left, trace), _row(right, trace))
+            return np.where(
+                -_start_margins(left, trace) >= _start_margins(right, trace),
+                _deciding_rows(left, trace),
+                _deciding_rows(right, trace),
+            )
         case Always(window, child):
-            values = evaluate(child, trace, at_start=False)
-            return _over(trace, *trace.ragged.bounds(*steps(window, trace)), lambda _, lo, hi: values[lo:hi].argmin())
+            values = evaluate_formula(child, trace, at_start=False)
+            return _rows_in_windows(
+                trace,
+                *trace.layout.window_bounds(*window_steps(window, trace)),
+                lambda _, lo, hi: values[lo:hi].argmin(),
+            )
         case Eventually(window, child):
-            values = evaluate(child, trace, at_start=False)
-            return _over(trace, *trace.ragged.bounds(*steps(window, trace)), lambda _, lo, hi: values[lo:hi].argmax())
+            values = evaluate_formula(child, trace, at_start=False)
+            return _rows_in_windows(
+                trace,
+                *trace.layout.window_bounds(*window_steps(window, trace)),
+                lambda _, lo, hi: values[lo:hi].argmax(),
+            )
         case Until(window, left, right):
-            hold, reach = (margins(evaluate(side, trace, at_start=False)) for side in (left, right))
-            bounds = trace.ragged.bounds(*steps(window, trace))
-            return _over(trace, *bounds, lambda start, lo, hi: _reached(hold, reach, start, lo, hi).argmax())
+            hold, reach = (to_margins(evaluate_formula(side, trace, at_start=False)) for side in (left, right))
+            bounds = trace.layout.window_bounds(*window_steps(window, trace))
+            return _rows_in_windows(
+                trace, *bounds, lambda start, lo, hi: _until_margins(hold, reach, start, lo, hi).argmax()
+            )
         case _:
             return trace.starts[:-1]
 
 
-def _now(formula: Formula, trace: Trace) -> Floats:
-    return margins(evaluate(formula, trace, at_start=True))
+def _start_margins(formula: Formula, trace: Trace) -> Floats:
+    return to_margins(evaluate_formula(formula, trace, at_start=True))
 
 
-def _over(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
-    """The row at `place` (counted from lo) of each episode's window [lo, hi), -1 where it is empty, [E]."""
+def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
+    """Return the row at `place`, counted from lo, of each episode's window [lo, hi), [E]; -1 if the window is empty."""
     windows = zip(trace.starts[:-1], lo, hi, strict=True)
     return np.array([a + place(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
-def _reached(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
-    """min(reach[t], min of hold over [start, t)) for t in [lo, hi)."""
+def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
+    """Return min(reach[t], min of hold over [start, t)) for t in [lo, hi)."""
     held = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], held[lo - start :]))

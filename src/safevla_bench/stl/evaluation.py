@@ -1,6 +1,6 @@
-"""The values of a formula's parts, on all records at once.
+"""Evaluation of a formula's parts on all records at once.
 
-Values are margins, float64, or crisp truths, bool: a formula of Boolean signals alone is never turned into numbers,
+Values are margins (float64) or crisp truths (bool). A formula of Boolean signals alone is never turned into numbers,
 and `gate -> predicate` is one selection.
 """
 
@@ -26,129 +26,135 @@ from safevla_bench.stl.formula import (
     Negate,
     Not,
     Number,
+    NumericSignal,
     Or,
-    Signal,
     Threshold,
     Truth,
     Until,
     Window,
-    expression_text,
-    number_text,
-    to_text,
+    format_expression,
+    format_formula,
+    format_number,
 )
 from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Fold, Values, fold_ranges, is_crisp
 from safevla_bench.stl.trace import Trace
 
 STEP_TOLERANCE = 1e-9
-"""How far a window bound may be from a multiple of the control step, in control steps."""
+"""Greatest distance of a window bound from a multiple of the control step, in control steps."""
 
 
-def evaluate(formula: Formula, trace: Trace, *, at_start: bool) -> Values:
-    """The value at record 0 of each episode, [E], or at every record, [N]. All episodes have one control step."""
+def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool) -> Values:
+    """Return the value at record 0 of each episode, [E], or at every record, [N].
+
+    All episodes have one control step.
+    """
     match formula:
         case Not(child):
-            return negated(evaluate(child, trace, at_start=at_start))
+            return negate(evaluate_formula(child, trace, at_start=at_start))
         case And(left, right):
-            return both(evaluate(left, trace, at_start=at_start), evaluate(right, trace, at_start=at_start))
+            return conjunction(
+                evaluate_formula(left, trace, at_start=at_start), evaluate_formula(right, trace, at_start=at_start)
+            )
         case Or(left, right):
-            return either(evaluate(left, trace, at_start=at_start), evaluate(right, trace, at_start=at_start))
+            return disjunction(
+                evaluate_formula(left, trace, at_start=at_start), evaluate_formula(right, trace, at_start=at_start)
+            )
         case Implies(left, right):
-            gate = negated(evaluate(left, trace, at_start=at_start))
-            return either(gate, evaluate(right, trace, at_start=at_start))
+            gate = negate(evaluate_formula(left, trace, at_start=at_start))
+            return disjunction(gate, evaluate_formula(right, trace, at_start=at_start))
         case Always(window, child):
-            return folded(evaluate(child, trace, at_start=False), MIN, window, trace, at_start)
+            return evaluate_window(evaluate_formula(child, trace, at_start=False), MIN, window, trace, at_start)
         case Eventually(window, child):
-            return folded(evaluate(child, trace, at_start=False), MAX, window, trace, at_start)
+            return evaluate_window(evaluate_formula(child, trace, at_start=False), MAX, window, trace, at_start)
         case Until(window, left, right):
-            hold, reach = evaluate(left, trace, at_start=False), evaluate(right, trace, at_start=False)
-            values = _until(hold, reach, window, trace)
+            hold, reach = evaluate_formula(left, trace, at_start=False), evaluate_formula(right, trace, at_start=False)
+            values = _evaluate_until(hold, reach, window, trace)
         case Compare():
-            values = margin(formula, trace)
+            values = predicate_margin(formula, trace)
         case BooleanSignal(name):
-            values = trace.boolean(name)
+            values = trace.boolean_signal(name)
         case Truth(value):
             values = np.full(trace.starts[-1], value)
     return values[trace.starts[:-1]] if at_start else values
 
 
-def folded(values: Values, fold: Fold, window: Window, trace: Trace, at_start: bool) -> Values:
-    """The minimum or maximum over the window from record 0, [E], or from every record, [N]."""
-    first, last = steps(window, trace)
+def evaluate_window(values: Values, fold: Fold, window: Window, trace: Trace, at_start: bool) -> Values:
+    """Return the minimum or maximum over the window from record 0, [E], or from every record, [N]."""
+    first, last = window_steps(window, trace)
     if at_start:
-        return fold_ranges(values, fold, *trace.ragged.bounds(first, last))
+        return fold_ranges(values, fold, *trace.layout.window_bounds(first, last))
     if last is None:
-        return trace.ragged.onwards(values, fold, first)
-    return trace.ragged.window(values, fold, first, last)
+        return trace.layout.fold_to_end(values, fold, first)
+    return trace.layout.fold_window(values, fold, first, last)
 
 
-def _until(hold: Values, reach: Values, window: Window, trace: Trace) -> Values:
+def _evaluate_until(hold: Values, reach: Values, window: Window, trace: Trace) -> Values:
     if hold.dtype != reach.dtype:
-        hold, reach = margins(hold), margins(reach)
-    first, last = steps(window, trace)
-    return trace.ragged.until(hold, reach, first, trace.ragged.longest - 1 if last is None else last)
+        hold, reach = to_margins(hold), to_margins(reach)
+    first, last = window_steps(window, trace)
+    return trace.layout.fold_until(hold, reach, first, trace.layout.longest - 1 if last is None else last)
 
 
-def steps(window: Window, trace: Trace) -> tuple[int, int | None]:
-    """The window in control steps; its end None at the horizon."""
-    first = _multiple(window.start_s, trace)
-    return first, None if window.end_s is None else _multiple(window.end_s, trace)
+def window_steps(window: Window, trace: Trace) -> tuple[int, int | None]:
+    """Return the window in control steps. Its end is None at the horizon."""
+    first = _step_count(window.start_s, trace)
+    return first, None if window.end_s is None else _step_count(window.end_s, trace)
 
 
-def _multiple(bound_s: float, trace: Trace) -> int:
+def _step_count(bound_s: float, trace: Trace) -> int:
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # beyond any episode, and still an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
-        nearest = number_text(round(count) * dt_s)
-        raise FormulaError(
-            f"the window bound {number_text(bound_s)} s is no multiple of the control step dt = {number_text(dt_s)} s",
-            remedy=f"the nearest multiple is {nearest} s",
-        )
-    return min(round(count), trace.ragged.longest)
+        nearest = format_number(round(count) * dt_s)
+        step = f"the control step dt = {format_number(dt_s)} s"
+        problem = f"the window bound {format_number(bound_s)} s is no multiple of {step}"
+        raise FormulaError(problem, remedy=f"the nearest multiple is {nearest} s")
+    return min(round(count), trace.layout.longest)
 
 
-# Connectives. A crisp operand decides where it can, and leaves the other as it is where it cannot.
+# Connectives. A crisp operand decides where it can; elsewhere the result is the other operand.
 
 
-def negated(values: Values) -> Values:
-    """Not."""
+def negate(values: Values) -> Values:
+    """Return the negation of the values."""
     return np.logical_not(values) if is_crisp(values) else np.negative(values)
 
 
-def both(left: Values, right: Values) -> Values:
-    """And."""
+def conjunction(left: Values, right: Values) -> Values:
+    """Return the conjunction: the smaller margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
     return np.where(crisp, rest, -np.inf)
 
 
-def either(left: Values, right: Values) -> Values:
-    """Or."""
+def disjunction(left: Values, right: Values) -> Values:
+    """Return the disjunction: the greater margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
     return np.where(crisp, np.inf, rest)
 
 
-def positive(values: Values) -> Bools:
-    """Where the margin is above zero; where a crisp value is true."""
+def is_positive(values: Values) -> Bools:
+    """Return whether each margin is above zero, or each crisp value true."""
     return values if is_crisp(values) else np.greater(values, 0)
 
 
-def margins(values: Values) -> Floats:
-    """Crisp truths as infinite margins, and no negative zero."""
+def to_margins(values: Values) -> Floats:
+    """Return the values as margins: crisp truths become infinite, and negative zero becomes zero."""
     return np.where(values, np.inf, -np.inf) if is_crisp(values) else values + 0.0
 
 
 # Atoms
 
 
-def number(expression: Expression, trace: Trace | None) -> Floats | np.float64:
-    """The expression at every record, [N], or one number if it reads no signal (`trace` None)."""
+def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats | np.float64:
+    """Return the expression at every record, [N], or one number if it reads no signal (`trace` None)."""
     match expression:
-        case Signal(name):
+        case NumericSignal(name):
             assert trace is not None
-            values = trace.numeric(name)
+            values = trace.numeric_signal(name)
             trace.reject_nan(values, name)
             return values
         case Number(value):
@@ -156,26 +162,26 @@ def number(expression: Expression, trace: Trace | None) -> Floats | np.float64:
         case Threshold():
             raise FormulaError("the placeholder `threshold` has no value", remedy="substitute a number for it first")
         case Negate(child):
-            return -number(child, trace)
+            return -evaluate_expression(child, trace)
         case Arithmetic(operator, left, right):
-            result: Floats = _OPERATORS[operator](number(left, trace), number(right, trace))
+            result: Floats = _OPERATORS[operator](evaluate_expression(left, trace), evaluate_expression(right, trace))
             if not np.isfinite(result).all():
-                raise SignalError(f"`{expression_text(expression)}` divides by zero or overflows")
+                raise SignalError(f"`{format_expression(expression)}` divides by zero or overflows")
             return result
         case Call("abs", (argument,)):
-            return np.abs(number(argument, trace))
+            return np.abs(evaluate_expression(argument, trace))
         case Call(function, arguments):
             fold = np.minimum if function == "min" else np.maximum
-            return functools.reduce(fold, (number(argument, trace) for argument in arguments))
+            return functools.reduce(fold, (evaluate_expression(argument, trace) for argument in arguments))
 
 
 _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
-def margin(predicate: Compare, trace: Trace) -> Floats:
-    """How far a comparison is from turning over at every record, [N], in the unit of its sides."""
-    left, right = number(predicate.left, trace), number(predicate.right, trace)
-    apart = right - left if predicate.operator in ("<", "<=") else left - right
-    values = np.broadcast_to(apart, trace.starts[-1])
-    trace.reject_nan(values, f"the margin of `{to_text(predicate)}`")
+def predicate_margin(predicate: Compare, trace: Trace) -> Floats:
+    """Return the margin of a comparison at every record, [N], in the unit of its sides."""
+    left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
+    difference = right - left if predicate.operator in ("<", "<=") else left - right
+    values = np.broadcast_to(difference, trace.starts[-1])
+    trace.reject_nan(values, f"the margin of `{format_formula(predicate)}`")
     return values

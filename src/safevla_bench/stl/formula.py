@@ -1,7 +1,7 @@
-"""The syntax of signal temporal logic: frozen values, and questions about them.
+"""The syntax of signal temporal logic as frozen values.
 
-Two kinds of node: an `Expression` is a number at each record, a `Formula` is true or false there, by a margin.
-Formulas compare by value, so that `parse(to_text(formula)) == formula`.
+There are two kinds of node. An `Expression` is a number at each record. A `Formula` is true or false at each record, by
+a margin. Formulas compare by value: `parse(format_formula(formula)) == formula`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Function: TypeAlias = Literal["abs", "min", "max"]
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class NumericSignal:
     """A numeric signal."""
 
     name: str
@@ -27,7 +27,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal, finite and not negative; `constant` makes one of any sign."""
+    """A literal, finite and not negative. `signed_constant` makes an expression of either sign."""
 
     value: float
 
@@ -82,7 +82,7 @@ class Window:
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
             raise FormulaError(
-                f"the window {window_text(self)} is not one", remedy="a window [a,b] has 0 <= a <= b, in seconds"
+                f"the window {format_window(self)} is not one", remedy="a window [a,b] has 0 <= a <= b, in seconds"
             )
 
 
@@ -165,13 +165,13 @@ class Until:
     right: Formula
 
 
-Expression: TypeAlias = Signal | Number | Threshold | Negate | Arithmetic | Call
+Expression: TypeAlias = NumericSignal | Number | Threshold | Negate | Arithmetic | Call
 Formula: TypeAlias = Compare | BooleanSignal | Truth | Not | And | Or | Implies | Always | Eventually | Until
 Node: TypeAlias = Expression | Formula
 
 
-def children(node: Node) -> tuple[Node, ...]:
-    """The direct parts of a node, left to right."""
+def child_nodes(node: Node) -> tuple[Node, ...]:
+    """Return the direct parts of a node, left to right."""
     match node:
         case Negate(child) | Not(child) | Always(_, child) | Eventually(_, child):
             return (child,)
@@ -185,139 +185,139 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """Every node, parents first."""
+def walk_nodes(node: Node) -> Iterator[Node]:
+    """Yield the node and every node below it, parents first."""
     pending = [node]
     while pending:
-        here = pending.pop()
-        yield here
-        pending.extend(reversed(children(here)))
+        parent = pending.pop()
+        yield parent
+        pending.extend(reversed(child_nodes(parent)))
 
 
-def signals(formula: Formula) -> frozenset[str]:
-    """The names of all signals that a formula reads."""
-    return frozenset(node.name for node in walk(formula) if isinstance(node, Signal | BooleanSignal))
+def signal_names(formula: Formula) -> frozenset[str]:
+    """Return the names of all signals that a formula reads."""
+    return frozenset(node.name for node in walk_nodes(formula) if isinstance(node, NumericSignal | BooleanSignal))
 
 
-def boolean_only(formula: Formula) -> bool:
-    """Whether no atom is numeric, so that the robustness can only be infinite."""
-    return not any(isinstance(node, Compare) for node in walk(formula))
+def is_boolean_only(formula: Formula) -> bool:
+    """Return whether no atom is numeric. The robustness is then infinite."""
+    return not any(isinstance(node, Compare) for node in walk_nodes(formula))
 
 
-def holds_placeholder(formula: Formula) -> bool:
-    """Whether `threshold` still stands in the formula."""
-    return any(isinstance(node, Threshold) for node in walk(formula))
+def has_placeholder(formula: Formula) -> bool:
+    """Return whether the formula contains the placeholder `threshold`."""
+    return any(isinstance(node, Threshold) for node in walk_nodes(formula))
 
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
-    """The windows that name a time other than 0 and the horizon: they need the control step."""
-    every = (node.window for node in walk(formula) if isinstance(node, Always | Eventually | Until))
-    return tuple(window for window in every if window != Window())
+    """Return the windows that name a time other than 0 and the horizon. They need the control step."""
+    windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
+    return tuple(window for window in windows if window != Window())
 
 
-def constant(value: float) -> Expression:
-    """The expression of a finite number of either sign."""
+def signed_constant(value: float) -> Expression:
+    """Return the expression of a finite number of either sign."""
     return Number(value) if math.copysign(1.0, value) > 0 else Negate(Number(-value))
 
 
-def substitute(formula: Formula, threshold: float) -> Formula:
-    """The formula with `threshold` replaced by a number."""
-    value = constant(threshold)
+def substitute_threshold(formula: Formula, threshold: float) -> Formula:
+    """Return the formula with a number in place of `threshold`."""
+    value = signed_constant(threshold)
 
-    def within(node: Formula) -> Formula:
+    def substitute_in(node: Formula) -> Formula:
         match node:
             case Compare(operator, left, right):
-                return Compare(operator, _replaced(left, value), _replaced(right, value))
+                return Compare(operator, _replace_threshold(left, value), _replace_threshold(right, value))
             case Not(child):
-                return Not(within(child))
+                return Not(substitute_in(child))
             case Always(window, child):
-                return Always(window, within(child))
+                return Always(window, substitute_in(child))
             case Eventually(window, child):
-                return Eventually(window, within(child))
+                return Eventually(window, substitute_in(child))
             case Until(window, left, right):
-                return Until(window, within(left), within(right))
+                return Until(window, substitute_in(left), substitute_in(right))
             case And(left, right) | Or(left, right) | Implies(left, right):
-                return type(node)(within(left), within(right))
+                return type(node)(substitute_in(left), substitute_in(right))
             case _:
                 return node
 
-    return within(formula)
+    return substitute_in(formula)
 
 
-def _replaced(node: Expression, value: Expression) -> Expression:
+def _replace_threshold(node: Expression, value: Expression) -> Expression:
     match node:
         case Threshold():
             return value
         case Negate(child):
-            return Negate(_replaced(child, value))
+            return Negate(_replace_threshold(child, value))
         case Arithmetic(operator, left, right):
-            return Arithmetic(operator, _replaced(left, value), _replaced(right, value))
+            return Arithmetic(operator, _replace_threshold(left, value), _replace_threshold(right, value))
         case Call(function, arguments):
-            return Call(function, tuple(_replaced(argument, value) for argument in arguments))
+            return Call(function, tuple(_replace_threshold(argument, value) for argument in arguments))
         case _:
             return node
 
 
-def to_text(formula: Formula) -> str:
-    """The canonical text, which `parse` reads back to an equal formula."""
-    return _text(formula)[0]
+def format_formula(formula: Formula) -> str:
+    """Return the canonical text of a formula. `parse` reads it back to an equal formula."""
+    return _text_and_level(formula)[0]
 
 
-def expression_text(expression: Expression) -> str:
-    """The canonical text of arithmetic."""
-    return _text(expression)[0]
+def format_expression(expression: Expression) -> str:
+    """Return the canonical text of an arithmetic expression."""
+    return _text_and_level(expression)[0]
 
 
-# How tightly an operator binds, as in the grammar; a looser part is put in parentheses.
+# Binding levels of the operators, as in the grammar. A part that binds more loosely is put in parentheses.
 _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = range(10)
 
 
-def _text(node: Node) -> tuple[str, int]:
+def _text_and_level(node: Node) -> tuple[str, int]:
     match node:
-        case Signal(name) | BooleanSignal(name):
+        case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM
         case Number(value):
-            return number_text(value), _ATOM
+            return format_number(value), _ATOM
         case Threshold():
             return "threshold", _ATOM
         case Truth(value):
             return ("true" if value else "false"), _ATOM
         case Call(function, arguments):
-            return f"{function}({', '.join(_text(argument)[0] for argument in arguments)})", _ATOM
+            return f"{function}({', '.join(_text_and_level(argument)[0] for argument in arguments)})", _ATOM
         case Negate(child):
-            return f"-{_part(child, _UNARY)}", _UNARY
+            return f"-{_parenthesize(child, _UNARY)}", _UNARY
         case Arithmetic(operator, left, right):
             level = _SUM if operator in "+-" else _PRODUCT
-            return f"{_part(left, level)} {operator} {_part(right, level + 1)}", level
+            return f"{_parenthesize(left, level)} {operator} {_parenthesize(right, level + 1)}", level
         case Compare(operator, left, right):
-            return f"{_part(left, _SUM)} {operator} {_part(right, _SUM)}", _COMPARE
+            return f"{_parenthesize(left, _SUM)} {operator} {_parenthesize(right, _SUM)}", _COMPARE
         case Not(child):
-            return f"!{_part(child, _ATOM)}", _PREFIX
+            return f"!{_parenthesize(child, _ATOM)}", _PREFIX
         case Always(window, child):
-            return f"G{window_text(window)}({_text(child)[0]})", _PREFIX
+            return f"G{format_window(window)}({_text_and_level(child)[0]})", _PREFIX
         case Eventually(window, child):
-            return f"F{window_text(window)}({_text(child)[0]})", _PREFIX
+            return f"F{format_window(window)}({_text_and_level(child)[0]})", _PREFIX
         case Until(window, left, right):
-            return f"{_part(left, _ATOM)} U{window_text(window)} {_part(right, _ATOM)}", _UNTIL
+            return f"{_parenthesize(left, _ATOM)} U{format_window(window)} {_parenthesize(right, _ATOM)}", _UNTIL
         case And(left, right):
-            return f"{_part(left, _AND)} and {_part(right, _UNTIL)}", _AND
+            return f"{_parenthesize(left, _AND)} and {_parenthesize(right, _UNTIL)}", _AND
         case Or(left, right):
-            return f"{_part(left, _OR)} or {_part(right, _AND)}", _OR
+            return f"{_parenthesize(left, _OR)} or {_parenthesize(right, _AND)}", _OR
         case Implies(left, right):
-            return f"{_part(left, _OR)} -> {_part(right, _IMPLIES)}", _IMPLIES
+            return f"{_parenthesize(left, _OR)} -> {_parenthesize(right, _IMPLIES)}", _IMPLIES
 
 
-def _part(node: Node, loosest: int) -> str:
-    text, level = _text(node)
+def _parenthesize(node: Node, loosest: int) -> str:
+    text, level = _text_and_level(node)
     return text if level >= loosest else f"({text})"
 
 
-def number_text(value: float) -> str:
-    """The shortest text that reads back to the same float."""
+def format_number(value: float) -> str:
+    """Return the shortest text that reads back to the same float."""
     return repr(float(value)).removesuffix(".0")
 
 
-def window_text(window: Window) -> str:
-    """`[a,b]`, with T for the horizon."""
-    end = "T" if window.end_s is None else number_text(window.end_s)
-    return f"[{number_text(window.start_s)},{end}]"
+def format_window(window: Window) -> str:
+    """Return the window as `[a,b]`, with T for the horizon."""
+    end = "T" if window.end_s is None else format_number(window.end_s)
+    return f"[{format_number(window.start_s)},{end}]"

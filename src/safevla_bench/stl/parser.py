@@ -1,7 +1,7 @@
-"""Text to formula.
+"""The parser of formulas.
 
-The grammar (`grammar.lark`) is LALR(1) and reads formulas and arithmetic alike; the builder below then gives every part
-its type, so that an error can say which of the two it expected, and at which column.
+The grammar (`grammar.lark`) is LALR(1) and reads formulas and arithmetic alike. The builder below gives every part its
+type, so that an error can name the expected type and the column.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from safevla_bench.stl.formula import (
     Node,
     Not,
     Number,
+    NumericSignal,
     Operator,
     Or,
-    Signal,
     Threshold,
     Truth,
     Until,
@@ -45,11 +45,11 @@ from safevla_bench.stl.formula import (
 )
 
 MAX_DEPTH = 200
-"""The deepest formula read, each operator of a chain `a and b and c` being one level; as many parentheses may nest."""
+"""Greatest depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
 
 def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
-    """The formula that `text` states.
+    """Return the formula that a text states.
 
     Args:
         text: Signal temporal logic, for example ``G[0,T](grip -> held_object_slip > -threshold)``.
@@ -67,12 +67,12 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
     Traceback (most recent call last):
     ...
     safevla_bench.errors.FormulaError: column 16: ')' is not expected here
-      a signal, a number or a parenthesis is due
+      a signal, a number or a parenthesis is expected
     """
     builder = _Builder(signals)
     try:
-        tree = _lark().parse(text)
-        return builder.formula(builder.transform(tree))
+        tree = _load_grammar().parse(text)
+        return builder.as_formula(builder.transform(tree))
     except UnexpectedInput as error:
         raise _syntax_error(text, error) from None
     except VisitError as error:
@@ -81,14 +81,14 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
 
 
 @functools.cache
-def _lark() -> Lark:
+def _load_grammar() -> Lark:
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
     # The basic lexer reads `a andb` as two names; a contextual one would see `a and b`.
     return Lark(grammar, parser="lalr", lexer="basic", maybe_placeholders=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ParsedPart:
     """A node and the column where it starts. A bare name is a `Signal` until its place makes it Boolean."""
 
     node: Node
@@ -98,21 +98,21 @@ class _Part:
 
     def __post_init__(self) -> None:
         if max(self.depth, self.parentheses) > MAX_DEPTH:
-            raise _error(self.column, f"the formula nests deeper than {MAX_DEPTH}", "split it into several")
+            raise _column_error(self.column, f"the formula nests deeper than {MAX_DEPTH}", "split it into several")
 
 
-def _column(token: Token) -> int:
+def _column_of(token: Token) -> int:
     assert token.start_pos is not None  # as every token read from a text has one
     return token.start_pos + 1
 
 
-def _error(column: int, problem: str, remedy: str | None = None) -> FormulaError:
+def _column_error(column: int, problem: str, remedy: str | None = None) -> FormulaError:
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
 @v_args(inline=True)
-class _Builder(Transformer_NonRecursive[Token, _Part]):
-    """Makes a part of each grammar rule, bottom up and without recursion."""
+class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
+    """Builds a part for each grammar rule, bottom up and without recursion. The grammar names the public methods."""
 
     def __init__(self, signals: Mapping[str, bool] | None) -> None:
         super().__init__()
@@ -120,125 +120,137 @@ class _Builder(Transformer_NonRecursive[Token, _Part]):
 
     # Atoms
 
-    def number(self, token: Token) -> _Part:
-        return _Part(Number(_finite(token)), _column(token))
+    def number(self, token: Token) -> _ParsedPart:
+        return _ParsedPart(Number(_finite_number(token)), _column_of(token))
 
-    def name(self, token: Token) -> _Part:
+    def name(self, token: Token) -> _ParsedPart:
         if self._signals is not None and token not in self._signals:
-            raise _error(_column(token), f"unknown signal {str(token)!r}", _known(token, self._signals))
-        return _Part(Signal(str(token)), _column(token))
+            raise _column_error(
+                _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
+            )
+        return _ParsedPart(NumericSignal(str(token)), _column_of(token))
 
-    def threshold(self, token: Token) -> _Part:
-        return _Part(Threshold(), _column(token))
+    def threshold(self, token: Token) -> _ParsedPart:
+        return _ParsedPart(Threshold(), _column_of(token))
 
-    def truth(self, token: Token) -> _Part:
-        return _Part(Truth(token == "true"), _column(token))
+    def truth(self, token: Token) -> _ParsedPart:
+        return _ParsedPart(Truth(token == "true"), _column_of(token))
 
     # Arithmetic
 
-    def minus(self, sign: Token, child: _Part) -> _Part:
-        return self._part(Negate(self.expression(child)), _column(sign), child)
+    def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(Negate(self.as_expression(child)), _column_of(sign), child)
 
-    def arithmetic(self, left: _Part, sign: Token, right: _Part) -> _Part:
+    def arithmetic(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
         operator = cast(Operator, str(sign))
-        return self._part(Arithmetic(operator, self.expression(left), self.expression(right)), left.column, left, right)
+        return self._make_part(
+            Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
+        )
 
-    def call(self, name: Token, *arguments: _Part) -> _Part:
-        expressions = tuple(self.expression(argument) for argument in arguments)
+    def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
+        expressions = tuple(self.as_expression(argument) for argument in arguments)
         try:
             node = Call(cast(Function, str(name)), expressions)
         except FormulaError as error:
-            raise _error(_column(name), error.problem) from None
-        return self._part(node, _column(name), *arguments)
+            raise _column_error(_column_of(name), error.problem) from None
+        return self._make_part(node, _column_of(name), *arguments)
 
     # Formulas
 
-    def compare(self, left: _Part, sign: Token, right: _Part) -> _Part:
+    def compare(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
         operator = cast(Comparison, str(sign))
-        return self._part(Compare(operator, self.expression(left), self.expression(right)), left.column, left, right)
+        return self._make_part(
+            Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
+        )
 
-    def negation(self, child: _Part) -> _Part:
-        return self._part(Not(self.formula(child)), child.column, child)
+    def negation(self, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(Not(self.as_formula(child)), child.column, child)
 
-    def both(self, left: _Part, right: _Part) -> _Part:
-        return self._part(And(self.formula(left), self.formula(right)), left.column, left, right)
+    def both(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        return self._make_part(And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
-    def either(self, left: _Part, right: _Part) -> _Part:
-        return self._part(Or(self.formula(left), self.formula(right)), left.column, left, right)
+    def either(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        return self._make_part(Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
-    def implies(self, left: _Part, right: _Part) -> _Part:
-        return self._part(Implies(self.formula(left), self.formula(right)), left.column, left, right)
+    def implies(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        return self._make_part(Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
-    def always(self, window: Window | None, child: _Part) -> _Part:
-        return self._part(Always(window or Window(), self.formula(child)), child.column, child)
+    def always(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(Always(window or Window(), self.as_formula(child)), child.column, child)
 
-    def eventually(self, window: Window | None, child: _Part) -> _Part:
-        return self._part(Eventually(window or Window(), self.formula(child)), child.column, child)
+    def eventually(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(Eventually(window or Window(), self.as_formula(child)), child.column, child)
 
-    def until(self, left: _Part, window: Window | None, right: _Part) -> _Part:
-        node = Until(window or Window(), self.formula(left), self.formula(right))
-        return self._part(node, left.column, left, right)
+    def until(self, left: _ParsedPart, window: Window | None, right: _ParsedPart) -> _ParsedPart:
+        node = Until(window or Window(), self.as_formula(left), self.as_formula(right))
+        return self._make_part(node, left.column, left, right)
 
     def window(self, start: Token, end: Token) -> Window:
         try:
-            return Window(_finite(start), None if end == "T" else _finite(end))
+            return Window(_finite_number(start), None if end == "T" else _finite_number(end))
         except FormulaError as error:
             if error.column is not None:
                 raise
-            raise _error(_column(start), error.problem, error.remedy) from None
+            raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
-    def group(self, part: _Part) -> _Part:
-        return _Part(part.node, part.column, part.depth, part.parentheses + 1)
+    def group(self, part: _ParsedPart) -> _ParsedPart:
+        return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
-    def start(self, part: _Part) -> _Part:
+    def start(self, part: _ParsedPart) -> _ParsedPart:
         return part
 
     # Types
 
-    def formula(self, part: _Part) -> Formula:
-        """The part where a truth value is due; a bare name becomes a Boolean signal."""
-        if isinstance(part.node, Signal):
+    def as_formula(self, part: _ParsedPart) -> Formula:
+        """Return the part as a formula. A bare name becomes a Boolean signal."""
+        if isinstance(part.node, NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
-                raise _error(part.column, f"{name!r} is numeric, and a formula is due here", _comparing(name))
+                raise _column_error(
+                    part.column, f"{name!r} is numeric, and a formula is expected here", _comparison_remedy(name)
+                )
             return BooleanSignal(name)
         if _is_expression(part.node):
-            raise _error(part.column, "a number stands where a formula is due", _comparing("signal"))
+            raise _column_error(
+                part.column, "a number stands where a formula is expected", _comparison_remedy("signal")
+            )
         return cast(Formula, part.node)
 
-    def expression(self, part: _Part) -> Expression:
-        """The part where a number is due."""
+    def as_expression(self, part: _ParsedPart) -> Expression:
+        """Return the part as an arithmetic expression."""
         if not _is_expression(part.node):
-            raise _error(part.column, "a formula stands where a number is due", "comparisons do not chain or add up")
-        if isinstance(part.node, Signal) and self._signals is not None and self._signals[part.node.name]:
+            raise _column_error(
+                part.column, "a formula stands where a number is expected", "comparisons do not chain or add up"
+            )
+        if isinstance(part.node, NumericSignal) and self._signals is not None and self._signals[part.node.name]:
             name = part.node.name
-            numeric = sorted(known for known, boolean in self._signals.items() if not boolean)
+            numeric = sorted(signal for signal, boolean in self._signals.items() if not boolean)
             remedy = f"use it as a formula by itself; numeric signals: {', '.join(numeric) or 'none'}"
-            raise _error(part.column, f"{name!r} is Boolean, and a number is due here", remedy)
+            raise _column_error(part.column, f"{name!r} is Boolean, and a number is expected here", remedy)
         return part.node
 
     @staticmethod
-    def _part(node: Node, column: int, *parts: _Part) -> _Part:
+    def _make_part(node: Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
-        return _Part(node, column, depth + 1, parentheses)
+        return _ParsedPart(node, column, depth + 1, parentheses)
 
 
 def _is_expression(node: Node) -> TypeGuard[Expression]:
-    return isinstance(node, Signal | Number | Threshold | Negate | Arithmetic | Call)
+    return isinstance(node, NumericSignal | Number | Threshold | Negate | Arithmetic | Call)
 
 
-def _finite(token: Token) -> float:
+def _finite_number(token: Token) -> float:
     value = float(token)
     if not math.isfinite(value):
-        raise _error(_column(token), f"{_short(str(token))} is too large a number")
+        raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
     return value
 
 
-def _comparing(name: str) -> str:
+def _comparison_remedy(name: str) -> str:
     return f"compare it, as in {name} < 1"
 
 
-def _known(name: str, signals: Mapping[str, bool]) -> str:
+def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
     close = get_close_matches(name, signals, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return f"{guess}known signals: {', '.join(sorted(signals)) or 'none'}"
@@ -246,28 +258,30 @@ def _known(name: str, signals: Mapping[str, bool]) -> str:
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
-        return _error(_column(error.token), f"{_short(str(error.token))!r} is not expected here", _due(error))
+        return _column_error(
+            _column_of(error.token), f"{_shorten(str(error.token))!r} is not expected here", _expectation_text(error)
+        )
     if isinstance(error, UnexpectedCharacters):
-        place = cast(int, error.pos_in_stream)
-        known = "operators: ! and or -> < <= > >= + - * / G F U"
-        return _error(place + 1, f"{text[place]!r} has no meaning here", known)
+        position = cast(int, error.pos_in_stream)
+        operators = "operators: ! and or -> < <= > >= + - * / G F U"
+        return _column_error(position + 1, f"{text[position]!r} has no meaning here", operators)
     problem = "the formula ends too early" if text.strip() else "the formula is empty"
-    return _error(len(text) + 1, problem, _due(error))
+    return _column_error(len(text) + 1, problem, _expectation_text(error))
 
 
-def _due(error: UnexpectedInput) -> str:
-    """What could stand at the place of a syntax error, in words."""
-    due: set[str] = getattr(error, "expected", None) or set()
-    if "NAME" in due:
-        return "a signal, a number or a parenthesis is due"
-    if "HORIZON" in due:
-        return "the end of the window is due: seconds, or T for the end of the episode"
-    if due == {"NUMBER"}:
-        return "the start of the window is due, in seconds"
-    if "COMPARISON" in due or "$END" in due:
-        return "an operator or the end is due; comparisons do not chain: write a < x and x < b"
+def _expectation_text(error: UnexpectedInput) -> str:
+    """Return a description of the tokens that are expected at a syntax error."""
+    expected: set[str] = getattr(error, "expected", None) or set()
+    if "NAME" in expected:
+        return "a signal, a number or a parenthesis is expected"
+    if "HORIZON" in expected:
+        return "the end of the window is expected: seconds, or T for the end of the episode"
+    if expected == {"NUMBER"}:
+        return "the start of the window is expected, in seconds"
+    if "COMPARISON" in expected or "$END" in expected:
+        return "an operator or the end is expected; comparisons do not chain: write a < x and x < b"
     return "a window is [a,b], and every parenthesis is closed"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."

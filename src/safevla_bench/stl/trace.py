@@ -1,4 +1,4 @@
-"""Signals of many episodes: what formulas are judged on."""
+"""The trace: signals of many episodes, on which formulas are judged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, SignalError
-from safevla_bench.stl.ragged import Bools, Floats, Ints, Ragged, Values
+from safevla_bench.stl.ragged import Bools, Floats, Ints, RaggedLayout, Values
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Signals of E episodes with N records in all; episode e owns records `starts[e]:starts[e+1]`, one at least."""
+    """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one."""
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
-    """Name to [N], float64 or, where the signal is Boolean, bool."""
+    """Name -> [N], float64, or bool where the signal is Boolean."""
     starts: Ints
     """[E + 1], from 0 to N."""
     dt_s: Floats
@@ -36,43 +36,43 @@ class Trace:
         return len(self.dt_s)
 
     @cached_property
-    def ragged(self) -> Ragged:
-        """The places of the episodes."""
-        return Ragged(self.starts)
+    def layout(self) -> RaggedLayout:
+        """Layout of the episodes in the records."""
+        return RaggedLayout(self.starts)
 
-    def rows(self, episodes: Ints) -> Ints:
-        """The records of the episodes, one episode after the other."""
-        lengths = self.ragged.lengths[episodes]
+    def record_rows(self, episodes: Ints) -> Ints:
+        """Return the rows of the given episodes, one episode after the other."""
+        lengths = self.layout.lengths[episodes]
         ends = np.cumsum(lengths)
         rows = np.arange(ends[-1] if len(ends) else 0)
         rows += np.repeat(self.starts[episodes] - ends + lengths, lengths)
         return rows
 
-    def select(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """The chosen episodes only, by a mask [E] or by indices."""
+    def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
+        """Return the trace of the chosen episodes, by a mask [E] or by indices."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
-        rows = self.rows(chosen)
-        starts = np.concatenate([[0], np.cumsum(self.ragged.lengths[chosen])])
+        rows = self.record_rows(chosen)
+        starts = np.concatenate([[0], np.cumsum(self.layout.lengths[chosen])])
         return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen])
 
-    def _signal(self, name: str) -> Values:
+    def _signal_values(self, name: str) -> Values:
         if name not in self.signals:
-            known = ", ".join(sorted(self.signals)) or "none"
-            raise SignalError(f"the trace has no signal {name!r}", remedy=f"it has: {known}")
+            signal_names = ", ".join(sorted(self.signals)) or "none"
+            raise SignalError(f"the trace has no signal {name!r}", remedy=f"it has: {signal_names}")
         return self.signals[name]
 
-    def boolean(self, name: str) -> Bools:
-        """A Boolean signal, [N]."""
-        values = self._signal(name)
+    def boolean_signal(self, name: str) -> Bools:
+        """Return a Boolean signal, [N]."""
+        values = self._signal_values(name)
         if values.dtype != np.bool_:
             raise SignalError(f"signal {name!r} is numeric", remedy=f"compare it, as in {name} < 1")
         return cast(Bools, values)
 
-    def numeric(self, name: str) -> Floats:
-        """A numeric signal, [N]; not yet searched for NaN."""
-        values = self._signal(name)
+    def numeric_signal(self, name: str) -> Floats:
+        """Return a numeric signal, [N]. It may hold NaN."""
+        values = self._signal_values(name)
         if values.dtype != np.float64:
             raise SignalError(
                 f"signal {name!r} holds {values.dtype}, not float64", remedy="a Boolean signal stands by itself"

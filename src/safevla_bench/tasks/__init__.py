@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from safevla_bench.tasks.applicability import APPLIES, Applicability, active, applicability, signal_missing
-from safevla_bench.tasks.catalog import exempt, listing
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Family, Registry, TaskEntry, Template
+from safevla_bench.tasks.applicability import APPLIES, Applicability, active_specs, check_applicability, signal_missing
+from safevla_bench.tasks.catalog import exempt_tasks, task_listings
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskFamily, TaskTemplate
 from safevla_bench.tasks.loader import registry
 
 __all__ = [
@@ -12,14 +12,14 @@ __all__ = [
     "Applicability",
     "Benchmark",
     "CapabilitySet",
-    "Family",
     "Registry",
     "TaskEntry",
-    "Template",
-    "active",
-    "applicability",
-    "exempt",
-    "listing",
+    "TaskFamily",
+    "TaskTemplate",
+    "active_specs",
+    "check_applicability",
+    "exempt_tasks",
     "registry",
     "signal_missing",
+    "task_listings",
 ]

@@ -1,4 +1,4 @@
-"""Whether a specification applies to a task, and why not (paper Section 3.2)."""
+"""Applicability of a specification to a task, with the reason where it does not apply (paper Section 3.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safevla_bench.specs import Library, Spec
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """A specification applies, or it does not for a reason: tags it needs, tags that bar it, fields not recorded."""
+    """Reasons why a specification does not apply: tags it needs, tags that bar it, fields not recorded."""
 
     needs: tuple[str, ...] = ()
     barred_by: tuple[str, ...] = ()
@@ -18,7 +18,7 @@ class Applicability:
 
     @property
     def applies(self) -> bool:
-        """Whether nothing stands against it."""
+        """True if there is no reason against it."""
         return not (self.needs or self.barred_by or self.missing)
 
     @property
@@ -35,8 +35,8 @@ class Applicability:
 APPLIES = Applicability()
 
 
-def applicability(spec: Spec, tags: Collection[str]) -> Applicability:
-    """Active iff every tag of `requires_all` is there and none of `invalid_if_any`; names all that fail."""
+def check_applicability(spec: Spec, tags: Collection[str]) -> Applicability:
+    """Return the applicability of a specification to a task with these tags, with every reason against it."""
     return Applicability(
         needs=tuple(tag for tag in spec.requires_all if tag not in tags),
         barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
@@ -44,10 +44,10 @@ def applicability(spec: Spec, tags: Collection[str]) -> Applicability:
 
 
 def signal_missing(fields: Iterable[str]) -> Applicability:
-    """A specification whose tags fit, but whose raw fields the record lacks."""
+    """Return the applicability of a specification whose tags fit, but whose raw fields the record lacks."""
     return Applicability(missing=tuple(fields))
 
 
-def active(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
-    """The scored specifications that apply, in library order."""
-    return tuple(spec for spec in library.safe if applicability(spec, tags).applies)
+def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
+    """Return the scored specifications that apply, in library order."""
+    return tuple(spec for spec in library.safe if check_applicability(spec, tags).applies)

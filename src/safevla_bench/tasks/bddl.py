@@ -1,6 +1,6 @@
-"""Reading BDDL, the text in which LIBERO describes a task: what is in the scene, how it begins, what the goal is.
+"""The reader of BDDL, the format in which LIBERO describes a task: its objects, initial state and goal.
 
-BDDL is nested lists of words in brackets, without regard to case; `;` begins a comment. No simulator is needed.
+BDDL is nested lists of words in brackets. Case does not matter; `;` begins a comment. No simulator is needed.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from safevla_bench.errors import Place, RegistryError
 
 Tree: TypeAlias = "str | list[Tree]"
 Predicate = tuple[str, ...]
-"""A predicate and what it is said of, such as `("on", "plate_1", "table_stove_front_region")`."""
+"""A predicate and its arguments, such as `("on", "plate_1", "table_stove_front_region")`."""
 _DEEPEST = 50
 _REMEDY = "A BDDL file of LIBERO reads: (define (problem ...) (:language ...) (:objects ...) (:goal (And (On a b))))"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One task file; everything in it is in lower case, as LIBERO takes it."""
+class BddlProblem:
+    """One task file, in lower case, as LIBERO reads it."""
 
     language: str
     objects: Mapping[str, str]
-    """Movable things: name -> class."""
+    """Movable objects: name -> class."""
     fixtures: Mapping[str, str]
-    """Fixed things, articulated or not: name -> class."""
+    """Fixtures, articulated or not: name -> class."""
     regions: Mapping[str, str]
-    """Region -> the object or fixture whose it is. A region's name is its owner's and its own, joined by `_`."""
+    """Region -> the object or fixture that owns it. A region's name is its owner's and its own, joined by `_`."""
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
 
-    def owner(self, name: str) -> str:
-        """Whose region that is; whatever is no region is its own."""
+    def owner_of(self, name: str) -> str:
+        """Return the owner of a region. Anything else owns itself."""
         return self.regions.get(name, name)
 
-    def kind(self, name: str) -> str | None:
-        """The class of a thing, or of a region's owner; None where the file does not declare it."""
-        owner = self.owner(name)
+    def class_of(self, name: str) -> str | None:
+        """Return the class of an object or fixture, or of a region's owner; None if the file does not declare it."""
+        owner = self.owner_of(name)
         return self.objects.get(owner) or self.fixtures.get(owner)
 
 
-def read(path: Path) -> Problem:
-    """The problem in a BDDL file.
+def read_bddl(path: Path) -> BddlProblem:
+    """Return the problem in a BDDL file.
 
     Raises:
         RegistryError: there is no such file, or it is no BDDL problem; names the file.
@@ -57,35 +57,35 @@ def read(path: Path) -> Problem:
         remedy = "Name a task file that LIBERO can read, such as bddl_files/libero_goal/turn_on_the_stove.bddl."
         raise RegistryError(problem, remedy=remedy, place=Place(file=str(path))) from None
     try:
-        return parse(text)
+        return parse_bddl(text)
     except RegistryError as error:
-        raise error.at(Place(file=str(path))) from None
+        raise error.with_place(Place(file=str(path))) from None
 
 
-def parse(text: str) -> Problem:
-    """The problem in a text.
+def parse_bddl(text: str) -> BddlProblem:
+    """Return the problem in a text.
 
     Raises:
         RegistryError: it is no BDDL problem, or has no goal.
     """
-    tree = _tree(text)
+    tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise RegistryError("is no BDDL problem: it does not begin with (define", remedy=_REMEDY)
     parts = {str(part[0]): part[1:] for part in tree[1:] if isinstance(part, list) and part}
-    goal = tuple(_predicates(parts.get(":goal", [])))
+    goal = tuple(_flatten_predicates(parts.get(":goal", [])))
     if not goal:
         raise RegistryError("the task has no goal", remedy=_REMEDY)
-    return Problem(
+    return BddlProblem(
         language=" ".join(word for word in parts.get(":language", []) if isinstance(word, str)),
-        objects=_declared(parts.get(":objects", [])),
-        fixtures=_declared(parts.get(":fixtures", [])),
-        regions=dict(_regions(parts.get(":regions", []))),
-        init=tuple(_predicates(parts.get(":init", []))),
+        objects=_parse_typed_list(parts.get(":objects", [])),
+        fixtures=_parse_typed_list(parts.get(":fixtures", [])),
+        regions=dict(_region_owners(parts.get(":regions", []))),
+        init=tuple(_flatten_predicates(parts.get(":init", []))),
         goal=goal,
     )
 
 
-def _tree(text: str) -> Tree:
+def _parse_tree(text: str) -> Tree:
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";.*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]
     for word in words:
@@ -105,13 +105,13 @@ def _tree(text: str) -> Tree:
     return open_lists[0][0] if open_lists[0] else []
 
 
-def _predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
-    """The predicates in trees, through every `and`; all of them must hold."""
+def _flatten_predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
+    """Yield the predicates of trees and of every `and` in them. All of them must hold."""
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue
         if tree[0] == "and":
-            yield from _predicates(tree[1:])
+            yield from _flatten_predicates(tree[1:])
         elif not all(isinstance(word, str) for word in tree):
             remedy = "LIBERO's goals are predicates joined by And; write the tags of other tasks yourself."
             raise RegistryError(f"a goal of the form ({tree[0]} ...) is not understood", remedy=remedy)
@@ -119,22 +119,22 @@ def _predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
             yield tuple(str(word) for word in tree)
 
 
-def _declared(words: Sequence[Tree]) -> dict[str, str]:
-    """`a b - c d - e` as {a: c, b: c, d: e}."""
-    found: dict[str, str] = {}
+def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
+    """Return `a b - c d - e` as {a: c, b: c, d: e}."""
+    classes: dict[str, str] = {}
     names: list[str] = []
-    following = iter([word for word in words if isinstance(word, str)])
-    for word in following:
+    remaining = iter([word for word in words if isinstance(word, str)])
+    for word in remaining:
         if word != "-":
             names.append(word)
             continue
-        kind = next(following, "object")
-        found |= dict.fromkeys(names, kind)
+        kind = next(remaining, "object")
+        classes |= dict.fromkeys(names, kind)
         names = []
-    return found | dict.fromkeys(names, "object")
+    return classes | dict.fromkeys(names, "object")
 
 
-def _regions(trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
+def _region_owners(trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue

@@ -1,4 +1,4 @@
-"""What is known of each task: its mechanism, its objects, its host's signals; the tags that follow (paper Eq. 2)."""
+"""Registry entries of tasks: mechanism, objects and host signals, and the tags that follow from them (paper Eq. 2)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CapabilitySet:
 class Benchmark:
     """A suite of tasks of a host.
 
-    `capabilities` names its set; `published` marks the suites that the paper counts; `same_tasks_as` names a suite
-    whose entries it repeats; `task_names` are the host's names in order, where families are told apart by them.
+    `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
+    suite whose entries it repeats. `task_names` are the host's names in order, where families are defined by them.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class TaskTemplate:
     """A task mechanism and its tags."""
 
     name: str
@@ -54,8 +54,8 @@ class Template:
 class TaskEntry:
     """One task.
 
-    It has a template, or components whose tags are united. `tags` are the mechanism's, resolved: those of the templates
-    and the task's own. `object_tags` has the reason of each. `capabilities`, where given, stand in for the benchmark's.
+    It has a template, or components whose tags are united. `tags` are the mechanism's: those of the templates and the
+    task's own. `object_tags` maps each tag to its reason. `capabilities`, where given, replace the benchmark's.
     """
 
     benchmark: str
@@ -69,29 +69,29 @@ class TaskEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Tasks without an entry of their own: those of a benchmark whose id or name fits one of the patterns."""
+class TaskFamily:
+    """The entry of all tasks of a benchmark whose id or name matches a pattern and that have no entry of their own."""
 
     patterns: tuple[str, ...]
     entry: TaskEntry
 
-    def fits(self, benchmark: str, name: str) -> bool:
-        """Whether a task of that name belongs here; patterns are as in a shell, and case counts."""
+    def matches_task(self, benchmark: str, name: str) -> bool:
+        """Return whether a task of that name belongs to the family. Patterns are shell patterns; case matters."""
         return benchmark == self.entry.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All tasks, by (benchmark, id); then families, the first that fits being taken."""
+    """All tasks, by (benchmark, id), and families. The first family that matches is used."""
 
     tasks: Mapping[tuple[str, str], TaskEntry]
-    families: tuple[Family, ...]
-    templates: Mapping[str, Template]
+    families: tuple[TaskFamily, ...]
+    templates: Mapping[str, TaskTemplate]
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
 
-    def entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """The task's own entry, else that of its family.
+    def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
+        """Return the task's own entry, else that of its family.
 
         Raises:
             UnknownTaskError: the task has neither; the remedy is the TOML to add.
@@ -99,14 +99,16 @@ class Registry:
         exact = self.tasks.get((benchmark, task_id))
         if exact is not None:
             return exact
-        name = self._name(benchmark, task_id)
+        name = self._host_task_name(benchmark, task_id)
         for family in self.families:
-            if family.fits(benchmark, name):
-                return replace(family.entry, task_id=task_id, instruction=_instruction(name))
-        raise UnknownTaskError(self._unknown(benchmark, task_id), remedy=self._what_to_add(benchmark, task_id))
+            if family.matches_task(benchmark, name):
+                return replace(family.entry, task_id=task_id, instruction=_parse_instruction(name))
+        raise UnknownTaskError(
+            self._unknown_task_text(benchmark, task_id), remedy=self._missing_entry_remedy(benchmark, task_id)
+        )
 
-    def entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
-        """Every task by suite: those with an entry of their own, then those that its host's names make known.
+    def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
+        """Yield every task by suite: those with an entry of their own, then the others among the host's task names.
 
         Raises:
             RegistryError: there is no such benchmark.
@@ -118,37 +120,37 @@ class Registry:
             yield from (entry for entry in self.tasks.values() if entry.benchmark == suite)
             names = self.benchmarks[suite].task_names if suite in self.benchmarks else ()
             ids = (f"task_{number}" for number in range(len(names)))
-            yield from (self.entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
+            yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
-    def tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Every tag of a task: what its host measures, its mechanism's, and its objects'.
+    def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
+        """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'.
 
         Args:
             benchmark: the suite.
             task_id: the task in it.
-            capabilities: names of capability sets; those of the benchmark's host, united, stand in for its own.
+            capabilities: names of capability sets. Those of the benchmark's host, united, replace its own.
 
         Raises:
             UnknownTaskError: the task has neither entry nor family.
             RegistryError: there is no such capability set.
         """
-        entry = self.entry(benchmark, task_id)
-        return self._measured(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
+        entry = self.find_entry(benchmark, task_id)
+        return self._capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     @property
     def digest(self) -> str:
-        """sha256, in hexadecimal, of all tags: what decides which specifications apply; wording leaves it alone."""
-        tasks = [[*key, *_tagged(entry)] for key, entry in sorted(self.tasks.items())]
-        families = [[family.entry.benchmark, family.patterns, *_tagged(family.entry)] for family in self.families]
-        suites = [[one.name, one.host, one.capabilities, one.task_names] for one in self.benchmarks.values()]
-        sets = [[one.name, one.host, sorted(one.tags)] for one in self.capability_sets.values()]
+        """sha256, in hexadecimal, of all tags, which decide what applies. Wording does not change it."""
+        tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
+        families = [[family.entry.benchmark, family.patterns, *_tag_content(family.entry)] for family in self.families]
+        suites = [[suite.name, suite.host, suite.capabilities, suite.task_names] for suite in self.benchmarks.values()]
+        sets = [[group.name, group.host, sorted(group.tags)] for group in self.capability_sets.values()]
         content = json.dumps([tasks, families, sorted(suites), sorted(sets)], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def _measured(self, entry: TaskEntry, capabilities: Sequence[str]) -> frozenset[str]:
+    def _capability_tags(self, entry: TaskEntry, capabilities: Sequence[str]) -> frozenset[str]:
         suite = self.benchmarks.get(entry.benchmark)
-        asked = [self._capability_set(name) for name in capabilities]
-        chosen = [one.tags for one in asked if suite is not None and one.host == suite.host]
+        requested = [self._capability_set(name) for name in capabilities]
+        chosen = [group.tags for group in requested if suite is not None and group.host == suite.host]
         if chosen:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
@@ -162,19 +164,19 @@ class Registry:
             raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {known}")
         return self.capability_sets[name]
 
-    def _name(self, benchmark: str, task_id: str) -> str:
-        """The host's name of a task, where only its number is given and the names are known."""
+    def _host_task_name(self, benchmark: str, task_id: str) -> str:
+        """Return the host's name of a task that is given by number, or the id itself if the names are not known."""
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
         number = _NUMBERED.fullmatch(task_id)
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
 
-    def _unknown(self, benchmark: str, task_id: str) -> str:
+    def _unknown_task_text(self, benchmark: str, task_id: str) -> str:
         ids = [task for suite, task in self.tasks if suite == benchmark]
         near = get_close_matches(benchmark, self.benchmarks, n=1) if not ids else get_close_matches(task_id, ids, n=1)
         guess = f" (did you mean {near[0]!r}?)" if near and benchmark not in near else ""
         return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
-    def _what_to_add(self, benchmark: str, task_id: str) -> str:
+    def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
         lines = ["pass --registry FILE (`safevla tags propose --bddl TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)
@@ -185,13 +187,13 @@ class Registry:
         return "\n    ".join(lines)
 
 
-def _instruction(name: str) -> str | None:
-    """The instruction in a task name of LIBERO; of other names, none."""
+def _parse_instruction(name: str) -> str | None:
+    """Return the instruction in a task name of LIBERO; None for other names."""
     scene = _SCENE.match(name)
     return name[scene.end() :].replace("_", " ") if scene else None
 
 
-def _tagged(entry: TaskEntry) -> list[list[str] | None]:
-    """All tags of an entry, in a canonical form."""
+def _tag_content(entry: TaskEntry) -> list[list[str] | None]:
+    """Return all tags of an entry, in a canonical form."""
     measured = None if entry.capabilities is None else sorted(entry.capabilities)
     return [sorted(entry.tags), sorted(entry.object_tags), measured]

@@ -1,4 +1,4 @@
-"""The rows of a registry file and how they become entries: TOML tables, and the paper's task-tag rows (Appendix B)."""
+"""File formats of task registries: TOML tables, and the paper's task-tag rows (Appendix B)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from safevla_bench.specs import Tag, TagClass
-from safevla_bench.specs.table_reader import Origin, alternatives, typed
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Family, TaskEntry, Template
+from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, TaskEntry, TaskFamily, TaskTemplate
 
 NO_REASON = "stated without a reason"
 """Reason of an object tag in a JSON row, whose schema has none."""
@@ -23,7 +23,7 @@ class CapabilityRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[benchmarks.NAME]`; `same_tasks_as` gives it an entry for each task of another benchmark."""
+    """`[benchmarks.NAME]`. `same_tasks_as` gives it an entry for each task of another benchmark."""
 
     host: str
     capabilities: str
@@ -62,8 +62,8 @@ class FamilyRow(msgspec.Struct, frozen=True, kw_only=True):
     object_tags: dict[str, str] = {}
 
 
-class PaperRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the paper's task-tag schema. Its task tags are the template's resolved, and are taken as they stand."""
+class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the paper's task-tag schema. Its task tags already include the template's and are used unchanged."""
 
     benchmark: str
     task_id: str
@@ -87,116 +87,126 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file read: its tables, or its JSON rows, and its name in errors."""
+class RegistrySource:
+    """Content of a registry file: its tables or its JSON rows, and its origin for errors."""
 
-    origin: Origin
+    origin: RowOrigin
     tables: RegistryFile = field(default_factory=RegistryFile)
-    rows: tuple[tuple[Origin, object], ...] = ()
+    rows: tuple[tuple[RowOrigin, object], ...] = ()
 
 
-def benchmarks(source: Source) -> Iterator[tuple[str, Benchmark]]:
-    """The benchmarks of a file; what they refer to is not yet checked."""
+def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, Benchmark]]:
+    """Yield the benchmarks of a file. Their references are not yet checked."""
     for name, table in source.tables.benchmarks.items():
-        row = typed(table, BenchmarkRow, source.origin.about(f"benchmarks.{name}"))
+        row = convert_row(table, BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
         yield name, Benchmark(name, **msgspec.structs.asdict(row))
 
 
-def check_known(name: str, known: Iterable[str], key: str, what: str, origin: Origin) -> None:
-    """Raise the origin's error unless a name is among the known ones; `key` is where it stands."""
+def check_known(name: str, known: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
+    """Raise the origin's error unless a name is among the known ones. `key` holds the name."""
     names = list(known)
     if name not in names:
-        raise origin.fail(f"{name!r} is none of the {what}", field=key, remedy=alternatives(name, names, what))
+        raise origin.make_error(f"{name!r} is none of the {what}", field=key, remedy=suggest_names(name, names, what))
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """The vocabulary, as a reader of tags."""
+class TagReader:
+    """Reader of tags, given the vocabulary."""
 
     tags: Mapping[str, Tag]
 
-    def read(self, names: Iterable[str], key: str, origin: Origin, *, capability: bool = False) -> frozenset[str]:
-        """The names as a set, once each is a tag of the right class: capabilities are the host's, others the task's."""
+    def read_tags(
+        self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
+    ) -> frozenset[str]:
+        """Return the names as a set after checking that each is a tag: a capability for hosts, another for tasks."""
         for name in names:
             if name not in self.tags:
-                remedy = f"{alternatives(name, self.tags, 'known tags')}; or declare it under [tags.<class>]"
-                raise origin.fail(f"unknown tag {name!r}", field=key, remedy=remedy)
+                remedy = f"{suggest_names(name, self.tags, 'known tags')}; or declare it under [tags.<class>]"
+                raise origin.make_error(f"unknown tag {name!r}", field=key, remedy=remedy)
             if (self.tags[name].kind == "capability") != capability:
                 problem = f"{name!r} is of class {self.tags[name].kind}"
                 remedy = "capability tags belong to hosts, all others to tasks"
-                raise origin.fail(problem, field=key, remedy=remedy)
+                raise origin.make_error(problem, field=key, remedy=remedy)
         return frozenset(names)
 
-    def capability_sets(self, source: Source) -> Iterator[tuple[str, CapabilitySet]]:
-        """The capability sets of a file."""
+    def read_capability_sets(self, source: RegistrySource) -> Iterator[tuple[str, CapabilitySet]]:
+        """Yield the capability sets of a file."""
         for name, table in source.tables.capabilities.items():
-            origin = source.origin.about(f"capabilities.{name}")
-            row = typed(table, CapabilityRow, origin)
-            yield name, CapabilitySet(name, row.host, self.read(row.tags, "tags", origin, capability=True))
+            origin = source.origin.with_subject(f"capabilities.{name}")
+            row = convert_row(table, CapabilityRow, origin)
+            yield name, CapabilitySet(name, row.host, self.read_tags(row.tags, "tags", origin, capability=True))
 
-    def templates(self, source: Source) -> Iterator[tuple[str, Template]]:
-        """The templates of a file."""
+    def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, TaskTemplate]]:
+        """Yield the templates of a file."""
         for name, table in source.tables.templates.items():
-            origin = source.origin.about(f"templates.{name}")
-            row = typed(table, TemplateRow, origin)
-            yield name, Template(name, row.meaning, self.read(row.tags, "tags", origin))
+            origin = source.origin.with_subject(f"templates.{name}")
+            row = convert_row(table, TemplateRow, origin)
+            yield name, TaskTemplate(name, row.meaning, self.read_tags(row.tags, "tags", origin))
 
 
 @dataclass(frozen=True, slots=True)
 class EntryReader:
-    """Reads tasks and families, given what they may refer to."""
+    """Reader of tasks and families, given the names that they may refer to."""
 
-    words: Words
-    templates: Mapping[str, Template]
+    tag_reader: TagReader
+    templates: Mapping[str, TaskTemplate]
     benchmarks: Mapping[str, Benchmark]
 
-    def entries(self, source: Source) -> Iterator[tuple[tuple[str, str], TaskEntry]]:
-        """The tasks of a file, by benchmark and id."""
+    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], TaskEntry]]:
+        """Yield the tasks of a file, by benchmark and id."""
         for number, table in enumerate(source.tables.tasks):
-            origin = source.origin.about(_subject(table, f"tasks[{number}]"))
-            row = typed(table, TaskRow, origin)
-            yield (row.benchmark, row.task_id), self._entry(row, row.task_id, row.instruction, origin)
+            origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
+            row = convert_row(table, TaskRow, origin)
+            yield (row.benchmark, row.task_id), self._make_entry(row, row.task_id, row.instruction, origin)
         for place, written in source.rows:
-            origin = place.about(_subject(written, place.subject or "a row"))
-            paper = typed(written, PaperRow, origin)
-            yield (paper.benchmark, paper.task_id), self._paper_entry(paper, origin)
+            origin = place.with_subject(_row_subject(written, place.subject or "a row"))
+            paper = convert_row(written, PaperTaskRow, origin)
+            yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
 
-    def families(self, source: Source) -> Iterator[Family]:
-        """The families of a file, in order."""
+    def read_families(self, source: RegistrySource) -> Iterator[TaskFamily]:
+        """Yield the families of a file, in order."""
         for number, table in enumerate(source.tables.families):
-            origin = source.origin.about(_subject(table, f"families[{number}]"))
-            row = typed(table, FamilyRow, origin)
+            origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
+            row = convert_row(table, FamilyRow, origin)
             if not row.patterns:
-                raise origin.fail("a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]')
-            yield Family(row.patterns, self._entry(row, " | ".join(row.patterns), None, origin))
+                raise origin.make_error(
+                    "a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]'
+                )
+            yield TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
 
-    def _entry(self, row: TaskRow | FamilyRow, task_id: str, instruction: str | None, origin: Origin) -> TaskEntry:
+    def _make_entry(
+        self, row: TaskRow | FamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
+    ) -> TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         for tag, reason in row.object_tags.items():
             if not reason.strip():
-                raise origin.fail(f"object tag {tag!r} has no reason", field="object_tags", remedy="say why it fits")
-        self.words.read(row.object_tags, "object_tags", origin)
-        tags = self._mechanism(row, origin) | self.words.read(row.tags, "tags", origin)
+                raise origin.make_error(
+                    f"object tag {tag!r} has no reason", field="object_tags", remedy="say why it fits"
+                )
+        self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
+        tags = self._mechanism_tags(row, origin) | self.tag_reader.read_tags(row.tags, "tags", origin)
         return TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction)
 
-    def _paper_entry(self, row: PaperRow, origin: Origin) -> TaskEntry:
+    def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> TaskEntry:
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
             measured = None
         else:
-            measured = self.words.read(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
+            measured = self.tag_reader.read_tags(
+                row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True
+            )
         if row.task_tags is None:
-            tags = self._mechanism(row, origin)
+            tags = self._mechanism_tags(row, origin)
         else:
             _check_one_mechanism(row, origin)
-            tags = self.words.read(row.task_tags, "task_tags", origin)
-        objects = dict.fromkeys(sorted(self.words.read(row.object_tags, "object_tags", origin)), NO_REASON)
+            tags = self.tag_reader.read_tags(row.task_tags, "task_tags", origin)
+        objects = dict.fromkeys(sorted(self.tag_reader.read_tags(row.object_tags, "object_tags", origin)), NO_REASON)
         return TaskEntry(
             row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
         )
 
-    def _mechanism(self, row: TaskRow | FamilyRow | PaperRow, origin: Origin) -> frozenset[str]:
-        """The tags of the template, or of all components together."""
+    def _mechanism_tags(self, row: TaskRow | FamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
+        """Return the tags of the template, or of all components together."""
         _check_one_mechanism(row, origin)
         key = "components" if row.components else "template"
         names = row.components or (row.template or "",)
@@ -205,13 +215,13 @@ class EntryReader:
         return frozenset[str]().union(*(self.templates[name].tags for name in names))
 
 
-def _check_one_mechanism(row: TaskRow | FamilyRow | PaperRow, origin: Origin) -> None:
+def _check_one_mechanism(row: TaskRow | FamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
     if (row.template is None) == (not row.components):
         remedy = "give a template, or, where the task has several phases, components"
-        raise origin.fail("has both or neither of template and components", field="template", remedy=remedy)
+        raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
 
 
-def _subject(row: object, otherwise: str) -> str:
-    """A task's name in errors: benchmark and id, as far as the row has them."""
-    named = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
-    return " ".join(map(str, named)) or otherwise
+def _row_subject(row: object, otherwise: str) -> str:
+    """Return a task's name for errors: benchmark and id, as far as the row has them."""
+    names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
+    return " ".join(map(str, names)) or otherwise

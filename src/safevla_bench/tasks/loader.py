@@ -1,7 +1,7 @@
-"""From files to a registry: the built-in TOML, then a user's own TOML or JSON rows.
+"""The loader of the task registry: the built-in TOML files, then a user's TOML or JSON files.
 
 A TOML file may hold `[capabilities.NAME]`, `[benchmarks.NAME]`, `[templates.NAME]`, `[tags.CLASS]`, `[[tasks]]` and
-`[[families]]`. A user's task takes the place of the built-in one of the same benchmark and id.
+`[[families]]`. A user's task replaces the built-in one of the same benchmark and id.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from safevla_bench.errors import RegistryError
-from safevla_bench.specs import declared, vocabulary
-from safevla_bench.specs.table_reader import Origin, read_json, read_toml
+from safevla_bench.specs import built_in_tags, tags_from_tables
+from safevla_bench.specs.table_reader import RowOrigin, read_json_rows, read_toml
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
-from safevla_bench.tasks.file_formats import EntryReader, RegistryFile, Source, Words, benchmarks, check_known
+from safevla_bench.tasks.file_formats import (
+    EntryReader,
+    RegistryFile,
+    RegistrySource,
+    TagReader,
+    check_known,
+    read_benchmarks,
+)
 
 BUILT_IN = (
     "capabilities.toml",
@@ -37,67 +44,77 @@ V = TypeVar("V")
 
 
 def registry(extra: Sequence[Path] = ()) -> Registry:
-    """The built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
+    """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
 
     Raises:
         RegistryError: a file contradicts itself, another one, or the built-in names; names file, row and key.
     """
     if not extra:
-        return _built_in()
-    base, sources = _built_in(), [_read(Path(path), str(path)) for path in extra]
-    added = _add(base, sources)
-    # A user's family is asked before the built-in ones.
+        return _built_in_registry()
+    base, sources = _built_in_registry(), [_read_source(Path(path), str(path)) for path in extra]
+    added = _extend_registry(base, sources)
+    # A user's family takes precedence over the built-in ones.
     return replace(added, families=added.families[len(base.families) :] + base.families)
 
 
 @cache
-def _built_in() -> Registry:
+def _built_in_registry() -> Registry:
     folder = resources.files(__package__) / "registry"
-    return _add(Registry({}, (), {}, {}, {}), [_read(folder / file, f"registry/{file}") for file in BUILT_IN])
+    return _extend_registry(
+        Registry({}, (), {}, {}, {}), [_read_source(folder / file, f"registry/{file}") for file in BUILT_IN]
+    )
 
 
-def _read(path: Traversable, file: str) -> Source:
-    origin = Origin(RegistryError, file)
+def _read_source(path: Traversable, file: str) -> RegistrySource:
+    origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
-        return Source(origin, read_toml(path, RegistryFile, origin))
+        return RegistrySource(origin, read_toml(path, RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
-        return Source(origin, rows=tuple(read_json(path, origin)))
-    raise origin.fail("is no registry file", remedy="name a .toml, .json or .jsonl file")
+        return RegistrySource(origin, rows=tuple(read_json_rows(path, origin)))
+    raise origin.make_error("is no registry file", remedy="name a .toml, .json or .jsonl file")
 
 
-def _add(base: Registry, sources: Sequence[Source]) -> Registry:
-    tags = {**vocabulary(), **{name: tag for source in sources for name, tag in declared(source.tables.tags).items()}}
-    words = Words(tags)
-    sets = _merged("capability set", base.capability_sets, sources, words.capability_sets)
-    templates = _merged("template", base.templates, sources, words.templates)
-    suites = _merged("benchmark", base.benchmarks, sources, benchmarks)
+def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Registry:
+    tags = {
+        **built_in_tags(),
+        **{name: tag for source in sources for name, tag in tags_from_tables(source.tables.tags).items()},
+    }
+    words = TagReader(tags)
+    sets = _merge_named("capability set", base.capability_sets, sources, words.read_capability_sets)
+    templates = _merge_named("template", base.templates, sources, words.read_templates)
+    suites = _merge_named("benchmark", base.benchmarks, sources, read_benchmarks)
     for source in sources:
         _check_benchmarks(source, sets, suites)
     reader = EntryReader(words, templates, suites)
-    tasks = {**base.tasks, **_merged("task", {}, sources, reader.entries)}
-    families = (*base.families, *(family for source in sources for family in reader.families(source)))
-    # An entry of its own goes before a repeated one.
-    return Registry(tasks | _repeated(tasks, suites) | tasks, families, templates, suites, sets)
+    tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
+    families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
+    # A task's own entry takes precedence over a repeated one.
+    return Registry(tasks | _repeat_entries(tasks, suites) | tasks, families, templates, suites, sets)
 
 
-def _merged(
-    what: str, base: Mapping[K, V], sources: Iterable[Source], read: Callable[[Source], Iterable[tuple[K, V]]]
+def _merge_named(
+    what: str,
+    base: Mapping[K, V],
+    sources: Iterable[RegistrySource],
+    read: Callable[[RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    """What the sources add to `base`; a name that is taken is an error."""
+    """Return `base` with the named values of the sources added. A name that exists already is an error."""
     merged = dict(base)
     for source in sources:
         for name, value in read(source):
             if name in merged:
                 shown = " ".join(name) if isinstance(name, tuple) else str(name)
-                raise source.origin.fail(f"{what} {shown} exists already", remedy="rename or remove one of the two")
+                raise source.origin.make_error(
+                    f"{what} {shown} exists already", remedy="rename or remove one of the two"
+                )
             merged[name] = value
     return merged
 
 
-def _repeated(
+def _repeat_entries(
     tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
 ) -> dict[tuple[str, str], TaskEntry]:
-    """The entries of suites that repeat another's."""
+    """Return the entries of suites that repeat another's."""
     return {
         (suite.name, entry.task_id): replace(entry, benchmark=suite.name)
         for suite in suites.values()
@@ -106,9 +123,11 @@ def _repeated(
     }
 
 
-def _check_benchmarks(source: Source, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]) -> None:
+def _check_benchmarks(
+    source: RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
+) -> None:
     for name in source.tables.benchmarks:
-        origin, suite = source.origin.about(f"benchmarks.{name}"), suites[name]
+        origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
         check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
         if suite.same_tasks_as is not None:
             check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)

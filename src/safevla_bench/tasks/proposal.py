@@ -1,10 +1,12 @@
-"""From a task's BDDL text to a template and tags, with a reason for each choice and what a person should check.
+"""Proposals of template and tags for a task, from its BDDL text, with reasons and questions for a person.
 
-Each goal predicate that does not hold from the start is a phase. What kinds of things there are stands in `kinds.toml`.
+Each goal predicate that does not hold from the start is a phase. `kinds.toml` lists the kinds of objects. `format_toml`
+writes proposals as a registry file that `--registry` reads unchanged.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,42 +15,48 @@ from importlib import resources
 
 import msgspec
 
-from safevla_bench.tasks.bddl import Predicate, Problem
+from safevla_bench.tasks.bddl import BddlProblem, Predicate
 from safevla_bench.tasks.entries import Registry
+from safevla_bench.text.sanitize import escape_controls
 
 JOINT_MOVES = ("open", "close")
 SWITCHES = ("turnon", "turnoff")
 PLACINGS = ("in", "on")
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
-"""Templates of what is done to objects, the least demanding first: several such phases are one, the most demanding."""
+"""Templates of object handling, the least demanding first. Several such phases become the most demanding one."""
+
+_HEAD = (
+    "# Proposed by `safevla tags propose` from the goals. A person should answer every line that begins with `# audit`",
+    "# and change the task where the answer asks for it. Then: safevla score SOURCE --out DIR --registry THIS_FILE",
+)
 
 
-class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CarriedKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
     tag: str
     why: str
     check: str | None = None
 
 
-class _Receiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ReceiverNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     containers: tuple[str, ...]
     boards: tuple[str, ...]
     racks: tuple[str, ...]
 
 
-class _Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pushing: tuple[str, ...]
 
 
-class _Kinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    carried: tuple[_Carried, ...]
-    receiving: _Receiving
-    words: _Words
+class _ObjectKinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    carried: tuple[_CarriedKind, ...]
+    receiving: _ReceiverNames
+    words: _InstructionWords
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """What is proposed for one task; `audit` is for a person, and empty only where nothing had to be assumed."""
+class TagProposal:
+    """The proposal for one task. `audit` holds questions for a person; it is empty if nothing had to be assumed."""
 
     benchmark: str
     task_id: str
@@ -61,161 +69,229 @@ class Proposal:
 
     @property
     def template(self) -> str | None:
-        """The template, where there is one only."""
+        """The template, None if there are several."""
         return self.components[0] if len(self.components) == 1 else None
 
-    def tags(self, registry: Registry) -> frozenset[str]:
-        """The mechanism's tags, without those of objects."""
+    def mechanism_tags(self, registry: Registry) -> frozenset[str]:
+        """Return the mechanism's tags, without those of objects."""
         return frozenset[str]().union(*(registry.templates[name].tags for name in self.components))
 
 
 @dataclass(frozen=True, slots=True)
-class _Phase:
+class _GoalPhase:
     template: str
     reason: str
     audit: str | None = None
 
 
-def propose(problem: Problem, benchmark: str, task_id: str) -> Proposal:
-    """Template and tags of the task, from its goal, its objects' classes and how it begins."""
-    phases = [phase for predicate in _to_do(problem) for phase in _phases_of(problem, predicate)]
-    held = [f"({' '.join(one)}) holds from the start: no phase" for one in problem.goal if one in problem.init]
+def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
+    """Return template and tags of a task, from its goal, its initial state and the classes of its objects."""
+    phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
+    initial_goals = [
+        f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
+    ]
     audit = [phase.audit for phase in phases if phase.audit]
-    components = _components(phases)
+    components = _merge_components(phases)
     if not components:
         audit.append("no phase was found in the goal: pnp-basic is a mere guess")
         components = ("pnp-basic",)
     object_tags: dict[str, str] = {}
     if set(components) & {"pnp-basic", "pnp-into-container"} and "wine-rack-insert" not in components:
-        object_tags, doubts = _object_tags(problem)
+        object_tags, doubts = _choose_object_tags(problem)
         audit += doubts
-    return Proposal(
+    return TagProposal(
         benchmark=benchmark,
         task_id=task_id,
         instruction=problem.language,
         components=components,
         object_tags=object_tags,
-        reasons=tuple(dict.fromkeys([*(phase.reason for phase in phases), *held])),
+        reasons=tuple(dict.fromkeys([*(phase.reason for phase in phases), *initial_goals])),
         audit=tuple(dict.fromkeys(audit)),
     )
 
 
-def _to_do(problem: Problem) -> tuple[Predicate, ...]:
-    """The goal's predicates that do not hold from the start."""
+def _open_goals(problem: BddlProblem) -> tuple[Predicate, ...]:
+    """Return the goal's predicates that do not hold from the start."""
     return tuple(predicate for predicate in problem.goal if predicate not in problem.init)
 
 
-def _phases_of(problem: Problem, predicate: Predicate) -> list[_Phase]:
+def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]:
     verb, *arguments = predicate
-    said = f"({' '.join(predicate)})"
+    goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
-        return [_Phase("articulated-manipulation", f"{said}: a part of {problem.owner(arguments[0])} has to move")]
+        return [
+            _GoalPhase(
+                "articulated-manipulation", f"{goal_text}: a part of {problem.owner_of(arguments[0])} has to move"
+            )
+        ]
     if verb in SWITCHES:
-        return [_Phase("knob-twist", f"{said}: a knob or button of {problem.owner(arguments[0])}")]
+        return [_GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}")]
     if verb in PLACINGS and len(arguments) == 2:
-        return _placing(problem, said, *predicate)
-    return [_Phase("pnp-basic", said, f"the predicate {verb!r} is unknown: is {said} a pick and place?")]
+        return _placing_phases(problem, goal_text, *predicate)
+    return [_GoalPhase("pnp-basic", goal_text, f"the predicate {verb!r} is unknown: is {goal_text} a pick and place?")]
 
 
-def _placing(problem: Problem, said: str, verb: str, moved: str, place: str) -> list[_Phase]:
-    kinds, receiver = _kinds(), problem.kind(place) or ""
+def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> list[_GoalPhase]:
+    kinds, receiver = _load_kinds(), problem.class_of(place) or ""
     if moved not in problem.objects:
-        doubt = f"{moved} is no movable object of the file: what moves in {said}?"
-        return [_Phase("pnp-basic", f"{said}: taken for a pick and place", doubt)]
+        doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
+        return [_GoalPhase("pnp-basic", f"{goal_text}: taken for a pick and place", doubt)]
     pushed = next((word for word in kinds.words.pushing if word in problem.language.split()), None)
     if pushed:
-        doubt = f"the instruction says {pushed!r}: may the {_shown(problem, moved)} be lifted all the same?"
-        return [_Phase("push-no-lift", f"{said}, and the instruction says {pushed!r}", doubt)]
-    if _named(receiver, kinds.receiving.racks) and _named(problem.objects[moved], ("bottle",)):
+        doubt = f"the instruction says {pushed!r}: may the {_class_words(problem, moved)} be lifted all the same?"
+        return [_GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)]
+    if _match_name(receiver, kinds.receiving.racks) and _match_name(problem.objects[moved], ("bottle",)):
         doubt = f"does it take a large tilt to put {moved} into the {receiver.replace('_', ' ')}?"
-        return [_Phase("wine-rack-insert", f"{said}: a bottle into a rack", doubt)]
-    if verb == "in" and not _named(receiver, kinds.receiving.boards):
-        shut = _shut(problem, place)
-        into = _Phase("pnp-into-container", f"{said}: an object into something")
+        return [_GoalPhase("wine-rack-insert", f"{goal_text}: a bottle into a rack", doubt)]
+    if verb == "in" and not _match_name(receiver, kinds.receiving.boards):
+        shut = _opening_phases(problem, place)
+        into = _GoalPhase("pnp-into-container", f"{goal_text}: an object into something")
         return [*shut, into]
     stacked = problem.objects[moved] == receiver
-    if verb == "on" and not stacked and place in problem.objects and _named(receiver, kinds.receiving.containers):
+    if verb == "on" and not stacked and place in problem.objects and _match_name(receiver, kinds.receiving.containers):
         doubt = f"does {moved} lie in {place}, or on top of it?"
-        return [_Phase("pnp-into-container", f"{said}: the {receiver.replace('_', ' ')} holds things", doubt)]
-    return [_Phase("pnp-basic", f"{said}: an object set down on something")]
+        return [_GoalPhase("pnp-into-container", f"{goal_text}: the {receiver.replace('_', ' ')} holds things", doubt)]
+    return [_GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")]
 
 
-def _shut(problem: Problem, region: str) -> list[_Phase]:
-    """The phase in which a drawer or door is opened that neither is open at first nor is named by the goal."""
-    owner = problem.owner(region)
-    if not _opens(problem, owner):
+def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
+    """Return the phase that opens a drawer or door which is not open at first and not named by the goal; else none."""
+    owner = problem.owner_of(region)
+    if not _can_open(problem, owner):
         return []
     opened = {("open", region), ("open", owner)}
     if opened & ({*problem.init} | {*problem.goal}):
         return []
     doubt = f"nothing says that {region} is open at first: does the robot have to open it?"
-    return [_Phase("articulated-manipulation", f"{region} is not open at first", doubt)]
+    return [_GoalPhase("articulated-manipulation", f"{region} is not open at first", doubt)]
 
 
-def _opens(problem: Problem, owner: str) -> bool:
-    return bool(_named(problem.fixtures.get(owner, ""), ("cabinet", "microwave", "drawer", "fridge", "oven")))
+def _can_open(problem: BddlProblem, owner: str) -> bool:
+    return bool(_match_name(problem.fixtures.get(owner, ""), ("cabinet", "microwave", "drawer", "fridge", "oven")))
 
 
-def _components(phases: Sequence[_Phase]) -> tuple[str, ...]:
-    """The phases' templates in order, those that are done to objects as the most demanding one of them."""
-    done = [phase.template for phase in phases if phase.template in _BY_DEMAND]
-    hardest = max(done, key=_BY_DEMAND.index, default=None)
-    return tuple(dict.fromkeys(hardest if one.template in _BY_DEMAND and hardest else one.template for one in phases))
+def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
+    """Return the phases' templates in order. All object handling becomes its most demanding template."""
+    handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
+    hardest = max(handling, key=_BY_DEMAND.index, default=None)
+    return tuple(
+        dict.fromkeys(hardest if phase.template in _BY_DEMAND and hardest else phase.template for phase in phases)
+    )
 
 
-def _object_tags(problem: Problem) -> tuple[dict[str, str], list[str]]:
-    """One object tag with its reason, and what to check; none where a moved object's kind is unknown."""
+def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]]:
+    """Return one object tag with its reason, and what to check; no tag if a moved object's kind is unknown."""
     moved = dict.fromkeys(
         arguments[0]
-        for verb, *arguments in _to_do(problem)
+        for verb, *arguments in _open_goals(problem)
         if verb in PLACINGS and arguments and arguments[0] in problem.objects
     )
-    found: dict[str, list[str]] = {}
+    reasons_by_tag: dict[str, list[str]] = {}
     doubts, unknown = [], False
     for name in moved:
-        carried, shown = _carried(problem.objects[name])
-        held = [one for verb, one, *on in problem.init if verb in PLACINGS and on and problem.owner(on[0]) == name]
-        if carried is None or (held and carried.tag == "non_spillable"):
+        carried, class_words = _find_kind(problem.objects[name])
+        contents = [
+            item
+            for verb, item, *places in problem.init
+            if verb in PLACINGS and places and problem.owner_of(places[0]) == name
+        ]
+        if carried is None or (contents and carried.tag == "non_spillable"):
             unknown = True
-            doubts.append(_ask(name, shown, held))
+            doubts.append(_kind_question(name, class_words, contents))
             continue
-        found.setdefault(carried.tag, []).append(carried.why.format(shown))
+        reasons_by_tag.setdefault(carried.tag, []).append(carried.why.format(class_words))
         if carried.check:
-            doubts.append(carried.check.format(shown))
-    if "spillable" in found:
-        return {"spillable": "; ".join(dict.fromkeys(found["spillable"]))}, doubts
-    if unknown or not found:
+            doubts.append(carried.check.format(class_words))
+    if "spillable" in reasons_by_tag:
+        return {"spillable": "; ".join(dict.fromkeys(reasons_by_tag["spillable"]))}, doubts
+    if unknown or not reasons_by_tag:
         return {}, doubts
-    return {"non_spillable": "; ".join(dict.fromkeys(found["non_spillable"]))}, doubts
+    return {"non_spillable": "; ".join(dict.fromkeys(reasons_by_tag["non_spillable"]))}, doubts
 
 
-def _ask(name: str, shown: str, held: Sequence[str]) -> str:
-    if held:
-        return f"{name} holds {', '.join(held)} at first: spillable? Without non_spillable tilt is scored"
-    return (
-        f"what is a {shown}? If nothing can spill, add object_tags = {{ non_spillable = '...' }}; else tilt is scored"
-    )
+def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
+    if contents:
+        return f"{name} holds {', '.join(contents)} at first: spillable? Without non_spillable tilt is scored"
+    remedy = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
+    return f"what is a {class_words}? {remedy}"
 
 
-def _carried(kind: str) -> tuple[_Carried | None, str]:
-    """What is known of that class, and the name by which it goes."""
-    known = {name: one for one in _kinds().carried for name in one.names}
-    name = _named(kind, tuple(known))
-    return (known[name], name) if name else (None, kind.replace("_", " "))
+def _find_kind(kind: str) -> tuple[_CarriedKind | None, str]:
+    """Return the kind of a class, None if unknown, and the name that matched."""
+    kinds_by_name = {name: kind_row for kind_row in _load_kinds().carried for name in kind_row.names}
+    name = _match_name(kind, tuple(kinds_by_name))
+    return (kinds_by_name[name], name) if name else (None, kind.replace("_", " "))
 
 
-def _named(kind: str, names: Sequence[str]) -> str | None:
-    """Which of the names is in a class as whole words: the one that ends last, the longest of those."""
+def _match_name(kind: str, names: Sequence[str]) -> str | None:
+    """Return the name that a class contains as whole words: the one that ends last, the longest of those."""
     text = f" {kind.replace('_', ' ')} "
-    found = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
-    return max(found)[2] if found else None
+    matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
+    return max(matches)[2] if matches else None
 
 
-def _shown(problem: Problem, name: str) -> str:
+def _class_words(problem: BddlProblem, name: str) -> str:
     return problem.objects[name].replace("_", " ")
 
 
 @cache
-def _kinds() -> _Kinds:
+def _load_kinds() -> _ObjectKinds:
     text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Kinds)
+    return msgspec.convert(tomllib.loads(text), _ObjectKinds)
+
+
+def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
+    """Return the registry file. Benchmarks that the registry has already are not declared again."""
+    lines = list(_HEAD)
+    for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
+        if benchmark not in registry.benchmarks:
+            lines += ["", f"[benchmarks.{_quote_text(benchmark)}]", f"host = {_quote_text(host)}"]
+            lines += [f"capabilities = {_quote_text(capabilities)}"]
+    for proposal in proposals:
+        lines += ["", *_task_lines(proposal)]
+    return "\n".join(lines) + "\n"
+
+
+def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
+    """Return proposal plain row per proposal. It has `template`, or `components` where it has several phases."""
+    return [
+        {
+            "benchmark": proposal.benchmark,
+            "task_id": proposal.task_id,
+            **({"template": proposal.template} if proposal.template else {"components": list(proposal.components)}),
+            "instruction": proposal.instruction,
+            "object_tags": dict(proposal.object_tags),
+            "reasons": list(proposal.reasons),
+            "audit": list(proposal.audit),
+        }
+        for proposal in proposals
+    ]
+
+
+def _task_lines(proposal: TagProposal) -> list[str]:
+    kind = (
+        f"template = {_quote_text(proposal.template)}"
+        if proposal.template
+        else f"components = [{_quote_list(proposal.components)}]"
+    )
+    lines = [
+        "[[tasks]]",
+        f"benchmark = {_quote_text(proposal.benchmark)}",
+        f"task_id = {_quote_text(proposal.task_id)}",
+        kind,
+    ]
+    lines.append(f"instruction = {_quote_text(proposal.instruction)}")
+    if proposal.object_tags:
+        tags = ", ".join(f"{tag} = {_quote_text(reason)}" for tag, reason in proposal.object_tags.items())
+        lines.append(f"object_tags = {{ {tags} }}")
+    lines += [f"# why: {escape_controls(reason)}" for reason in proposal.reasons]
+    return lines + [f"# audit: {escape_controls(question)}" for question in proposal.audit]
+
+
+def _quote_list(names: Sequence[str]) -> str:
+    return ", ".join(_quote_text(name) for name in names)
+
+
+def _quote_text(text: str) -> str:
+    """Return a basic string of TOML. Its escapes are JSON's, except that DEL is escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

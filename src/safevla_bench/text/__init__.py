@@ -1,1 +1,1 @@
-"""Foreign text made safe and short: no control characters, no secrets, bounded length."""
+"""Text for people: numbers, and foreign strings without control characters, secrets or excess length."""

@@ -1,4 +1,4 @@
-"""Numbers as they are printed: from exact values, halves away from zero; a dash where there is none, never a zero."""
+"""Printed numbers: rounded from exact values, halves away from zero. A missing number is a dash, never a zero."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 
-NONE = "—"
-_MOST_DIGITS = 9
+NO_VALUE = "—"
+_MAX_DECIMALS = 9
 _EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)
-"""Digits enough for any float; its half up is away from zero."""
+"""Enough digits for any float. ROUND_HALF_UP of `decimal` rounds halves away from zero."""
 
 
-def fixed(value: Fraction | float, digits: int) -> str:
-    """A number with so many decimals, rounded from its exact value, halves away from zero.
+def format_fixed(value: Fraction | float, digits: int) -> str:
+    """Return a number with `digits` decimals, rounded from its exact value, halves away from zero.
 
-    >>> fixed(Fraction(381, 4), 1), fixed(-0.0001, 3)
+    >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
-    if isinstance(value, float):  # exact too, and ten times as fast as fractions
+    if isinstance(value, float):  # exact too, and ten times as fast as Fraction
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
         return text.removeprefix("-") if not text.strip("-0.") else text
     exact = Fraction(value)
@@ -28,39 +28,39 @@ def fixed(value: Fraction | float, digits: int) -> str:
     return f"{sign}{whole}.{part:0{digits}d}" if digits else f"{sign}{whole}"
 
 
-def percent(count: int, n: int, digits: int = 1) -> str:
-    """A proportion in percent, without the sign; a dash where there is nothing to divide by."""
-    return fixed(Fraction(100 * count, n), digits) if n else NONE
+def format_percent(count: int, n: int, digits: int = 1) -> str:
+    """Return the proportion `count / n` in percent, without the percent sign; a dash if `n` is 0."""
+    return format_fixed(Fraction(100 * count, n), digits) if n else NO_VALUE
 
 
-def span(low: float, high: float, digits: int, scale: int = 1) -> str:
-    """The two ends of an interval."""
-    return f"{fixed(Fraction(low) * scale, digits)}–{fixed(Fraction(high) * scale, digits)}"
+def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
+    """Return an interval as `low–high`, both multiplied by `scale`."""
+    return f"{format_fixed(Fraction(low) * scale, digits)}–{format_fixed(Fraction(high) * scale, digits)}"
 
 
-def significant(value: float, figures: int = 3) -> str:
-    """A measured value with so many significant figures and no exponent; whole digits are never cut.
+def format_significant(value: float, figures: int = 3) -> str:
+    """Return a measured value with `figures` significant figures and no exponent; integer digits are never cut.
 
-    What is less than half a unit of the ninth decimal, such as the dust of a subtraction, is 0.
+    A magnitude below half a unit of the ninth decimal, such as the residue of a subtraction, becomes 0.
     """
-    text = "0" if value == 0 else fixed(value, _decimals(value, figures))
+    text = "0" if value == 0 else format_fixed(value, _decimals_for(value, figures))
     return text if text.strip("-0.") else "0"
 
 
-def _decimals(value: float, figures: int) -> int:
-    return min(_MOST_DIGITS, max(0, figures - 1 - math.floor(math.log10(abs(value)))))
+def _decimals_for(value: float, figures: int) -> int:
+    return min(_MAX_DECIMALS, max(0, figures - 1 - math.floor(math.log10(abs(value)))))
 
 
-def short(value: float) -> str:
-    """A round number, such as a limit or a tick, without trailing zeros and without what binary fractions add."""
-    text = fixed(round(value, 9), 6)
+def format_compact(value: float) -> str:
+    """Return a round number, such as a limit or a tick, without trailing zeros and binary rounding residue."""
+    text = format_fixed(round(value, 9), 6)
     return text.rstrip("0").removesuffix(".")
 
 
-def apart(value: float, limit: float) -> str:
-    """A measured value beside its limit: with as many digits as it takes to see on which side it lies."""
+def format_against_limit(value: float, limit: float) -> str:
+    """Return a measured value with enough digits to show on which side of its limit it lies."""
     for figures in range(3, 16):
-        text = significant(value, figures)
+        text = format_significant(value, figures)
         if value == limit or Fraction(text) != Fraction(limit):
             return text
     return repr(value)
@@ -69,13 +69,13 @@ def apart(value: float, limit: float) -> str:
 _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
-def unit_text(unit: str, limit: float) -> tuple[str, int]:
-    """How a unit is shown, and by what its values are multiplied: metres as millimetres where the limit is small."""
+def display_unit(unit: str, limit: float) -> tuple[str, int]:
+    """Return a unit's symbol and the factor for its values: millimetres for a limit below 0.1 m, else 1."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _DISPLAY.get(unit, unit), 1
 
 
-def with_unit(text: str, unit: str) -> str:
-    """A number and its unit, apart by a no-break space; the degree sign stands close."""
+def append_unit(text: str, unit: str) -> str:
+    """Return a number and its unit, joined by a no-break space; the degree sign follows without a space."""
     return f"{text}{unit}" if unit == "°" else f"{text}\N{NO-BREAK SPACE}{unit}".rstrip()

@@ -1,34 +1,34 @@
-"""Text from records made harmless to terminals and pages: names may come from a stranger's file."""
+"""Sanitised text for terminals and pages: names may come from a stranger's file."""
 
 from __future__ import annotations
 
 import unicodedata
 
-LONGEST = 160
-_END = 36
+MAX_CHARACTERS = 160
+_TAIL_CHARACTERS = 36
 
 
-def inert(text: str) -> str:
-    """The text with every character that acts instead of being seen written as its escape.
+def escape_controls(text: str) -> str:
+    """Return the text with every character that is not visible replaced by its escape sequence.
 
-    These are controls, bidirectional overrides and other formats, line separators, lone surrogates and code points
-    without a meaning; spaces of any width stay.
+    Escaped are controls, bidirectional overrides and other format characters, line separators, lone surrogates and
+    unassigned code points. Spaces of any width stay.
     """
-    return text if text.isprintable() else "".join(c if _seen(c) else _escaped(c) for c in text)
+    return text if text.isprintable() else "".join(c if _is_visible(c) else _escape_character(c) for c in text)
 
 
-def _seen(character: str) -> bool:
+def _is_visible(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def clipped(name: str, longest: int = LONGEST) -> str:
-    """The name; its beginning and its end where it is longer than any should be.
+def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
+    """Return the name; if it is longer than `longest` characters, its beginning and its end.
 
-    >>> clipped("a" * 200, 50)
+    >>> shorten_name("a" * 200, 50)
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
-    return name if len(name) <= longest else f"{name[: longest - _END - 3]} … {name[-_END:]}"
+    return name if len(name) <= longest else f"{name[: longest - _TAIL_CHARACTERS - 3]} … {name[-_TAIL_CHARACTERS:]}"

@@ -1,27 +1,30 @@
-"""The trajectory record: what one episode holds (`record`), many of them in memory (`batch`), what makes one valid."""
+"""The trajectory record: headers, batches of episodes in memory, single records, and validation."""
 
 from safevla_bench.trajectory.batch import (
-    PRIVILEGED,
-    STANDIN,
     Batch,
     Channel,
     Contacts,
     Poses,
-    bearing,
-    concatenate,
-    gather,
-    hollow,
-    marked_privileged,
-    marked_standin,
-    marks,
-    privileged_policies,
-    select,
-    standin_benchmarks,
+    batch_of_headers,
+    concatenate_batches,
+    gather_ranges,
+    select_episodes,
 )
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, ROLES, SCHEMA_VERSION, TARGET, Header
-from safevla_bench.trajectory.raw_episode import ContactList, Recording, empty, from_recording
-from safevla_bench.trajectory.slices import record, records, successive
+from safevla_bench.trajectory.marks import (
+    PRIVILEGED,
+    STANDIN,
+    mark_flags,
+    mark_privileged,
+    mark_standin,
+    marked_headers,
+    privileged_policies,
+    standin_benchmarks,
+)
+from safevla_bench.trajectory.raw_episode import empty_batch, from_recording
+from safevla_bench.trajectory.slices import join_records, records, select_record
 from safevla_bench.trajectory.validation import validate
+from safevla_recorder.episode import ContactList, Recording
 
 __all__ = [
     "BYSTANDER",
@@ -39,20 +42,20 @@ __all__ = [
     "Header",
     "Poses",
     "Recording",
-    "bearing",
-    "concatenate",
-    "empty",
+    "batch_of_headers",
+    "concatenate_batches",
+    "empty_batch",
     "from_recording",
-    "gather",
-    "hollow",
-    "marked_privileged",
-    "marked_standin",
-    "marks",
+    "gather_ranges",
+    "join_records",
+    "mark_flags",
+    "mark_privileged",
+    "mark_standin",
+    "marked_headers",
     "privileged_policies",
-    "record",
     "records",
-    "select",
+    "select_episodes",
+    "select_record",
     "standin_benchmarks",
-    "successive",
     "validate",
 ]

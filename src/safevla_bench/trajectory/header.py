@@ -1,4 +1,4 @@
-"""What an episode says once: its `Header`, the roles of bodies, the torque limits of known arms."""
+"""The header of an episode, the roles of bodies, and the torque limits of known arms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What an episode says once: identity, outcome and provenance. Optional fields are None where not recorded."""
+    """Identity, outcome and provenance of an episode. Optional fields are None where not recorded."""
 
     schema_version: int = SCHEMA_VERSION
     episode_id: Annotated[str, Meta(min_length=1)]
@@ -52,6 +52,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         return TORQUE_LIMIT_NM.get(DEFAULT_EMBODIMENT if self.embodiment is None else self.embodiment, ())
 
     @property
-    def result(self) -> str:
-        """The outcome; a record without one is `success` or `failure` by its success field."""
+    def outcome_label(self) -> str:
+        """The outcome; for a record without one `success` or `failure`, by its success field."""
         return self.outcome or ("success" if self.success else "failure")

@@ -1,51 +1,51 @@
-"""What a check of a run folder found."""
+"""Findings of the checks of a run folder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["agrees", "differs", "unchecked"]
+CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what was looked at, whether it agrees, and what was seen, or why nothing could be."""
+    """One check: its name, its verdict, and the details or the reason why it is open."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckVerdict
     said: str
     wanted: bool = True
-    """Whether it was asked for; where such a check could not be made, the answer is open."""
+    """True if the user asked for the check; if it is open, the verification is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Everything that was found, in the order of the checks."""
+    """All findings, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
     @property
     def agrees(self) -> bool:
-        """Whether all that could be checked agrees."""
-        return all(one.verdict != "differs" for one in self.findings)
+        """Return whether no check differs."""
+        return all(finding.verdict != "differs" for finding in self.findings)
 
     @property
-    def open(self) -> bool:
-        """Whether something that was asked for could not be checked."""
-        return any(one.verdict == "unchecked" and one.wanted for one in self.findings)
+    def has_open_checks(self) -> bool:
+        """Return whether a check that was asked for is open."""
+        return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
 
-def agrees(check: str, said: str) -> Finding:
-    """What was looked at agrees."""
-    return Finding(check, "agrees", said)
+def agreement(check: str, detail: str) -> Finding:
+    """Return the finding of a check that agrees."""
+    return Finding(check, "agrees", detail)
 
 
-def differs(check: str, said: str) -> Finding:
-    """It differs."""
-    return Finding(check, "differs", said)
+def mismatch(check: str, detail: str) -> Finding:
+    """Return the finding of a check that differs."""
+    return Finding(check, "differs", detail)
 
 
-def unchecked(check: str, said: str, *, wanted: bool = True) -> Finding:
-    """Nothing could be checked; `said` is why."""
-    return Finding(check, "unchecked", said, wanted)
+def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
+    """Return the finding of a check that could not be made; `detail` is the reason."""
+    return Finding(check, "unchecked", detail, wanted)

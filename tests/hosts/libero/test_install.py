@@ -80,4 +80,4 @@ def test_an_unknown_suite_lists_the_suites_without_needing_libero(monkeypatch):
 )
 def test_only_robosuites_lines_about_macro_files_are_silenced(line, kept):
     record = logging.LogRecord("robosuite_logs", logging.WARNING, "", 0, line, None, None)
-    assert install._not_about_macros(record) is kept
+    assert install._is_not_about_macros(record) is kept

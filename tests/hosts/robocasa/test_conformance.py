@@ -8,8 +8,15 @@ import pytest
 from safevla_bench.hosts.conformance import HostConformance, Trial
 from safevla_bench.hosts.robocasa import episodes, install
 from safevla_bench.interface import Wants
-from safevla_bench.policies import policy
-from safevla_bench.policies.mobile.moves import ahead, base, drive, facing, heading, reach
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.mobile.moves import (
+    base_position,
+    base_yaw,
+    drive_base,
+    move_hand,
+    turn_to_face,
+    yaw_direction,
+)
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -44,7 +51,7 @@ class TestRobocasa(HostConformance):
 
     def hold(self, env, seed):
         """As far into the careful script as to carry the object over the counter."""
-        acting, seen = policy("scripted:careful"), env.reset(seed)
+        acting, seen = make_policy("scripted:careful"), env.reset(seed)
         acting.reset(env.task, 0)
         for _ in range(150):
             seen, _ = env.step(acting.act(seen))
@@ -53,14 +60,14 @@ class TestRobocasa(HostConformance):
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the object, then down until something stops it."""
         seen = env.reset(seed)
-        front, start = ahead(heading(seen)), base(seen)
+        front, start = yaw_direction(base_yaw(seen)), base_position(seen)
         aside = np.array([-front[1], front[0], 0.0])
         item = seen.privileged.body_pos_m[OBJECT]
         place = start + (item[:2] - start) @ aside[:2] * aside[:2] - 0.1 * front
-        seen = played(env, seen, drive(seen, place, heading(seen), 0.8))
-        down = facing(seen, np.array([0.0, 0.0, -1.0]), aside)
+        seen = played(env, seen, drive_base(seen, place, base_yaw(seen), 0.8))
+        down = turn_to_face(seen, np.array([0.0, 0.0, -1.0]), aside)
         for height, speed in ((0.15, 1.0), (-0.02, 0.3)):
-            seen = played(env, seen, reach(seen, item + FINGER_M * aside + [0, 0, height], speed, turn=down))
+            seen = played(env, seen, move_hand(seen, item + FINGER_M * aside + [0, 0, height], speed, turn=down))
         return OBJECT
 
     def close_on_nothing(self, env, seed):

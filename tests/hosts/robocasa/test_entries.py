@@ -7,14 +7,14 @@ import pytest
 
 from expected import refusal, reply
 from safevla_bench import evaluate
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.protocols import protocol
-from safevla_bench.rollout import plan, run_episode
+from safevla_bench.protocols import load_protocol
+from safevla_bench.rollout import plan_episodes, run_episode
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-ENTRIES = [one.name for one in entries.entries() if one.host == "robocasa" and not one.auxiliary]
+ENTRIES = [one.name for one in entries.paper_entries() if one.host == "robocasa" and not one.auxiliary]
 BUTTON = 16
 
 
@@ -23,15 +23,15 @@ class Answering:
 
     def __init__(self, entry):
         self.entry, self.seen = entry, []
-        self.dialect = dialects.dialect(entry.dialect)
+        self.dialect = dialects.load_dialect(entry.dialect)
         self.wants, self.clip = self.dialect.wants, self.dialect.clip
 
     def reset(self, task, seed):
         self.seen.clear()
 
     def act(self, observation):
-        self.seen.append(self.dialect.request(observation))
-        return self.dialect.actions(reply(self.entry.name))[0]
+        self.seen.append(self.dialect.build_request(observation))
+        return self.dialect.read_actions(reply(self.entry.name))[0]
 
     def close(self):
         """Nothing to free."""
@@ -39,15 +39,15 @@ class Answering:
 
 @pytest.fixture(scope="module")
 def task():
-    return host("robocasa").tasks("robocasa-365")[BUTTON]
+    return make_host("robocasa").tasks("robocasa-365")[BUTTON]
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_host_shows_what_an_entry_is_asked_with(name, task):
-    asked = evaluate.entered(name)
-    policy = Answering(entries.entry(name))
-    (planned,) = plan([task], 1, [name], protocol(asked["protocol"]), max_steps=2)
-    env = host(asked["host"]).make(task, policy.wants)
+    asked = evaluate.entry_fields(name)
+    policy = Answering(entries.find_entry(name))
+    (planned,) = plan_episodes([task], 1, [name], load_protocol(asked["protocol"]), max_steps=2)
+    env = make_host(asked["host"]).make(task, policy.wants)
     try:
         ran = run_episode(env, policy, planned)
     finally:
@@ -57,10 +57,10 @@ def test_the_host_shows_what_an_entry_is_asked_with(name, task):
 
 
 def test_the_pose_in_the_base_s_frame_is_robocasa_s_own(task):
-    dialect = dialects.dialect("gr00t-robocasa")
-    env = host("robocasa").make(task, dialect.wants)
+    dialect = dialects.load_dialect("gr00t-robocasa")
+    env = make_host("robocasa").make(task, dialect.wants)
     try:
-        asked = dialect.request(env.reset(EpisodeSeed(0, 7, 0)))
+        asked = dialect.build_request(env.reset(EpisodeSeed(0, 7, 0)))
         own = env._kitchen._get_observations(force_update=True)
     finally:
         env.close()

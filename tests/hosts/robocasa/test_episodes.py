@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import episodes, install
 from safevla_bench.interface import EpisodeSeed
-from safevla_bench.rollout import plan, protocol
+from safevla_bench.rollout import load_protocol, plan_episodes
 from safevla_bench.tasks import registry
 
 
@@ -20,7 +20,7 @@ def start(split: str, index: int, no_layouts=(), no_styles=()) -> episodes.Start
 
 
 def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
-    robocasa = host("robocasa")
+    robocasa = make_host("robocasa")
     assert robocasa.suites() == ("robocasa-365", "robocasa-pnp")
     for suite, count in (("robocasa-365", 18), ("robocasa-pnp", 5)):
         tasks = robocasa.tasks(suite)
@@ -30,18 +30,18 @@ def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
 
 
 def test_fifty_episodes_and_the_horizon_of_the_release_are_planned_unless_told_otherwise():
-    tasks = host("robocasa").tasks("robocasa-365")[1:2]
-    planned = plan(tasks, None, ["noop"], protocol())
+    tasks = make_host("robocasa").tasks("robocasa-365")[1:2]
+    planned = plan_episodes(tasks, None, ["noop"], load_protocol())
     assert len(planned) == 50
     assert {one.horizon for one in planned} == {900}
-    older = host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")[1:2]
-    assert plan(older, 1, ["noop"], protocol())[0].horizon == 600
-    assert plan(older, 1, ["noop"], protocol(), max_steps=5)[0].horizon == 5
+    older = make_host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")[1:2]
+    assert plan_episodes(older, 1, ["noop"], load_protocol())[0].horizon == 600
+    assert plan_episodes(older, 1, ["noop"], load_protocol(), max_steps=5)[0].horizon == 5
 
 
 def test_the_older_horizons_are_two_thirds_of_the_newer():
-    older = host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")
-    for task, before in zip(host("robocasa").tasks("robocasa-365"), older, strict=True):
+    older = make_host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")
+    for task, before in zip(make_host("robocasa").tasks("robocasa-365"), older, strict=True):
         assert 2 * task.horizon == 3 * before.horizon
 
 
@@ -80,17 +80,17 @@ def test_a_negative_episode_is_an_error():
 )
 def test_arguments_that_the_host_does_not_know_are_errors_that_list_what_there_is(arguments, said):
     with pytest.raises(HostError) as caught:
-        host("robocasa", arguments)
+        make_host("robocasa", arguments)
     assert said in str(caught.value)
 
 
 def test_an_unknown_suite_is_an_error_that_lists_them():
     with pytest.raises(HostError, match="robocasa-365, robocasa-pnp"):
-        host("robocasa").tasks("robocasa")
+        make_host("robocasa").tasks("robocasa")
 
 
 def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_or_the_robot():
-    tasks = {task.task_id: episodes.rules(task) for task in host("robocasa").tasks("robocasa-365")}
+    tasks = {task.task_id: episodes.rules(task) for task in make_host("robocasa").tasks("robocasa-365")}
     held = {name for name, rules in tasks.items() if rules.target}
     assert held == {name for name in tasks if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
     assert {name for name, rules in tasks.items() if not rules.target and not rules.moves} == {"NavigateKitchen"}

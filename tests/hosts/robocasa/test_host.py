@@ -12,15 +12,14 @@ import mujoco
 import numpy as np
 import pytest
 
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import episodes, install
 from safevla_bench.interface import EpisodeSeed, Wants
-from safevla_bench.policies import policy
-from safevla_bench.policies.mobile.handles import carried
-from safevla_bench.rollout import plan, protocol, run_episode
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.mobile.handles import move_point
+from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import standin_benchmarks
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -29,7 +28,7 @@ STILL = np.array(episodes.STILL)
 
 
 def made(name: str, wants: Wants | None = None, **arguments: str):
-    robocasa = host("robocasa", arguments)
+    robocasa = make_host("robocasa", arguments)
     task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)
     return robocasa.make(task, wants or Wants())
 
@@ -45,7 +44,7 @@ def record(name: str, index: int = 0, steps: int = 3, **arguments: str):
 
 
 def of_role(batch, role: str) -> set[str]:
-    return {name for name, found in batch.bodies(0).items() if found == role}
+    return {name for name, found in batch.body_roles(0).items() if found == role}
 
 
 def fields(batch) -> dict:
@@ -57,7 +56,7 @@ def test_the_blender_s_lid_is_what_is_held_though_it_is_a_fixture():
     assert batch.headers[0].target_object == "lid"
     assert of_role(batch, "target") == {"lid"}
     assert not any("auxiliary" in name for name in of_role(batch, "furniture"))
-    tracked = {batch.name(int(body)) for body in batch.body_quat_wxyz.episode(0)[0]}
+    tracked = {batch.body_label(int(body)) for body in batch.body_quat_wxyz.episode_poses(0)[0]}
     assert tracked == {"lid"}
 
 
@@ -66,7 +65,7 @@ def test_objects_of_a_task_that_moves_a_fixture_are_bystanders_and_its_links_are
     assert batch.headers[0].target_object is None
     assert of_role(batch, "target") == set()
     assert "door_obj" in of_role(batch, "bystander")
-    tracked = {batch.name(int(body)) for body in batch.body_pos_m.episode(0)[0]}
+    tracked = {batch.body_label(int(body)) for body in batch.body_pos_m.episode_poses(0)[0]}
     assert of_role(batch, "bystander") <= tracked
     assert not any(name.startswith("fridge_main_group") for name in tracked)
     assert "microwave_main_group_door" in tracked
@@ -87,7 +86,7 @@ def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
     env.close()
     assert "mobilebase0_wheeled_base" in of_role(batch, "robot")
     assert lowest > 0.001
-    touched = {batch.name(int(body)) for body in (*batch.contacts.a, *batch.contacts.b)}
+    touched = {batch.body_label(int(body)) for body in (*batch.contacts.a, *batch.contacts.b)}
     assert not any(name.startswith("floor") for name in touched)
 
 
@@ -117,14 +116,14 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
 
 def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit():
     batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
-    told, states = fields(batch), batch.sim_state.episode(0)
+    told, states = fields(batch), batch.sim_state.episode_rows(0)
     start = episodes.Start(told["split"], told["layout"], told["style"], told["seed"])
     kitchen = install.kitchen(made("PickPlaceDrawerToCounter").task, start, Wants())
     kitchen.reset()
     for _ in range(2):  # settling, as in `record`
         kitchen.step(STILL)
     again = [state(kitchen)]
-    for action in batch.action.episode(0):
+    for action in batch.action.episode_rows(0):
         kitchen.step(action.copy())
         again.append(state(kitchen))
     kitchen.close()
@@ -137,7 +136,7 @@ def state(kitchen) -> np.ndarray:
 
 
 def test_the_same_episode_in_a_process_that_hashes_otherwise_has_the_same_bytes():
-    code = "from test_robocasa import *; print(digest('PickPlaceCounterToStove'))"
+    code = "from test_host import *; print(digest('PickPlaceCounterToStove'))"
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.path.dirname(__file__)}
     command = [sys.executable, "-W", "ignore", "-c", code]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -155,17 +154,17 @@ def test_a_robot_that_does_nothing_violates_nothing(name):
     Scene 1 of NavigateKitchen has a stand mixer that stands in a toaster oven's door: 2,258 N at rest.
     """
     batch = record(name, steps=40)
-    (judged,) = score(batch, library(), registry()).episodes()
+    (judged,) = score(batch, load_ruleset()).episodes()
     assert judged.safe
     assert judged.diagnostics["arm_no_furniture_collision"].violated is False
     assert batch.contacts.force_n.max(initial=0) < 20
 
 
 def test_the_horizons_of_release_1_0_0_are_those_of_the_installed_one():
-    install.task_class(host("robocasa").tasks("robocasa-pnp")[0])
+    install.task_class(make_host("robocasa").tasks("robocasa-pnp")[0])
     from robocasa.utils.dataset_registry import ATOMIC_TASK_DATASETS
 
-    for task in host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365"):
+    for task in make_host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365"):
         assert ATOMIC_TASK_DATASETS[task.task_id]["horizon"] == task.horizon
 
 
@@ -193,7 +192,7 @@ def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
     model, data = env._kitchen.sim.model._model, env._kitchen.sim.data._data
     data.qpos[model.joint(joint).qposadr[0]] += by
     mujoco.mj_forward(model, data)
-    np.testing.assert_allclose(data.body(grip).xpos, carried(told, scene.body_pos_m[grip], by), atol=1e-6)
+    np.testing.assert_allclose(data.body(grip).xpos, move_point(told, scene.body_pos_m[grip], by), atol=1e-6)
     assert (told.low, told.high) == tuple(model.joint(joint).range)
     env.close()
 
@@ -208,10 +207,10 @@ def test_the_goal_names_the_knob_that_the_episode_means():
 
 @pytest.mark.parametrize("name", ["TurnOnMicrowave", "CloseFridge", "OpenDrawer"])
 def test_scripted_policies_succeed_by_physics(name):
-    robocasa = host("robocasa")
+    robocasa = make_host("robocasa")
     task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)
-    acting, env = policy("scripted:careful"), made(name, Wants(privileged=True))
-    (planned,) = plan([task], 1, ["scripted:careful"], protocol())
+    acting, env = make_policy("scripted:careful"), made(name, Wants(privileged=True))
+    (planned,) = plan_episodes([task], 1, ["scripted:careful"], load_protocol())
     outcome = run_episode(env, acting, planned)
     env.close()
     assert outcome.success, outcome.reason

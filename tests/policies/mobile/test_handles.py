@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Boxes, Joint, Observation, Privileged
-from safevla_bench.policies.mobile.handles import bars, carried, course, handle, opened
-from safevla_bench.policies.mobile.opening import on_door
-from safevla_bench.policies.mobile.scripts import grasped_at
-from safevla_bench.policies.mobile.shelving import shelves
+from safevla_bench.policies.mobile.door_script import point_on_door
+from safevla_bench.policies.mobile.handles import body_boxes, handle_box, motion_direction, move_point, open_position
+from safevla_bench.policies.mobile.scripts import find_shelves, grasp_point
 
 NUMBER = st.floats(-2.0, 2.0)
 POINT = st.tuples(NUMBER, NUMBER, NUMBER).map(np.array)
@@ -43,12 +42,12 @@ def kitchen(pieces: dict[str, Boxes], turned: Rotation | None = None, **given) -
 @given(POINT, AXIS, POINT, st.floats(-1.5, 1.5), st.sampled_from(KINDS))
 def test_what_a_joint_carries_comes_back(anchor, axis, point, by, kind):
     moving = joint(kind, axis, anchor)
-    np.testing.assert_allclose(carried(moving, carried(moving, point, by), -by), point, atol=1e-9)
+    np.testing.assert_allclose(move_point(moving, move_point(moving, point, by), -by), point, atol=1e-9)
 
 
 @given(POINT, AXIS, POINT, st.floats(-1.5, 1.5))
 def test_a_hinge_keeps_a_point_as_far_from_its_axis_and_as_high_along_it(anchor, axis, point, by):
-    off, after = point - anchor, carried(joint("hinge", axis, anchor), point, by) - anchor
+    off, after = point - anchor, move_point(joint("hinge", axis, anchor), point, by) - anchor
     assert np.linalg.norm(after) == pytest.approx(np.linalg.norm(off), abs=1e-9)
     assert after @ axis == pytest.approx(off @ axis, abs=1e-9)
 
@@ -56,17 +55,17 @@ def test_a_hinge_keeps_a_point_as_far_from_its_axis_and_as_high_along_it(anchor,
 @given(POINT, AXIS, POINT, st.sampled_from(KINDS))
 def test_the_course_is_the_direction_in_which_a_point_is_carried(anchor, axis, point, kind):
     moving = joint(kind, axis, anchor)
-    step = carried(moving, point, 1e-6) - point
+    step = move_point(moving, point, 1e-6) - point
     if np.linalg.norm(step) > 1e-8:
-        np.testing.assert_allclose(course(moving, point), step / np.linalg.norm(step), atol=1e-3)
+        np.testing.assert_allclose(motion_direction(moving, point), step / np.linalg.norm(step), atol=1e-3)
 
 
 def test_bars_stand_where_their_body_does_and_turn_with_it():
     turned = Rotation.from_euler("z", 90, degrees=True)
-    (bar,) = bars(kitchen({"grip": boxes(([0.2, 0, 0], [0.1, 0.01, 0.02]))}, turned), "grip")
+    (bar,) = body_boxes(kitchen({"grip": boxes(([0.2, 0, 0], [0.1, 0.01, 0.02]))}, turned), "grip")
     np.testing.assert_allclose(bar.center_m, [1.0, 2.2, 0.5], atol=1e-12)
-    np.testing.assert_allclose(np.abs(bar.along), [0, 1, 0], atol=1e-12)
-    assert bar.reach(np.array([0.0, 1.0, 0.0])) == pytest.approx(0.1)
+    np.testing.assert_allclose(np.abs(bar.long_axis), [0, 1, 0], atol=1e-12)
+    assert bar.extent_along(np.array([0.0, 1.0, 0.0])) == pytest.approx(0.1)
 
 
 def test_a_handle_is_the_longest_bar_of_what_is_called_so_else_of_all_that_moves():
@@ -78,27 +77,27 @@ def test_a_handle_is_the_longest_bar_of_what_is_called_so_else_of_all_that_moves
     pieces = {"cab_door": boxes(panel), "cab_door_handle_main": boxes(mount, grip)}
     doors = {"hinge": joint(bodies=("cab_door", "cab_door_handle_main")), "plain": joint(bodies=("cab_door",))}
     scene = kitchen(pieces, joints=doors)
-    assert handle(scene, "hinge").half_m.max() == 0.1
-    assert handle(scene, "plain").half_m.max() == 0.4
+    assert handle_box(scene, "hinge").half_m.max() == 0.1
+    assert handle_box(scene, "plain").half_m.max() == 0.4
 
 
 def test_a_handle_s_name_counts_only_beyond_that_of_the_body_that_moves():
     pieces = {"handle_drawer": boxes(([0, 0, 0], [0.3, 0.2, 0.1])), "front": boxes(([0, 0, 0], [0.4, 0.01, 0.1]))}
     scene = kitchen(pieces, joints={"slide": joint("slide", bodies=("handle_drawer", "front"))})
-    assert handle(scene, "slide").half_m.max() == 0.4
+    assert handle_box(scene, "slide").half_m.max() == 0.4
 
 
 @pytest.mark.parametrize(("low", "high", "end"), [(-1.57, 0.0, -1.57), (0.0, 1.57, 1.57), (-0.6, 0.0, -0.6)])
 def test_open_is_the_end_that_is_farther_from_0(low, high, end):
-    assert opened(joint(low=low, high=high)) == end
+    assert open_position(joint(low=low, high=high)) == end
 
 
 def test_the_inside_of_a_door_is_the_side_that_it_covers_however_far_it_is_open():
     """A door hinged at x = 0 that reaches to x = 0.4 in front of a cabinet behind it, at greater y."""
-    (closed,) = bars(kitchen({"grip": boxes(([-0.6, -2.0, 1.0], [0.01, 0.01, 0.1]))}), "grip")
+    (closed,) = body_boxes(kitchen({"grip": boxes(([-0.6, -2.0, 1.0], [0.01, 0.01, 0.1]))}), "grip")
     scene = kitchen({}, joints={"hinge": joint()}, joint_pos={"hinge": 0.0})
-    np.testing.assert_allclose(on_door(scene, "hinge", closed, 0.0, 1.0, 0.05), [0.4, 0.05, 1.5], atol=1e-9)
-    wide = on_door(scene, "hinge", closed, -np.pi / 2, 0.5, 0.05)
+    np.testing.assert_allclose(point_on_door(scene, "hinge", closed, 0.0, 1.0, 0.05), [0.4, 0.05, 1.5], atol=1e-9)
+    wide = point_on_door(scene, "hinge", closed, -np.pi / 2, 0.5, 0.05)
     np.testing.assert_allclose(wide, [0.05, -0.2, 1.5], atol=1e-9)
 
 
@@ -116,14 +115,14 @@ def cup(half_m: float) -> tuple[Observation, np.ndarray]:
 
 def test_a_narrow_object_is_held_around_its_middle_and_a_wide_one_by_a_wall_at_its_side():
     seen, middle = cup(0.03)
-    np.testing.assert_allclose(grasped_at(seen, "cup"), middle)
+    np.testing.assert_allclose(grasp_point(seen, "cup"), middle)
     seen, middle = cup(0.06)
-    np.testing.assert_allclose(np.abs(grasped_at(seen, "cup") - middle), [0, 0.06, 0], atol=1e-12)
+    np.testing.assert_allclose(np.abs(grasp_point(seen, "cup") - middle), [0, 0.06, 0], atol=1e-12)
 
 
 def test_shelves_are_the_flat_boards_of_a_fixture_from_low_to_high():
     walls, floor = ([0.2, 0, 0.4], [0.01, 0.2, 0.4]), ([0, 0, 0], [0.2, 0.2, 0.01])
     ledge, above = ([0, 0, 0.2], [0.2, 0.02, 0.01]), ([0, 0, 0.3], [0.2, 0.2, 0.01])
     pieces = {"cab_main": boxes(above, walls, ledge), "cab_level": boxes(floor), "other": boxes(floor)}
-    found = shelves(kitchen(pieces), "cab")
+    found = find_shelves(kitchen(pieces), "cab")
     np.testing.assert_allclose([board.center_m[2] for board in found], [0.5, 0.8])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.hosts import host
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import Boxes, Joint, Observation, Privileged
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile import STYLES
-from safevla_bench.policies.mobile.moves import CLOSE, OPEN, drive, facing, follow, heading, reach
-from safevla_bench.policies.mobile.opening import open_up
+from safevla_bench.policies.mobile.door_script import open_fixture
+from safevla_bench.policies.mobile.moves import CLOSE, OPEN, base_yaw, drive_base, follow_point, move_hand, turn_to_face
 
 UNIT_M = 0.05
 
@@ -37,7 +37,7 @@ def seen(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
 
 def moved(now: Observation, action: np.ndarray) -> Observation:
     """A robot that does at once what it is told."""
-    yaw = heading(now)
+    yaw = base_yaw(now)
     turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
     if action[11] > 0:
         way = np.array([*(turn @ action[7:9]), 0.0]) * UNIT_M
@@ -63,22 +63,22 @@ def played(move, now: Observation, most: int = 1000) -> tuple[Observation, list[
 @pytest.mark.parametrize("yaw", [0.0, 2.0, -3.0])
 def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
     start = seen(yaw=yaw)
-    end, actions = played(drive(start, np.array([0.6, -0.4]), 1.0, speed=0.5), start)
+    end, actions = played(drive_base(start, np.array([0.6, -0.4]), 1.0, speed=0.5), start)
     assert np.linalg.norm(end.base_pos_m[:2] - [0.6, -0.4]) < 0.05
-    assert abs(heading(end) - 1.0) < 0.06
+    assert abs(base_yaw(end) - 1.0) < 0.06
     assert all(np.abs(action[7:10]).max() <= 0.5 and not action[:6].any() for action in actions)
 
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0])
 def test_the_hand_arrives_where_it_reaches_in_world_axes(yaw):
     start = seen(yaw=yaw)
-    end, actions = played(reach(start, np.array([0.5, 0.2, 1.0]), speed=0.4), start)
+    end, actions = played(move_hand(start, np.array([0.5, 0.2, 1.0]), speed=0.4), start)
     assert np.linalg.norm(end.eef_pos_m - [0.5, 0.2, 1.0]) < 0.02
     assert all(np.linalg.norm(action[:3]) <= 0.4 + 1e-9 and not action[7:11].any() for action in actions)
 
 
 def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
-    move = reach(seen(), np.array([2.0, 0.0, 1.3]), speed=0.5)
+    move = move_hand(seen(), np.array([2.0, 0.0, 1.3]), speed=0.5)
     actions = [next(move)]
     while len(actions) < 100:
         try:
@@ -90,13 +90,13 @@ def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
 
 def test_a_hand_takes_the_nearer_of_two_ways_to_open_its_fingers():
     for across in (np.array([0.0, 1.0, 0.0]), np.array([0.0, -1.0, 0.0])):
-        left = facing(seen(), np.array([0.0, 0.0, -1.0]), across)
+        left = turn_to_face(seen(), np.array([0.0, 0.0, -1.0]), across)
         assert np.linalg.norm(left(seen())) < 1e-6
 
 
 def test_a_goal_without_a_script_is_waited_out():
-    acting = policy("scripted:careful")
-    task = host("robocasa").tasks("robocasa-365")[0]
+    acting = make_policy("scripted:careful")
+    task = make_host("robocasa").tasks("robocasa-365")[0]
     acting.reset(task, 0)
     for _ in range(3):
         np.testing.assert_array_equal(acting.act(seen()), task.still)
@@ -104,7 +104,7 @@ def test_a_goal_without_a_script_is_waited_out():
 
 def test_a_script_begins_anew_after_a_reset_and_ends_in_stillness():
     site = {"goal": np.array([0.2, 0.0, 0.0]), "goal_ahead": np.array([1.2, 0.0, 0.0])}
-    acting, task = policy("scripted:hasty"), host("robocasa").tasks("robocasa-365")[4]
+    acting, task = make_policy("scripted:hasty"), make_host("robocasa").tasks("robocasa-365")[4]
     runs = []
     for _ in range(2):
         acting.reset(task, 0)
@@ -119,8 +119,8 @@ def test_a_script_begins_anew_after_a_reset_and_ends_in_stillness():
 
 
 def test_without_privileged_state_there_is_an_error():
-    acting = policy("scripted:careful")
-    acting.reset(host("robocasa").tasks("robocasa-365")[0], 0)
+    acting = make_policy("scripted:careful")
+    acting.reset(make_host("robocasa").tasks("robocasa-365")[0], 0)
     with pytest.raises(PolicyError, match="privileged"):
         acting.act(replace(seen(), privileged=None))
 
@@ -146,7 +146,7 @@ def drawer() -> Privileged:
 @pytest.mark.parametrize("style", ["careful", "hasty"])
 def test_opening_closes_the_fingers_at_the_handle_and_then_drives_back(style):
     now = seen(drawer())
-    _, actions = played(open_up(now, STYLES[style]), now)
+    _, actions = played(open_fixture(now, STYLES[style]), now)
     grips = [action[6] for action in actions]
     first, last = grips.index(CLOSE), len(grips) - 1 - grips[::-1].index(CLOSE)
     held = np.array(actions[first : last + 1])
@@ -161,13 +161,13 @@ def test_no_script_asks_for_more_than_the_robot_takes(style):
     now = seen(drawer(), yaw=0.3)
     far = replace(now, eef_pos_m=np.array([-3.0, 2.0, 0.1]), eef_quat_wxyz=np.array([0.5, 0.5, -0.5, 0.5]))
     for start in (now, far):
-        _, actions = played(open_up(start, STYLES[style]), start, most=3000)
+        _, actions = played(open_fixture(start, STYLES[style]), start, most=3000)
         assert np.abs(actions).max() <= 1.0
 
 
 def test_a_base_that_is_stopped_gives_up_unless_it_insists():
     def steps(insist: bool) -> int:
-        move = drive(seen(), np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
+        move = drive_base(seen(), np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
         next(move)
         for count in range(1, 200):
             try:
@@ -186,6 +186,6 @@ def test_a_hand_follows_until_there_is_nowhere_to_go():
     def whither(now: Observation) -> np.ndarray | None:
         return None if np.linalg.norm(now.eef_pos_m - goal) < 0.02 else goal
 
-    end, actions = played(follow(seen(), whither, speed=0.5), seen())
+    end, actions = played(follow_point(seen(), whither, speed=0.5), seen())
     assert np.linalg.norm(end.eef_pos_m - goal) < 0.02
     assert {action[6] for action in actions} == {CLOSE}

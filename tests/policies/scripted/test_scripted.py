@@ -11,8 +11,8 @@ import pytest
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import EpisodeSeed
-from safevla_bench.policies import policy
-from safevla_bench.policies.scripted import STYLES, Scripted
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.scripted import STYLES, ScriptedPolicy
 from safevla_bench.policies.scripted.phases import Phase
 
 SPECS = [f"scripted:{name}" for name in STYLES]
@@ -20,7 +20,7 @@ SPECS = [f"scripted:{name}" for name in STYLES]
 
 def episode(spec: str, task: int = 0, init: int = 0, steps: int = 100):
     """Success, actions and phases of one episode."""
-    host, acting = FakeHost(), policy(spec)
+    host, acting = FakeHost(), make_policy(spec)
     chosen = host.tasks("fake")[task]
     env = host.make(chosen, acting.wants)
     observation = env.reset(EpisodeSeed(init, 7, 0))
@@ -60,8 +60,8 @@ def test_hasty_is_quicker():
 
 
 def test_styles_are_one_policy_and_differ_only_in_clearances_and_speeds():
-    careful, hasty = (policy(spec) for spec in SPECS)
-    assert type(careful) is type(hasty) is Scripted
+    careful, hasty = (make_policy(spec) for spec in SPECS)
+    assert type(careful) is type(hasty) is ScriptedPolicy
     assert careful.wants == hasty.wants
     assert vars(careful) | {"style": None, "_mobile": None} == vars(hasty) | {"style": None, "_mobile": None}
     names = {field.name for field in fields(careful.style)}
@@ -72,7 +72,7 @@ def test_styles_are_one_policy_and_differ_only_in_clearances_and_speeds():
 
 
 def test_a_policy_with_the_other_style_acts_as_the_other():
-    careful = policy("scripted:careful")
+    careful = make_policy("scripted:careful")
     careful.style = STYLES["hasty"]
     host = FakeHost()
     env = host.make(host.tasks("fake")[0], careful.wants)
@@ -82,7 +82,7 @@ def test_a_policy_with_the_other_style_acts_as_the_other():
 
 
 def test_privileged_state_is_asked_for_and_its_lack_is_an_error(scene, seen, task):
-    careful = policy("scripted:careful")
+    careful = make_policy("scripted:careful")
     assert careful.wants.privileged
     assert not careful.wants.cameras
     careful.reset(task, 0)
@@ -97,7 +97,7 @@ def test_an_observation_is_never_written_to(spec, scene, seen, task):
     for array in (shown.eef_pos_m, shown.eef_quat_wxyz, shown.gripper_qpos):
         array.flags.writeable = True
     before = copy.deepcopy(shown)
-    acting = policy(spec)
+    acting = make_policy(spec)
     acting.reset(task, 0)
     for _ in range(5):
         acting.act(shown)
@@ -108,14 +108,14 @@ def test_an_observation_is_never_written_to(spec, scene, seen, task):
 
 @pytest.mark.parametrize("goal", [(), (("open", "drawer"),), (("turnon", "stove"), ("on", "stove", "table"))])
 def test_where_there_is_nothing_to_place_the_arm_holds_still(goal, scene, seen, task):
-    acting = policy("scripted:careful")
+    acting = make_policy("scripted:careful")
     acting.reset(task, 0)
     shown = seen(scene({"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03])}, goal=goal))
     assert all(acting.act(shown).tolist() == [0, 0, 0, 0, 0, 0, -1] for _ in range(3))
 
 
 def test_a_hand_that_gets_nowhere_tries_on_and_never_raises(scene, seen, task):
-    acting = policy("scripted:careful")
+    acting = make_policy("scripted:careful")
     acting.reset(task, 0)
     boxes = {"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03]), "plate": ([0.1, 0.2, 0], [0.07, 0.07, 0.01])}
     shown = seen(scene(boxes, goal=[("on", "bowl", "plate")]))
@@ -125,7 +125,7 @@ def test_a_hand_that_gets_nowhere_tries_on_and_never_raises(scene, seen, task):
 
 
 def test_a_reset_forgets_the_last_episode():
-    acting = policy("scripted:hasty")
+    acting = make_policy("scripted:hasty")
     host = FakeHost()
     env = host.make(host.tasks("fake")[0], acting.wants)
     runs = []

@@ -16,73 +16,80 @@ WALLS = Boxes(
     half_extents_m=np.array([[0.01, 0.1, 0.06]] * 2 + [[0.1, 0.01, 0.06]] * 2 + [[0.1, 0.1, 0.01]]),
     quat_wxyz=np.tile([1.0, 0, 0, 0], (5, 1)),
 )
-FINGER = shapes.prisms(
+FINGER = shapes.prisms_around(
     np.array([[[x, y, z] for x in (-0.01, 0.01) for y in (-0.01, 0.01) for z in (0, 0.1)]]).reshape(1, 8, 3)
 )
 
 
 @pytest.fixture
 def box(scene):
-    return shapes.body(scene({"box": ([0, 0, 0.05], [0.03, 0.03, 0.05])}), "box")
+    return shapes.body_prisms(scene({"box": ([0, 0, 0.05], [0.03, 0.03, 0.05])}), "box")
 
 
 def test_over_a_body_a_finger_stays_above_its_top_by_the_clearance(box):
-    assert shapes.lowest(FINGER, NEAR, box, 0.0, 0.02) == pytest.approx([0.12])
+    assert shapes.lowest_heights(FINGER, NEAR, box, 0.0, 0.02) == pytest.approx([0.12])
 
 
 def test_away_from_everything_a_hand_is_free(box):
-    assert shapes.lowest(FINGER, FAR, box, 0.02, 0.02) == [-np.inf]
+    assert shapes.lowest_heights(FINGER, FAR, box, 0.02, 0.02) == [-np.inf]
 
 
 @given(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2), st.floats(0, 0.05), st.floats(0, 0.05), st.floats(-3, 3))
 def test_more_clearance_never_lets_the_hand_lower(x, y, less, more, yaw):
     corners = np.array([[[a, b, c] for a in (-0.03, 0.03) for b in (-0.05, 0.05) for c in (0, 0.1)]])
-    rig, obstacle, place = shapes.gripper(yaw, 0.02), shapes.prisms(corners.reshape(1, 8, 3)), np.array([[x, y]])
+    rig, obstacle, place = (
+        shapes.hand_prisms(yaw, 0.02),
+        shapes.prisms_around(corners.reshape(1, 8, 3)),
+        np.array([[x, y]]),
+    )
     tight, wide = sorted((less, more))
-    low, high = (shapes.lowest(rig, place, obstacle, margin, margin)[0] for margin in (tight, wide))
+    low, high = (shapes.lowest_heights(rig, place, obstacle, margin, margin)[0] for margin in (tight, wide))
     assert low <= high
 
 
 @given(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(-3, 3))
 def test_a_place_and_a_scene_that_move_together_ask_the_same_height(x, y, yaw):
     corners = np.array([[[a, b, c] for a in (-0.03, 0.03) for b in (-0.05, 0.05) for c in (0, 0.1)]]).reshape(1, 8, 3)
-    obstacle, rig = shapes.prisms(corners), shapes.gripper(yaw, 0.02)
+    obstacle, rig = shapes.prisms_around(corners), shapes.hand_prisms(yaw, 0.02)
     move = np.array([x, y, 0.0])
-    here = shapes.lowest(rig, NEAR, obstacle, 0.01, 0.01)
-    there = shapes.lowest(rig, NEAR + move[:2], obstacle.shifted(move), 0.01, 0.01)
+    here = shapes.lowest_heights(rig, NEAR, obstacle, 0.01, 0.01)
+    there = shapes.lowest_heights(rig, NEAR + move[:2], obstacle.shift_by(move), 0.01, 0.01)
     np.testing.assert_allclose(here, there)
 
 
 def test_pieces_show_that_a_drawer_is_hollow_which_its_box_hides(scene):
     boxes = {"drawer": ([0, 0, 0], [0.11, 0.11, 0.06])}
-    hull, hollow = shapes.body(scene(boxes), "drawer"), shapes.body(scene(boxes, pieces={"drawer": WALLS}), "drawer")
-    assert shapes.lowest(FINGER, NEAR, hull, 0.005, 0.0) == pytest.approx([0.06])
-    assert shapes.lowest(FINGER, NEAR, hollow, 0.005, 0.0) == pytest.approx([-0.04])
+    hull, hollow = (
+        shapes.body_prisms(scene(boxes), "drawer"),
+        shapes.body_prisms(scene(boxes, pieces={"drawer": WALLS}), "drawer"),
+    )
+    assert shapes.lowest_heights(FINGER, NEAR, hull, 0.005, 0.0) == pytest.approx([0.06])
+    assert shapes.lowest_heights(FINGER, NEAR, hollow, 0.005, 0.0) == pytest.approx([-0.04])
 
 
 def test_a_turned_body_is_as_wide_as_it_is_along_each_direction(scene):
     quarter = [np.sqrt(0.5), 0, 0, np.sqrt(0.5)]
-    turned = shapes.body(scene({"box": ([0, 0, 0], [0.1, 0.02, 0.02])}, turned={"box": quarter}), "box")
+    turned = shapes.body_prisms(scene({"box": ([0, 0, 0], [0.1, 0.02, 0.02])}, turned={"box": quarter}), "box")
     reach = turned.reach_m[0]
     assert reach[[0, 18]] == pytest.approx([0.02, 0.1])
 
 
 def test_nothing_above_asks_for_no_move(box):
-    held = shapes.prisms(
+    held = shapes.prisms_around(
         np.array([[[x, y, z] for x in (-0.05, 0.05) for y in (-0.05, 0.05) for z in (0, 0.2)]]).reshape(1, 8, 3)
     )
     np.testing.assert_array_equal(shapes.out_from_under(held, box, 0.01), [0, 0])
 
 
 def test_after_the_move_from_under_a_lid_nothing_hangs_over(scene):
-    lid = shapes.body(scene({"lid": ([0.1, 0, 0.15], [0.08, 0.2, 0.01])}), "lid")
-    held = shapes.body(scene({"bowl": ([0, 0, 0.05], [0.05, 0.05, 0.05])}), "bowl")
+    lid = shapes.body_prisms(scene({"lid": ([0.1, 0, 0.15], [0.08, 0.2, 0.01])}), "lid")
+    held = shapes.body_prisms(scene({"bowl": ([0, 0, 0.05], [0.05, 0.05, 0.05])}), "bowl")
     move = shapes.out_from_under(held, lid, 0.01)
     assert move == pytest.approx([-0.04, 0])
-    np.testing.assert_allclose(shapes.out_from_under(held.shifted(np.array([*move, 0])), lid, 0.0099), [0, 0])
+    np.testing.assert_allclose(shapes.out_from_under(held.shift_by(np.array([*move, 0])), lid, 0.0099), [0, 0])
 
 
 def test_a_way_has_both_its_ends_and_no_gap_wider_than_its_spacing():
-    places = shapes.along(np.array([0.0, 0.0]), np.array([0.3, 0.4]), 0.01)
+    places = shapes.line_points(np.array([0.0, 0.0]), np.array([0.3, 0.4]), 0.01)
     np.testing.assert_allclose(places[[0, -1]], [[0, 0], [0.3, 0.4]])
     assert np.linalg.norm(np.diff(places, axis=0), axis=1).max() <= 0.01

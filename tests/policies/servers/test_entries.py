@@ -11,16 +11,16 @@ from expected import EXPECTED, leaves, refusal, reply
 from safevla_bench import protocols
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.report.published import PAPER, published
-from strict import StrictServer
+from safevla_bench.report.published import PAPER, load_published
+from strict_server import StrictServer
 
 NINE = tuple(EXPECTED)
 CARRIED_OUT = {"openpi-libero": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
 """Actions of a reply of 16 before the next request."""
-MAIN = [one for one in entries.entries() if not one.auxiliary]
+MAIN = [one for one in entries.paper_entries() if not one.auxiliary]
 
 
 def observation(dialect):
@@ -46,9 +46,9 @@ def task(entry):
 def served(request):
     """An entry, its server and the entry's policy, asked on its first suite."""
     server = StrictServer(request.param)
-    entry = entries.entry(request.param)
+    entry = entries.find_entry(request.param)
     where = " ".join(f"{suite}={server.url}" for suite in entry.suites)
-    made = policy(entry.name, {"server": where})
+    made = make_policy(entry.name, {"server": where})
     made.reset(task(entry), 0)
     yield entry, server, made
     made.close()
@@ -57,30 +57,30 @@ def served(request):
 
 def test_the_nine_are_the_paper_s_cells():
     cells = {(one.policy, suite) for one in MAIN for suite in one.suites}
-    assert cells == {(cell.policy, cell.benchmark) for cell in published(PAPER).cells if not cell.auxiliary}
+    assert cells == {(cell.policy, cell.benchmark) for cell in load_published(PAPER).cells if not cell.auxiliary}
     assert len(MAIN) == 9
     assert [one.name for one in MAIN] == list(NINE)
-    auxiliary = {(one.policy, suite) for one in entries.entries() if one.auxiliary for suite in one.suites}
-    assert auxiliary == {(cell.policy, cell.benchmark) for cell in published(PAPER).cells if cell.auxiliary}
+    auxiliary = {(one.policy, suite) for one in entries.paper_entries() if one.auxiliary for suite in one.suites}
+    assert auxiliary == {(cell.policy, cell.benchmark) for cell in load_published(PAPER).cells if cell.auxiliary}
 
 
 @pytest.mark.parametrize("entry", MAIN, ids=lambda one: one.name)
 def test_an_entry_runs_as_many_episodes_as_the_paper_and_has_its_training(entry):
-    trials = protocols.protocol(entry.protocol).trials
-    for cell in published(PAPER).cells:
+    trials = protocols.load_protocol(entry.protocol).trials
+    for cell in load_published(PAPER).cells:
         if cell.policy == entry.policy and cell.benchmark in entry.suites:
             assert cell.training == entry.training
             assert trials[cell.benchmark] * (18 if entry.host == "robocasa" else 10) == cell.n
 
 
-@pytest.mark.parametrize("entry", entries.entries(), ids=lambda one: one.name)
+@pytest.mark.parametrize("entry", entries.paper_entries(), ids=lambda one: one.name)
 def test_what_an_entry_says_has_a_source_or_is_named_unknown(entry):
     assert set(entry.sources) == {"checkpoints", "serve"}
     for field in ("serve", "protocol", "dialect", "project"):
         assert getattr(entry, field) != entries.UNKNOWN or entry.unknown, field
     assert not any(entries.UNKNOWN in where for where in entry.checkpoints.values()) or entry.unknown
     assert set(entry.checkpoints) <= {entries.EVERY, *entry.suites}
-    assert entry.runnable or entry.auxiliary
+    assert entry.is_runnable or entry.auxiliary
 
 
 def test_the_server_answers_what_the_entry_asks(served):
@@ -119,12 +119,12 @@ def spoilt(request, path, key, value):
 def test_removing_renaming_retyping_or_reshaping_any_field_is_refused(served, monkeypatch):
     entry, server, made = served
     asked = observation(made.dialect)
-    request = made.dialect.request(asked)
+    request = made.dialect.build_request(asked)
     tried = list(changes(request))
     assert len(tried) == 4 * len(EXPECTED[entry.name])
     for what, path, key, value in tried:
         sent = spoilt(request, path, key, value)
-        monkeypatch.setattr(Dialect, "request", lambda *_, sent=sent: sent)
+        monkeypatch.setattr(Dialect, "build_request", lambda *_, sent=sent: sent)
         made.reset(task(entry), 0)
         with pytest.raises(PolicyError, match=rf"failed: .*{re.escape(path[-1])}"):
             made.act(asked)
@@ -138,7 +138,7 @@ def test_removing_renaming_retyping_or_reshaping_any_field_is_refused(served, mo
 def test_images_and_states_are_in_their_places(served):
     _, _, made = served
     seen = observation(made.dialect)
-    request = dict(leaves(made.dialect.request(seen)))
+    request = dict(leaves(made.dialect.build_request(seen)))
     shown = {one.path: made.dialect.view(seen.images[one.camera]) for one in made.dialect.fields if one.camera}
     for path, image in shown.items():
         np.testing.assert_array_equal(request[path].reshape(image.shape), image)
@@ -146,8 +146,8 @@ def test_images_and_states_are_in_their_places(served):
 
 
 def test_the_base_frame_is_the_robot_s():
-    dialect = dialects.dialect("openpi-robocasa")
-    state = dialect.request(observation(dialect))["observation/state"]
+    dialect = dialects.load_dialect("openpi-robocasa")
+    state = dialect.build_request(observation(dialect))["observation/state"]
     # The base is turned by 90 degrees to the left: what lies (0.3, -0.4) away in the world is at (-0.4, -0.3) in it.
     np.testing.assert_allclose(state[:3], [-0.4, -0.3, 1.2], atol=1e-12)
     from scipy.spatial.transform import Rotation
@@ -161,8 +161,8 @@ def test_the_base_frame_is_the_robot_s():
 
 
 def test_the_grippers_of_the_replies_become_the_host_s():
-    assert dialects.dialect("gr00t-libero").actions(reply("gr00t-n1.7@libero"))[:, 6].tolist() == [-1.0] * 16
-    mobile = dialects.dialect("gr00t-robocasa").actions(reply("gr00t-n1.5@robocasa-365"))
+    assert dialects.load_dialect("gr00t-libero").read_actions(reply("gr00t-n1.7@libero"))[:, 6].tolist() == [-1.0] * 16
+    mobile = dialects.load_dialect("gr00t-robocasa").read_actions(reply("gr00t-n1.5@robocasa-365"))
     assert mobile[0].tolist() == [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, -1.0, 0.08, 0.09, 0.1, 0.11, -1.0]
 
 
@@ -179,30 +179,30 @@ def test_the_grippers_of_the_replies_become_the_host_s():
 )
 def test_a_reply_of_another_form_is_an_invalid_action(answer, problem):
     with pytest.raises(InvalidActionError, match=problem):
-        dialects.dialect("openpi-libero").actions(answer)
+        dialects.load_dialect("openpi-libero").read_actions(answer)
 
 
 def test_parts_of_a_reply_that_differ_in_steps_are_an_invalid_action():
     answer = reply("gr00t-n1.7@libero")
     with pytest.raises(InvalidActionError, match=r"differ in steps: action.x 16, .*action.gripper 3"):
-        dialects.dialect("gr00t-libero").actions({**answer, "action.gripper": np.ones((1, 3, 1))})
+        dialects.load_dialect("gr00t-libero").read_actions({**answer, "action.gripper": np.ones((1, 3, 1))})
 
 
 def test_a_host_that_does_not_show_a_base_is_told_so():
-    dialect = dialects.dialect("openpi-robocasa")
+    dialect = dialects.load_dialect("openpi-robocasa")
     seen = observation(dialect)
     still = Observation(seen.instruction, seen.eef_pos_m, seen.eef_quat_wxyz, seen.gripper_qpos, seen.images)
     with pytest.raises(PolicyError, match="needs eef_pos_in_base, which this host does not show"):
-        dialect.request(still)
+        dialect.build_request(still)
 
 
 def test_a_checkpoint_a_suite_is_a_server_a_suite():
-    entry = entries.entry("openvla-7b@libero")
+    entry = entries.find_entry("openvla-7b@libero")
     with pytest.raises(PolicyError, match=r"(?s)a checkpoint for each suite.*--server libero-spatial=ws://a"):
-        entries.servers(entry, ("ws://a",))
-    chosen = entries.servers(entry, ("libero-goal=ws://a", "libero-10=ws://b"))
+        entries.assign_servers(entry, ("ws://a",))
+    chosen = entries.assign_servers(entry, ("libero-goal=ws://a", "libero-10=ws://b"))
     assert chosen == {"libero-goal": "ws://a", "libero-10": "ws://b"}
-    every = entries.servers(entries.entry("pi0.5@libero"), ("ws://a", "libero-10=ws://b"))
+    every = entries.assign_servers(entries.find_entry("pi0.5@libero"), ("ws://a", "libero-10=ws://b"))
     assert every == {
         **dict.fromkeys(("libero-spatial", "libero-object", "libero-goal"), "ws://a"),
         "libero-10": "ws://b",
@@ -219,27 +219,27 @@ def test_a_checkpoint_a_suite_is_a_server_a_suite():
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(name, arguments, problem):
     with pytest.raises(PolicyError, match=problem):
-        policy(name, arguments)
+        make_policy(name, arguments)
 
 
 def test_every_dialect_and_release_is_there():
-    for name in dialects.names():
-        made = dialects.dialect(name)
-        assert made.release in protocols.names()
-        assert protocols.protocol(made.release).inference is not None
-        assert dialects.values(made)["name"] == name
+    for name in dialects.dialect_names():
+        made = dialects.load_dialect(name)
+        assert made.release in protocols.protocol_names()
+        assert protocols.load_protocol(made.release).inference is not None
+        assert dialects.dialect_values(made)["name"] == name
     with pytest.raises(PolicyError, match=r"(?s)no dialect 'openpy'.*openpi-libero"):
-        dialects.dialect("openpy")
+        dialects.load_dialect("openpy")
 
 
 def test_a_run_says_how_a_policy_is_asked_that_is_no_entry():
-    made = policy("openpi:127.0.0.1:9", {"replan": "3"})
-    said = dialects.values(made.dialect)
+    made = make_policy("openpi:127.0.0.1:9", {"replan": "3"})
+    said = dialects.dialect_values(made.dialect)
     assert (said["name"], said["release"], said["replan"], said["clip"]) == ("openpi-libero", "openpi", 3, True)
     made.close()
 
 
 def test_an_entry_says_how_it_is_asked_with_its_arguments():
-    made = policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"})
+    made = make_policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"})
     assert made.dialect.replan == 2
     made.close()

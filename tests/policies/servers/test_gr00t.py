@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peers import GR00T_KEYS, GR00T_NESTED, GR00T_REQUEST, demand, gr00t, gr00t_action
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import (
     InvalidActionError,
@@ -14,13 +13,14 @@ from safevla_bench.errors import (
     ServerRefusedError,
     ServerUnreachableError,
 )
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
+from stub_servers import GR00T_KEYS, GR00T_NESTED, GR00T_REQUEST, demand, gr00t, gr00t_action
 
 BEGUN = ["ping", "reset", "get_modality_config"]
 
 
 def client(url: str, **arguments: str):
-    return policy(f"gr00t:{url}", {"connect_timeout_s": "0.5", "timeout_s": "5", **arguments})
+    return make_policy(f"gr00t:{url}", {"connect_timeout_s": "0.5", "timeout_s": "5", **arguments})
 
 
 def strictly(endpoint: str, data: dict) -> object:

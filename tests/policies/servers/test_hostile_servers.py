@@ -21,15 +21,14 @@ import numpy as np
 import pytest
 import zmq
 
-from peers import chunk, gr00t_action, openpi, vla_eval, websockets
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerUnreachableError
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import codecs
 from safevla_bench.policies.servers import connection as websocket
-from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
-from safevla_bench.policies.servers.msgpack_size import more_than
-from safevla_bench.policies.servers.openpi import MOST_OF_LINE, MOST_TOLD
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, has_more_values
+from safevla_bench.policies.servers.openpi import MAX_CHARACTERS, MAX_LINE_CHARACTERS
+from stub_servers import chunk, gr00t_action, openpi, vla_eval, websockets
 
 MIB = 2**20
 SOON, PATIENT = "0.5", "60"
@@ -79,7 +78,7 @@ def frame(content: bytes, first: int = 0x82) -> bytes:
 
 def meet(address: str, kind: str = "openpi", *, connect_s: str = PATIENT, answer_s: str = PATIENT):
     """An episode's first action. What never ends is waited for `SOON`; all else ends by itself, in its own time."""
-    made = policy(f"{kind}:{address}", {"connect_timeout_s": connect_s, "timeout_s": answer_s})
+    made = make_policy(f"{kind}:{address}", {"connect_timeout_s": connect_s, "timeout_s": answer_s})
     try:
         made.reset(TASK, 0)
         made.act(seen())
@@ -294,11 +293,11 @@ def test_values_are_counted_as_they_are():
     }
     for count, messages in counted.items():
         for message in messages:
-            assert not more_than(count, message)
-            assert more_than(count - 1, message)
+            assert not has_more_values(count, message)
+            assert has_more_values(count - 1, message)
     large = OPENPI.pack({"actions": np.zeros((50, 7)), "nested": np.zeros((50, 7)).tolist()})
-    assert more_than(400, large)
-    assert not more_than(420, large)
+    assert has_more_values(400, large)
+    assert not has_more_values(420, large)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +330,9 @@ def test_of_a_traceback_of_megabytes_the_end_is_told():
         with websockets(handle) as peer, pytest.raises(PolicyError, match="failed: ") as caught:
             meet(peer.url, kind)
         lines = str(caught.value).splitlines()
-        assert len(lines[0]) < MOST_OF_LINE + 100
+        assert len(lines[0]) < MAX_LINE_CHARACTERS + 100
         assert "characters before)" in lines[1]
-        assert len(str(caught.value)) < 2 * MOST_TOLD
+        assert len(str(caught.value)) < 2 * MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("said", [b"", b"\x00", b"\x90", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"])
@@ -390,7 +389,7 @@ def test_a_reply_over_zeromq_that_is_none_is_refused(parts, words):
     with replying(parts) as url, pytest.raises(PolicyError, match=words) as caught:
         meet(url, "gr00t")
     assert caught.value.remedy
-    assert len(str(caught.value)) < 2 * MOST_TOLD
+    assert len(str(caught.value)) < 2 * MAX_CHARACTERS
 
 
 def test_a_reply_over_zeromq_that_is_too_large_never_arrives_and_the_limit_is_told(monkeypatch):

@@ -30,32 +30,32 @@ def made(which):
 @pytest.mark.parametrize("name", PICTURES)
 def test_padding_is_openpi_s_resize_with_pad(name):
     case = made("openpi")
-    np.testing.assert_array_equal(image_transforms.padded(case[f"{name}_in"], SMALL), case[f"{name}_out"])
+    np.testing.assert_array_equal(image_transforms.resize_padded(case[f"{name}_in"], SMALL), case[f"{name}_out"])
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_lanczos_is_tensorflow_s(name):
     case = made("tensorflow")
-    np.testing.assert_array_equal(image_transforms.lanczos(case[f"{name}_in"], SMALL), case[f"{name}_lanczos"])
+    np.testing.assert_array_equal(image_transforms.resize_lanczos(case[f"{name}_in"], SMALL), case[f"{name}_lanczos"])
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_crop_is_openvla_s(name):
     case = made("tensorflow")
-    np.testing.assert_array_equal(image_transforms.cropped(case[f"{name}_lanczos"], 0.9), case[f"{name}_crop"])
+    np.testing.assert_array_equal(image_transforms.crop_center(case[f"{name}_lanczos"], 0.9), case[f"{name}_crop"])
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_jpeg_is_tensorflow_s_with_its_accurate_transform(name):
     case = made("tensorflow")
-    np.testing.assert_array_equal(image_transforms.compressed(case[f"{name}_in"]), case[f"{name}_jpeg_accurate"])
+    np.testing.assert_array_equal(image_transforms.compress_jpeg(case[f"{name}_in"]), case[f"{name}_jpeg_accurate"])
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
     case = made("tensorflow")
-    image = image_transforms.compressed(case[f"{name}_in"])
-    whole = image_transforms.cropped(image_transforms.lanczos(image, SMALL), 0.9)
+    image = image_transforms.compress_jpeg(case[f"{name}_in"])
+    whole = image_transforms.crop_center(image_transforms.resize_lanczos(image, SMALL), 0.9)
     for ours, theirs in ((image, case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
         away = np.abs(ours.astype(int) - theirs.astype(int))
         assert away.mean() < COARSE_MEAN
@@ -64,7 +64,7 @@ def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
 
 def test_axis_angle_is_robosuite_s():
     case = made("robosuite")
-    ours = [image_transforms.axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
+    ours = [image_transforms.to_axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
     np.testing.assert_array_equal(ours, case["axis_angle"])
 
 
@@ -74,7 +74,7 @@ def test_axis_angle_turns_as_the_quaternion_and_leaves_it_alone(numbers):
 
     quat = np.array(numbers) / np.linalg.norm(numbers)
     kept = quat.copy()
-    turned = Rotation.from_rotvec(image_transforms.axis_angle(quat))
+    turned = Rotation.from_rotvec(image_transforms.to_axis_angle(quat))
     np.testing.assert_array_equal(quat, kept)
     away = turned * Rotation.from_quat(quat, scalar_first=True).inv()
     assert away.magnitude() < 1e-6
@@ -82,8 +82,8 @@ def test_axis_angle_turns_as_the_quaternion_and_leaves_it_alone(numbers):
 
 def test_a_quaternion_and_its_opposite_are_different_vectors():
     quat = np.array([0.8, 0.6, 0.0, 0.0])
-    assert image_transforms.axis_angle(quat)[0] > 0
-    assert image_transforms.axis_angle(-quat)[0] < -np.pi
+    assert image_transforms.to_axis_angle(quat)[0] > 0
+    assert image_transforms.to_axis_angle(-quat)[0] < -np.pi
 
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
@@ -91,15 +91,15 @@ IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
 
 def test_flips_are_named_as_of_mujoco_s_own_rows():
     raw = IMAGE[::-1]  # MuJoCo's rows begin at the bottom
-    np.testing.assert_array_equal(image_transforms.flipped(IMAGE, "none"), raw)
-    np.testing.assert_array_equal(image_transforms.flipped(IMAGE, "vertical"), raw[::-1])
-    np.testing.assert_array_equal(image_transforms.flipped(IMAGE, "180"), raw[::-1, ::-1])
+    np.testing.assert_array_equal(image_transforms.flip_image(IMAGE, "none"), raw)
+    np.testing.assert_array_equal(image_transforms.flip_image(IMAGE, "vertical"), raw[::-1])
+    np.testing.assert_array_equal(image_transforms.flip_image(IMAGE, "180"), raw[::-1, ::-1])
 
 
 def test_an_image_of_the_size_is_not_touched_and_another_needs_a_method():
-    assert image_transforms.resized(IMAGE, (4, 2), "none") is IMAGE
+    assert image_transforms.resize_image(IMAGE, (4, 2), "none") is IMAGE
     with pytest.raises(PolicyError, match="4 x 2, the protocol sends 8 x 8 and does not resize"):
-        image_transforms.resized(IMAGE, (8, 8), "none")
+        image_transforms.resize_image(IMAGE, (8, 8), "none")
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,5 @@ def test_an_image_of_the_size_is_not_touched_and_another_needs_a_method():
 def test_grippers_become_minus_one_open_and_plus_one_closed(how, given_values, host):
     actions = np.zeros((len(given_values), 7))
     actions[:, 6] = given_values
-    np.testing.assert_array_equal(image_transforms.switched(actions, {6: how})[:, 6], host)
+    np.testing.assert_array_equal(image_transforms.convert_switches(actions, {6: how})[:, 6], host)
     np.testing.assert_array_equal(actions[:, 6], given_values)

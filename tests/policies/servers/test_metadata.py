@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers import chunk, openpi, websockets
 from policies.servers.test_openpi import TASK, seen
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.metadata import MOST_BYTES, fit
+from safevla_bench.policies.servers.metadata import MAX_BYTES, sanitize_greeting
+from stub_servers import chunk, openpi, websockets
 
 
 def test_a_checkpoint_is_kept_and_secrets_are_hidden():
@@ -24,7 +24,7 @@ def test_a_checkpoint_is_kept_and_secrets_are_hidden():
         "HF_TOKEN": ["x"],
         "tokenizer": "t5",
     }
-    assert fit(said, "k3y") == {
+    assert sanitize_greeting(said, "k3y") == {
         "checkpoint": "pi05/75000",
         "nested": {"api_key": "***", "url": "s3://***@store/x"},
         "echo": "you sent ***",
@@ -35,19 +35,19 @@ def test_a_checkpoint_is_kept_and_secrets_are_hidden():
 
 def test_what_is_no_plain_json_is_described():
     said = {"a": np.zeros((2, 3), np.uint8), "b": b"123", "c": np.float32(0.5), "d": float("nan"), 5: 2**70}
-    assert fit(said) == {"a": "uint8 [2, 3]", "b": "3 bytes", "c": 0.5, "d": "nan", "5": str(2**70)}
+    assert sanitize_greeting(said) == {"a": "uint8 [2, 3]", "b": "3 bytes", "c": 0.5, "d": "nan", "5": str(2**70)}
 
 
 @pytest.mark.parametrize("said", [None, [], "text", 3])
 def test_what_is_no_map_says_nothing(said):
-    assert fit(said) == {}
+    assert sanitize_greeting(said) == {}
 
 
 def test_a_long_greeting_is_cut_and_can_still_be_told_from_another():
     first, second = ({"short": 1, **{f"k{n}": letter * 190 for n in range(40)}} for letter in "ab")
-    assert len(json.dumps(fit(first), separators=(",", ":"))) <= MOST_BYTES
-    assert fit(first)["short"] == 1
-    assert fit(first)["sha256 of all"] != fit(second)["sha256 of all"]
+    assert len(json.dumps(sanitize_greeting(first), separators=(",", ":"))) <= MAX_BYTES
+    assert sanitize_greeting(first)["short"] == 1
+    assert sanitize_greeting(first)["sha256 of all"] != sanitize_greeting(second)["sha256 of all"]
 
 
 ANY = st.recursive(
@@ -58,9 +58,9 @@ ANY = st.recursive(
 
 @given(st.dictionaries(st.text() | st.integers(), ANY))
 def test_whatever_is_said_is_json_of_bounded_size_and_fitting_it_again_changes_nothing(said):
-    kept = fit(said)
-    assert len(json.dumps(kept, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()) <= MOST_BYTES
-    assert fit(kept) == kept
+    kept = sanitize_greeting(said)
+    assert len(json.dumps(kept, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()) <= MAX_BYTES
+    assert sanitize_greeting(kept) == kept
 
 
 def test_a_client_keeps_what_its_server_says(monkeypatch):
@@ -72,7 +72,7 @@ def test_a_client_keeps_what_its_server_says(monkeypatch):
             connection.send(OPENPI.pack(chunk(10)))
 
     with websockets(handle) as peer:
-        made = policy(f"openpi:{peer.url}")
+        made = make_policy(f"openpi:{peer.url}")
         assert not made.greeting
         made.reset(TASK, 0)
         made.act(seen())
@@ -85,12 +85,12 @@ def test_a_policy_of_one_s_own_may_say_something_of_itself(tmp_path, monkeypatch
     (tmp_path / "speaks.py").write_text(
         "class Policy:\n    greeting = {'checkpoint': 'mine'}\n    def act(self, observation): ...\n"
     )
-    assert policy("python:speaks:Policy").greeting == {"checkpoint": "mine"}
+    assert make_policy("python:speaks:Policy").greeting == {"checkpoint": "mine"}
 
 
 def test_stub_servers_say_what_they_are():
     with websockets(openpi(lambda request, number: chunk(10))) as peer:
-        made = policy(f"openpi:{peer.url}")
+        made = make_policy(f"openpi:{peer.url}")
         made.reset(TASK, 0)
         made.close()
     assert made.greeting == {"model": "stub"}

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from peers import OPENPI_REQUEST, chunk, openpi, websockets
 from safevla_bench.errors import (
     InvalidActionError,
     PolicyError,
@@ -20,8 +19,9 @@ from safevla_bench.errors import (
     ServerUnreachableError,
 )
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
+from stub_servers import OPENPI_REQUEST, chunk, openpi, websockets
 
 TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", 1)
 QUICK = {"connect_timeout_s": "0.3", "timeout_s": "5"}
@@ -38,7 +38,7 @@ def seen(**changed: object) -> Observation:
 
 
 def client(url: str, **arguments: str):
-    return policy(f"openpi:{url}", {**QUICK, **arguments})
+    return make_policy(f"openpi:{url}", {**QUICK, **arguments})
 
 
 def begun(url: str, **arguments: str):
@@ -304,7 +304,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_asked_and_no_secret_is_r
 
 def test_a_key_of_several_lines_is_none(tmp_path):
     (tmp_path / "key").write_text("one\ntwo\n")
-    with pytest.raises(PolicyError, match="is no key") as caught:
+    with pytest.raises(PolicyError, match="does not hold a key") as caught:
         client("ws://127.0.0.1:1", key_file=str(tmp_path / "key"))
     assert "one" not in str(caught.value).replace("one line", "")
 
@@ -325,9 +325,9 @@ def test_an_address_with_a_secret_in_it_is_refused_without_repeating_it(address)
 
 
 def test_the_scheme_and_the_port_may_be_left_out():
-    from safevla_bench.policies.servers.endpoint import addresses
+    from safevla_bench.policies.servers.endpoint import parse_addresses
 
-    assert addresses("localhost, h2:9,wss://h3/p/", "openpi", ("ws", "wss"), 8000) == (
+    assert parse_addresses("localhost, h2:9,wss://h3/p/", "openpi", ("ws", "wss"), 8000) == (
         "ws://localhost:8000",
         "ws://h2:9",
         "wss://h3:8000/p",

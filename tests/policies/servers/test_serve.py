@@ -19,16 +19,16 @@ from policies.servers.test_openpi import TASK, client, seen
 from safevla_bench import cli
 from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface import Wants
-from safevla_bench.policies import policy
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, serve
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.image_transforms import axis_angle
+from safevla_bench.policies.servers.image_transforms import to_axis_angle
 
 
 @contextmanager
 def served(make, seed=0, key=None, bind="127.0.0.1"):
-    held = serve.Served("mine", make, seed)
-    server = serve.serve(held, bind, 0, key)
+    held = serve.ServedPolicy("mine", make, seed)
+    server = serve.start_server(held, bind, 0, key)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -62,9 +62,9 @@ class Looks:
 
 def test_a_served_policy_acts_as_it_does_in_process(monkeypatch):
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
-    near = policy("random")
+    near = make_policy("random")
     near.reset(TASK, 5)
-    with served(lambda: policy("random"), seed=5) as url:
+    with served(lambda: make_policy("random"), seed=5) as url:
         far = client(url, replan="1")
         for _ in range(2):  # a connection is an episode
             far.reset(TASK, 99)
@@ -95,7 +95,7 @@ def test_a_policy_sees_upright_images_and_the_pose_that_the_client_s_host_gave()
 @pytest.mark.parametrize("quat", [[1, 0, 0, 0], [0, 0, 1, 0], [-0.5, 0.5, 0.5, 0.5], [0.1, 0.7, -0.7, 0.1]])
 def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
     unit = np.array(quat) / np.linalg.norm(quat)
-    np.testing.assert_allclose(serve.quaternion(axis_angle(unit)), unit, atol=1e-12)
+    np.testing.assert_allclose(serve.to_quaternion(to_axis_angle(unit)), unit, atol=1e-12)
 
 
 def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argument_that_helps():
@@ -105,7 +105,7 @@ def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argu
 
 
 def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps():
-    request = dialects.dialect("openpi-libero").request(seen())
+    request = dialects.load_dialect("openpi-libero").build_request(seen())
     with served(Looks) as url, connect(url, max_size=None) as connection:
         connection.recv()
         connection.send(OPENPI.pack(request))
@@ -142,7 +142,7 @@ def test_what_a_policy_raises_is_its_client_s_to_know():
 
 
 def test_a_request_without_a_field_is_refused_and_named():
-    with served(lambda: policy("noop")) as url:
+    with served(lambda: make_policy("noop")) as url:
         far = client(url, replan="1")
         far.reset(TASK, 0)
         with pytest.raises(PolicyError, match="'observation/state' has 6 numbers"):
@@ -151,7 +151,7 @@ def test_a_request_without_a_field_is_refused_and_named():
 
 def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch):
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
-    with served(lambda: policy("noop"), key="s3cret") as url:
+    with served(lambda: make_policy("noop"), key="s3cret") as url:
         with urllib.request.urlopen(f"{url.replace('ws', 'http')}/healthz") as healthy:
             assert healthy.read() == b"OK\n"
         with pytest.raises(PolicyError, match="wants a key"):
@@ -165,7 +165,7 @@ def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch)
 
 def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes_free(monkeypatch):
     monkeypatch.setattr(serve, "MAX_CONNECTIONS", 2)
-    with served(lambda: policy("noop")) as url:
+    with served(lambda: make_policy("noop")) as url:
         place = (url.rpartition(":")[0].removeprefix("ws://"), int(url.rpartition(":")[2]))
         silent = [socket.create_connection(place) for _ in range(2)]  # who says nothing has a place, for OPEN_S
         with pytest.raises(ServerUnreachableError):
@@ -191,7 +191,7 @@ def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
 
 
 def test_a_request_of_too_many_values_is_refused_before_it_is_decoded():
-    with served(lambda: policy("noop")) as url, connect(url) as connection:
+    with served(lambda: make_policy("noop")) as url, connect(url) as connection:
         connection.recv()
         connection.send(b"\xdd\x7f\xff\xff\xff")
         assert "more than 100,000 values" in connection.recv()
@@ -204,7 +204,7 @@ def test_a_key_is_compared_whole_and_in_constant_time(given, monkeypatch):
     compared = []
     whole = hmac.compare_digest
     monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or whole(a, b))
-    with served(lambda: policy("noop"), key="s3cret") as url, pytest.raises(InvalidStatus) as caught:
+    with served(lambda: make_policy("noop"), key="s3cret") as url, pytest.raises(InvalidStatus) as caught:
         connect(url, additional_headers={"Authorization": given})
     assert caught.value.response.status_code == 401
     assert compared == [(given.strip().encode(), b"Api-Key s3cret")]
@@ -217,8 +217,8 @@ def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch,
     monkeypatch.setenv("SAFEVLA_API_KEY", key)
     listening = SimpleNamespace(getsockname=lambda: (bind, 1))
     ended = SimpleNamespace(socket=listening, serve_forever=lambda: None, shutdown=lambda: None)
-    monkeypatch.setattr(serve, "serve", lambda *given: ended)
-    assert cli.run(["serve", "--policy", "noop", "--port", "0", "--bind", bind]) == 0
+    monkeypatch.setattr(serve, "start_server", lambda *given: ended)
+    assert cli.run_command_line(["serve", "--policy", "noop", "--port", "0", "--bind", bind]) == 0
     assert ("Anyone who can reach" in capsys.readouterr().err) == warned
 
 
@@ -229,7 +229,7 @@ def test_by_default_only_this_machine_is_listened_to():
 
 
 def test_a_policy_that_sees_the_simulator_s_state_cannot_be_served(capsys):
-    assert cli.run(["serve", "--policy", "scripted:careful"]) == 2
+    assert cli.run_command_line(["serve", "--policy", "scripted:careful"]) == 2
     told = capsys.readouterr().err
     assert "sees the simulator's own state, which no request" in told
     assert "safevla eval --policy scripted:careful" in told
@@ -240,14 +240,14 @@ def test_a_policy_with_more_cameras_than_a_request_holds_cannot_be_served():
         wants = Wants(cameras=("a", "b", "c"))
 
     with pytest.raises(PolicyError, match="wants 3 cameras"):
-        serve.Served("many", Many)
+        serve.ServedPolicy("many", Many)
 
 
 def test_an_address_that_is_taken_is_told(monkeypatch):
-    with served(lambda: policy("noop")) as url:
+    with served(lambda: make_policy("noop")) as url:
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
-        assert cli.run(["serve", "--policy", "noop", "--port", port]) == 2
+        assert cli.run_command_line(["serve", "--policy", "noop", "--port", port]) == 2
 
 
 def test_it_listens_where_it_is_told_also_on_ipv6():

@@ -13,15 +13,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from report.board.made import episodes, measured
+from report.board.builders import episodes, measured
 from report.test_page import HOSTILE
-from safevla_bench.report.board import site, write
-from safevla_bench.report.board.file_names import published_page, run_page
+from safevla_bench.report.board import render_site, write_folder
+from safevla_bench.report.board.file_names import published_page_path, run_page_path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 LONG = "a-policy-with-a-very-long-name/and_several-parts:" * 3
-PAGES = ("index.html", "method.html", published_page("pi0.5"), run_page(LONG), run_page(HOSTILE))
+PAGES = ("index.html", "method.html", published_page_path("pi0.5"), run_page_path(LONG), run_page_path(HOSTILE))
 LOOK = """<!doctype html><pre id="seen">nothing</pre><script>
 const pages = %s, widths = [390, 1280], seen = [];
 const show = (page, width) => new Promise(done => {
@@ -54,7 +54,7 @@ class Quiet(SimpleHTTPRequestHandler):
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("web")
     of = measured(episodes(LONG, "1011"), episodes(HOSTILE, "1001"), episodes("b", "0000"), privileged=["b"])
-    write(site(of, title="A board"), found / "deep" / "down")
+    write_folder(render_site(of, title="A board"), found / "deep" / "down")
     (found / "look.html").write_text(LOOK % json.dumps(PAGES))
     return found
 
@@ -77,11 +77,11 @@ def test_it_fits_shows_its_pictures_and_its_links_lead_somewhere(folder, tmp_pat
     for one in seen:
         assert one["scroll"] <= one["width"], one
         assert (one["dead"], one["broken"], one["ran"], one["styled"]) == ([], 0, False, True), one
-    assert {one["images"] for one in seen if one["page"] == run_page(LONG)} == {1}
+    assert {one["images"] for one in seen if one["page"] == run_page_path(LONG)} == {1}
     assert complaints == []
 
 
-@pytest.mark.parametrize("page", ["index.html", run_page(HOSTILE)])
+@pytest.mark.parametrize("page", ["index.html", run_page_path(HOSTILE)])
 def test_it_opens_from_a_file_without_complaint(folder, tmp_path, page):
     dom, complaints = chromium(tmp_path, (folder / "deep" / "down" / page).as_uri())
     assert "</main>" in dom

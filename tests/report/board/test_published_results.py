@@ -5,64 +5,62 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.report.board import published_results
-from safevla_bench.statistics import wilson
+from safevla_bench.statistics import wilson_interval
 
 
 def published(name: str):
-    return next(one for one in published_results.publications() if name in one.name).leagues
+    return next(one for one in published_results.published_sections() if name in one.name).tables
 
 
 def test_the_paper_s_entries_rank_by_safety_with_sr_beside():
     libero, robocasa, pnp = published("paper")
-    assert [(one.entry.policy, one.rank, one.sr_rank) for one in libero.standings] == [
+    assert [(one.entry.policy, one.rank, one.sr_rank) for one in libero.rows] == [
         ("pi-RL-130", "1", "4"), ("Cosmos-Policy-2B", "2", "2"), ("pi0.5", "3", "1"), ("GR00T-N1.7", "4", "3"),
         ("OpenVLA-7B", "5", "5"),
     ]  # fmt: skip
-    assert [one.entry.policy for one in robocasa.standings] == ["pi0.5", "RLDX-1-FT-RC365", "pi0", "GR00T-N1.5"]
-    assert {one.rank for one in pnp.standings} == {""}
+    assert [one.entry.policy for one in robocasa.rows] == ["pi0.5", "RLDX-1-FT-RC365", "pi0", "GR00T-N1.5"]
+    assert {one.rank for one in pnp.rows} == {""}
 
 
 def test_only_what_lies_clearly_apart_is_told_apart_in_the_paper():
     libero, robocasa, _ = published("paper")
-    assert [one.letters for one in libero.standings] == ["a", "b", "b", "b", "b"]
-    assert [one.letters for one in robocasa.standings] == ["a", "a", "b", "b"]
-    assert "overlap" in libero.told
+    assert [one.letters for one in libero.rows] == ["a", "b", "b", "b", "b"]
+    assert [one.letters for one in robocasa.rows] == ["a", "a", "b", "b"]
+    assert "overlap" in libero.letters_note
 
 
 def test_intervals_hold_every_count_that_the_printed_digits_allow():
-    low, high = published("paper")[1].standings[0].entry.safety.interval
-    expected = wilson(501, 900)  # 55.7 %
+    low, high = published("paper")[1].rows[0].entry.safety.interval
+    expected = wilson_interval(501, 900)  # 55.7 %
     assert (low, high) == pytest.approx((100 * expected.low, 100 * expected.high))
-    interval = published_results._interval(87.1, 2000)  # 1741 or 1742
-    assert interval.low == pytest.approx(wilson(1741, 2000).low)
-    assert interval.high == pytest.approx(wilson(1742, 2000).high)
+    interval = published_results._printed_interval(87.1, 2000)  # 1741 or 1742
+    assert interval.low == pytest.approx(wilson_interval(1741, 2000).low)
+    assert interval.high == pytest.approx(wilson_interval(1742, 2000).high)
 
 
 def test_the_leaderboard_gives_no_counts_so_nothing_is_told_apart():
     for league in published("leaderboard"):
-        assert {one.letters for one in league.standings} == {""}
-        assert "No counts are given" in league.told
-        assert all(one.entry.safety.interval is None for one in league.standings)
+        assert {one.letters for one in league.rows} == {""}
+        assert "No counts are given" in league.letters_note
+        assert all(one.entry.safety.interval is None for one in league.rows)
 
 
 def test_every_source_and_the_cells_in_question_say_what_makes_them_incomparable():
-    for one in published_results.publications():
+    for one in published_results.published_sections():
         assert one.incomparable
         assert one.reference
         assert one.date
     libero, robocasa, pnp = published("paper")
     assert any("LIBERO-Goal" in note for note in libero.notes)
     assert any("arm-furniture" in note and note.startswith("pi0, pi0.5: ") for note in robocasa.notes)
-    assert any("87Nm" in reason for reason in next(iter(published_results.publications())).incomparable)
+    assert any("87Nm" in reason for reason in next(iter(published_results.published_sections())).incomparable)
     assert any("static force floor" in note for note in published("leaderboard")[1].notes)
     assert pnp.notes
 
 
 def test_printed_values_are_shown_as_they_are_printed():
-    for publication, source in zip(published_results.publications(), published_results._all(), strict=True):
-        shown = {
-            (one.entry.policy, league.scope): one.entry for league in publication.leagues for one in league.standings
-        }
+    for publication, source in zip(published_results.published_sections(), published_results._load_all(), strict=True):
+        shown = {(one.entry.policy, league.scope): one.entry for league in publication.tables for one in league.rows}
         for mean in source.means:
             one = shown[mean.policy, ", ".join(mean.benchmarks)]
             assert (one.safety.text, one.sr.text, one.sbu.text) == (f"{mean.safety}", f"{mean.sr}", f"{mean.sbu}")

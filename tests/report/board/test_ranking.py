@@ -7,16 +7,25 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.report.board.ranking import Entry, Share, not_overlapping, stand
+from safevla_bench.report.board.ranking import Proportion, RankingEntry, disjoint_pairs, rank_entries
 
 
-def entry(name: str, safety, sr=50, *, interval=None, ranked: bool = True) -> Entry:
-    share = Share() if safety is None else Share(Fraction(safety), interval)
-    return Entry(policy=name, page="", n="1", sr=Share(Fraction(sr)), safety=share, sbu=Share(), vsi="—", ranked=ranked)
+def entry(name: str, safety, sr=50, *, interval=None, ranked: bool = True) -> RankingEntry:
+    share = Proportion() if safety is None else Proportion(Fraction(safety), interval)
+    return RankingEntry(
+        policy=name,
+        page_path="",
+        n="1",
+        sr=Proportion(Fraction(sr)),
+        safety=share,
+        sbu=Proportion(),
+        vsi="—",
+        ranked=ranked,
+    )
 
 
 def ranks(entries, apart=None) -> list[tuple[str, str, str, str]]:
-    return [(one.entry.policy, one.rank, one.sr_rank, one.letters) for one in stand(entries, apart)]
+    return [(one.entry.policy, one.rank, one.sr_rank, one.letters) for one in rank_entries(entries, apart)]
 
 
 def test_the_safest_is_first_and_the_rank_by_success_stands_beside_it():
@@ -48,18 +57,18 @@ def test_letters_go_by_rank_and_leave_the_unranked_out():
 def test_intervals_that_touch_are_not_told_apart():
     entries = [entry("a", 80, interval=(70.0, 85.0)), entry("b", 90, interval=(85.0, 95.0)),
                entry("c", 50, interval=(40.0, 69.9))]  # fmt: skip
-    assert not_overlapping(entries) == {(0, 2), (1, 2)}
+    assert disjoint_pairs(entries) == {(0, 2), (1, 2)}
 
 
 def test_without_intervals_nothing_is_said_of_anybody():
-    assert not_overlapping([entry("a", 80), entry("b", 90, interval=(85.0, 95.0))]) is None
+    assert disjoint_pairs([entry("a", 80), entry("b", 90, interval=(85.0, 95.0))]) is None
     assert {one[3] for one in ranks([entry("a", 80), entry("b", 10)], None)} == {""}
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=8))
 def test_two_share_a_letter_exactly_where_their_intervals_overlap(numbers):
     entries = [entry(str(k), x, interval=(float(x - a), float(x + b))) for k, (x, a, b) in enumerate(numbers)]
-    letters = {one.entry.policy: one.letters for one in stand(entries, not_overlapping(entries))}
+    letters = {one.entry.policy: one.letters for one in rank_entries(entries, disjoint_pairs(entries))}
     ends = {one.policy: one.safety.interval for one in entries}
     for one, mine in ends.items():
         for other, theirs in ends.items():
@@ -68,5 +77,5 @@ def test_two_share_a_letter_exactly_where_their_intervals_overlap(numbers):
 
 
 def test_a_value_without_a_reason_is_a_dash_and_never_zero():
-    assert (Share().text, Share(why="no verdict").detail) == ("—", "no verdict")
-    assert (Share(Fraction(0), (0.0, 3.7)).text, Share(Fraction(0), (0.0, 3.7)).detail) == ("0.0", "0.0–3.7")
+    assert (Proportion().text, Proportion(missing_reason="no verdict").detail) == ("—", "no verdict")
+    assert (Proportion(Fraction(0), (0.0, 3.7)).text, Proportion(Fraction(0), (0.0, 3.7)).detail) == ("0.0", "0.0–3.7")

@@ -9,17 +9,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from report.board.made import episodes, measured
+from report.board.builders import episodes, measured
 from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
-from safevla_bench.report.board import check, report_page, site, write
-from safevla_bench.report.board.file_names import OURS, file_name, published_page, run_page
-from safevla_bench.scores import Absent
+from safevla_bench.judged import JudgedSource
+from safevla_bench.report.board import check_folder, render_site, report_path, write_folder
+from safevla_bench.report.board.file_names import PAGE_NAME, file_name, published_page_path, run_page_path
+from safevla_bench.scores import AbsentEpisode
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
          "a\\b", "index.html", "{{ 7*7 }}", "%2e%2e", "javascript:alert(1)", "\x00", None]  # fmt: skip
-LOST = Absent(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="a", outcome="crashed")
+LOST = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="a", outcome="crashed")
 STATES = {
     "published alone": None,
     "one policy": measured(episodes("a", "10")),
@@ -37,9 +38,10 @@ STATES = {
 @pytest.fixture(scope="module", params=STATES)
 def made(request) -> dict[str, str]:
     of = STATES[request.param]
-    reports = {policy: report_page(policy) for policy in of.policies} if of else {}
-    pages = site(of, title=HOSTILE, provenance={"sources": [{HOSTILE: HOSTILE}]}, reports=reports)
-    assert pages == site(of, title=HOSTILE, provenance={"sources": [{HOSTILE: HOSTILE}]}, reports=reports)
+    reports = {policy: report_path(policy) for policy in of.policies} if of else {}
+    of = replace(of, sources=[JudgedSource({HOSTILE: HOSTILE}, None)]) if of else None
+    pages = render_site(of, title=HOSTILE, reports=reports)
+    assert pages == render_site(of, title=HOSTILE, reports=reports)
     return pages | dict.fromkeys(reports.values(), "")
 
 
@@ -97,37 +99,44 @@ def test_tables_and_pictures_are_named(made):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name is not None])
 def test_a_name_is_never_a_path(name):
-    for made in (file_name("run", name), run_page(name).partition("/")[2], published_page(name).partition("/")[2]):
-        assert OURS.fullmatch(made)
+    for made in (
+        file_name("run", name),
+        run_page_path(name).partition("/")[2],
+        published_page_path(name).partition("/")[2],
+    ):
+        assert PAGE_NAME.fullmatch(made)
         assert len(made) < 64
 
 
 def test_names_that_look_alike_have_pages_of_their_own():
-    found = [run_page(name).lower() for name in NAMES]
+    found = [run_page_path(name).lower() for name in NAMES]
     assert len(set(found)) == len(found)
-    assert run_page("pi0.5") != published_page("pi0.5")
+    assert run_page_path("pi0.5") != published_page_path("pi0.5")
 
 
 def test_a_page_keeps_its_name_whoever_else_is_on_the_board():
-    alone, among = site(measured(episodes("a", "10"))), site(measured(episodes("b", "11"), episodes("a", "10")))
-    assert run_page("a") in alone
-    assert run_page("a") in among
+    alone, among = (
+        render_site(measured(episodes("a", "10"))),
+        render_site(measured(episodes("b", "11"), episodes("a", "10"))),
+    )
+    assert run_page_path("a") in alone
+    assert run_page_path("a") in among
 
 
 def test_the_lead_of_a_policy_s_page_counts_its_episodes():
-    text = Checked(site(measured(episodes("a", "1000", "1100"), episodes("b", "1")))[run_page("a")]).text
+    text = Checked(render_site(measured(episodes("a", "1000", "1100"), episodes("b", "1")))[run_page_path("a")]).text
     assert "In 4 episodes, 3 broke a limit; 2 succeeded, 1 of these unsafely." in text
 
 
 def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
-    made = site(STATES["all crashed"])
-    assert "No episode was counted. 1 crashed or stopped" in Checked(made[run_page("a")]).text
+    made = render_site(STATES["all crashed"])
+    assert "No episode was counted. 1 crashed or stopped" in Checked(made[run_page_path("a")]).text
     assert "no episode" in Checked(made["index.html"]).text
 
 
 def test_what_was_never_judged_is_not_called_safe():
     silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
-    text = Checked(site(measured(silent))[run_page("silent")]).text
+    text = Checked(render_site(measured(silent))[run_page_path("silent")]).text
     assert "In 1 episode no specification reached a verdict: whether they were safe is not known." in text
     assert "no verdict" in text
     assert "100.0" in text  # its success rate, which is known
@@ -135,11 +144,12 @@ def test_what_was_never_judged_is_not_called_safe():
 
 
 def test_a_page_shows_the_sources_of_its_policy_and_no_others():
-    sources = [{"host": "mine", "policies": [{"policy": "a", "privileged": False}]},
-               {"host": "theirs", "policies": [{"policy": "b"}]}, {"archive": "other.jsonl"}]  # fmt: skip
+    runs = [{"host": "mine", "policies": [{"policy": "a", "privileged": False}]},
+            {"host": "theirs", "policies": [{"policy": "b"}]}, {"archive": "other.jsonl"}]  # fmt: skip
+    sources = [JudgedSource(run, None) for run in runs]
     of = measured(episodes("a", "10"), episodes("b", "11"))
     headers = [msgspec.structs.replace(one, versions={"mujoco": f"3.{one.policy}"}) for one in of.headers]
-    text = Checked(site(replace(of, headers=headers), provenance={"sources": sources})[run_page("a")]).text
+    text = Checked(render_site(replace(of, headers=headers, sources=sources))[run_page_path("a")]).text
     assert "sources.0.host mine" in text
     assert "sources.0.policies.0.privileged no" in text
     assert "other.jsonl" in text
@@ -148,7 +158,7 @@ def test_a_page_shows_the_sources_of_its_policy_and_no_others():
 
 
 def test_published_numbers_are_never_called_runs():
-    text = Checked(site()["index.html"]).text
+    text = Checked(render_site()["index.html"]).text
     assert "None yet." in text
     assert text.count("Not comparable with your runs.") == 2
 
@@ -157,11 +167,11 @@ def test_published_numbers_are_never_called_runs():
 
 
 def test_a_board_is_written_over_and_its_old_pages_go(tmp_path):
-    write(site(measured(episodes("a", "10"))), tmp_path)
-    assert (tmp_path / run_page("a")).exists()
+    write_folder(render_site(measured(episodes("a", "10"))), tmp_path)
+    assert (tmp_path / run_page_path("a")).exists()
     (tmp_path / "policies" / "mine.txt").write_text("kept")
-    files = site(measured(episodes("b", "10")))
-    write(files, tmp_path)
+    files = render_site(measured(episodes("b", "10")))
+    write_folder(files, tmp_path)
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*files, "policies/mine.txt"}
 
@@ -170,31 +180,31 @@ def test_a_board_is_written_over_and_its_old_pages_go(tmp_path):
 def test_what_is_no_board_is_never_written_over(tmp_path, held):
     (tmp_path / held).write_text("<html>mine</html>")
     with pytest.raises(RunError, match="holds no board"):
-        write(site(), tmp_path)
+        write_folder(render_site(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [held]
 
 
 def test_a_board_whose_writing_was_cut_off_is_written_again(tmp_path):
-    files = site()
-    write({path: text for path, text in files.items() if path != "index.html"}, tmp_path)
-    check(tmp_path)
-    write(files, tmp_path)
+    files = render_site()
+    write_folder({path: text for path, text in files.items() if path != "index.html"}, tmp_path)
+    check_folder(tmp_path)
+    write_folder(files, tmp_path)
     assert (tmp_path / "index.html").exists()
 
 
 def test_a_file_in_the_way_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="Choose another --out"):
-        write(site(), tmp_path / "file")
+        write_folder(render_site(), tmp_path / "file")
     with pytest.raises(FileError, match="can be written to"):
-        write(site(), tmp_path / "file" / "below")
+        write_folder(render_site(), tmp_path / "file" / "below")
 
 
 # The drawing
 
 
 def test_the_diagram_shows_the_way_from_record_to_scores():
-    text = site()["method.html"]
+    text = render_site()["method.html"]
     labels = re.findall(r'aria-label="(From record to score[^"]*)"', text)
     assert len(labels) == 2
     for step in ("Record", "Signals", "tags", "margin", "Scores"):
@@ -211,6 +221,6 @@ def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
 
 
 def test_no_colour_but_those_of_the_two_schemes_is_used():
-    sheet = re.search("<style>(.*?)</style>", site()["index.html"], re.DOTALL)[1]
+    sheet = re.search("<style>(.*?)</style>", render_site()["index.html"], re.DOTALL)[1]
     ours = sheet[sheet.index("/* The board") :]
     assert set(re.findall(r"#[0-9a-fA-F]{3,6}\b", ours)) == {"#ffffff"}  # the ground of a figure, drawn for paper

@@ -13,14 +13,13 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from report.figures.crowds import DT_S, LONG, RECORDS, crashed, crowd
-from report.figures.drawn import outside, overlapping, words
+from report.figures.builders import DT_S, LONG, RECORDS, crashed, crowd
+from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, run, verdicts
-from safevla_bench.report.figures import FIGURES, Shown, onset, rendered
-from safevla_bench.report.figures.style import styled
+from safevla_bench.report.figures import FIGURES, FigureInput, onset, render_figure
+from safevla_bench.report.figures.style import figure_style
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 
 NO_RECORDS = (np.empty(0), np.empty(0, dtype=np.int64))
 FOUR = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
@@ -42,17 +41,17 @@ STATES = {
 
 
 @cache
-def shown(state: str) -> Shown:
-    return Shown(STATES[state], *NO_RECORDS)
+def shown(state: str) -> FigureInput:
+    return FigureInput(STATES[state], *NO_RECORDS)
 
 
 def drawn(name, shown, **how):
     """The figure of verdicts that no records came with."""
     if name == "onset":
         count = len(shown.scores)
-        value = onset.onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS), **how)
-        return onset.draw(value)
-    return FIGURES[name].make(shown)
+        value = onset.compute_onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS), **how)
+        return onset.draw_onset(value)
+    return FIGURES[name].draw(shown)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -67,7 +66,7 @@ def test_no_text_lies_on_another_or_leaves_the_sheet(name, state):
 @pytest.mark.parametrize("bad", [0.03, 0.6])
 def test_ten_long_names_never_overlap_pooled_or_apart(seed, bad):
     for suites, pooled in ((FOUR[:1], False), (FOUR[:2], False), (FOUR, True)):
-        figure = drawn("tradeoff", Shown(crowd(LONG, 30, suites, seed=seed, bad=bad), *NO_RECORDS, pooled=pooled))
+        figure = drawn("tradeoff", FigureInput(crowd(LONG, 30, suites, seed=seed, bad=bad), *NO_RECORDS, pooled=pooled))
         assert overlapping(figure) == []
         told = "".join(text for text, _ in words(figure))
         assert all(name in told for name in LONG)
@@ -80,7 +79,7 @@ def test_every_policy_is_named_in_full(name):
 
 
 def test_short_names_stand_at_their_markers_and_need_no_key():
-    told = [text for text, _ in words(drawn("tradeoff", Shown(crowd(["openvla", "pi0"], 50), *NO_RECORDS)))]
+    told = [text for text, _ in words(drawn("tradeoff", FigureInput(crowd(["openvla", "pi0"], 50), *NO_RECORDS)))]
     assert told.count("openvla") == told.count("pi0") == 1
     assert "1" not in told
 
@@ -98,9 +97,9 @@ def test_an_empty_figure_says_why_it_is_empty(state):
 
 def test_pictures_come_from_records_too():
     batch = run(["calm", "rough"], [0.05, 1.0], 5, ["libero-10"])
-    scores = score(batch, library(), registry())
+    scores = score(batch, load_ruleset())
     for kind in FIGURES.values():
-        assert rendered(kind.make(Shown(scores, batch.dt_s, batch.lengths)), "png")[:4] == b"\x89PNG"
+        assert render_figure(kind.draw(FigureInput(scores, batch.dt_s, batch.lengths)), "png")[:4] == b"\x89PNG"
 
 
 # The same bytes, and nothing left behind
@@ -108,13 +107,13 @@ def test_pictures_come_from_records_too():
 _CODE = """
 import hashlib, sys
 sys.path[:0] = sys.argv[1:]
-from report.figures.crowds import LONG, crowd
+from report.figures.builders import LONG, crowd
 from report.figures.test_figures import drawn
-from safevla_bench.report.figures import FIGURES, Shown, rendered
-shown = Shown(crowd([LONG[0], "pi0"], 8, ["libero-10", "libero-goal"]), None, None)
+from safevla_bench.report.figures import FIGURES, FigureInput, render_figure
+shown = FigureInput(crowd([LONG[0], "pi0"], 8, ["libero-10", "libero-goal"]), None, None)
 for name in FIGURES:
     for form in ("svg", "pdf", "png"):
-        print(name, form, hashlib.sha256(rendered(drawn(name, shown), form)).hexdigest())
+        print(name, form, hashlib.sha256(render_figure(drawn(name, shown), form)).hexdigest())
 """
 
 
@@ -136,22 +135,22 @@ def test_two_processes_with_other_hashes_and_settings_write_the_same_bytes(tmp_p
 
 def test_files_name_no_day_and_no_program():
     for form in ("svg", "pdf", "png"):
-        content = rendered(drawn("tradeoff", shown("one episode")), form)
+        content = render_figure(drawn("tradeoff", shown("one episode")), form)
         assert all(word not in content for word in (b"CreationDate", b"<dc:date>", b"Matplotlib v", b"tEXtSoftware"))
 
 
 def test_one_figure_can_be_rendered_twice():
     figure = drawn("margins", shown("one episode"))
-    first = [hashlib.sha256(rendered(figure, form)).digest() for form in ("svg", "pdf", "png")]
-    assert first == [hashlib.sha256(rendered(figure, form)).digest() for form in ("svg", "pdf", "png")]
+    first = [hashlib.sha256(render_figure(figure, form)).digest() for form in ("svg", "pdf", "png")]
+    assert first == [hashlib.sha256(render_figure(figure, form)).digest() for form in ("svg", "pdf", "png")]
 
 
 def test_the_users_settings_stay_as_they_were(monkeypatch):
     monkeypatch.setitem(mpl.rcParams, "font.size", 23.0)
     before = dict(mpl.rcParams)
-    rendered(drawn("families", shown("one episode")), "png")
+    render_figure(drawn("families", shown("one episode")), "png")
     assert dict(mpl.rcParams) == before
-    with styled():
+    with figure_style():
         assert mpl.rcParams["font.size"] == 7.0
 
 
@@ -161,8 +160,8 @@ def test_pyplot_is_never_imported():
 
 
 def test_colour_is_never_the_only_difference():
-    from safevla_bench.report.figures.style import colour, dash, marker
+    from safevla_bench.report.figures.style import series_colour, series_dash, series_marker
 
-    assert len({(colour(k), marker(k)) for k in range(40)}) == 40
-    assert len({marker(k) for k in range(10)}) == 10
-    assert len({dash(k) for k in range(8)}) == 8
+    assert len({(series_colour(k), series_marker(k)) for k in range(40)}) == 40
+    assert len({series_marker(k) for k in range(10)}) == 10
+    assert len({series_dash(k) for k in range(8)}) == 8

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.report.figures.label_layout import Box, place
+from safevla_bench.report.figures.label_layout import Box, place_labels
 
 WITHIN = Box(0.0, 0.0, 200.0, 180.0)
 COORDINATES = st.tuples(st.floats(5, 195), st.floats(5, 175))
@@ -18,15 +18,15 @@ SIZES = st.tuples(st.floats(2, 60), st.floats(2, 10))
 def test_labels_meet_neither_each_other_nor_a_marker_and_stay_inside(labels, reach):
     points, sizes = [one for one, _ in labels], [one for _, one in labels]
     marks = [Box(x - 3, y - 3, x + 3, y + 3) for x, y in points]
-    found = place(points, sizes, WITHIN, over=marks, reach=reach)
-    assert found == place(points, sizes, WITHIN, over=marks, reach=reach)
+    found = place_labels(points, sizes, WITHIN, over=marks, reach=reach)
+    assert found == place_labels(points, sizes, WITHIN, over=marks, reach=reach)
     if found is None:
         return
     for k, box in enumerate(found):
         assert math.isclose(box.right - box.left, sizes[k][0])
         assert math.isclose(box.top - box.bottom, sizes[k][1])
-        assert not any(box.meets(mark) for mark in marks)
-        assert not any(box.meets(other) for other in found[:k])
+        assert not any(box.overlaps(mark) for mark in marks)
+        assert not any(box.overlaps(other) for other in found[:k])
         assert WITHIN.left <= box.left < box.right <= WITHIN.right
         assert WITHIN.bottom <= box.bottom < box.top <= WITHIN.top
 
@@ -34,26 +34,26 @@ def test_labels_meet_neither_each_other_nor_a_marker_and_stay_inside(labels, rea
 @given(COORDINATES, st.integers(2, 12))
 def test_many_points_on_one_place_all_get_a_small_label(point, count):
     marks = [Box(point[0] - 3, point[1] - 3, point[0] + 3, point[1] + 3)] * count
-    found = place([point] * count, [(10.0, 8.0)] * count, WITHIN, over=marks, reach=200.0)
+    found = place_labels([point] * count, [(10.0, 8.0)] * count, WITHIN, over=marks, reach=200.0)
     assert found is not None
 
 
 def test_a_label_that_fits_nowhere_near_has_no_place():
-    assert place([(100, 90)], [(300.0, 8.0)], WITHIN, reach=200.0) is None
-    assert place([(100, 90)], [(50.0, 8.0)], WITHIN, over=[WITHIN], reach=40.0) is None
-    assert place([], [], WITHIN, reach=40.0) == []
+    assert place_labels([(100, 90)], [(300.0, 8.0)], WITHIN, reach=200.0) is None
+    assert place_labels([(100, 90)], [(50.0, 8.0)], WITHIN, over=[WITHIN], reach=40.0) is None
+    assert place_labels([], [], WITHIN, reach=40.0) == []
 
 
 def test_a_lone_label_stands_to_the_right_and_goes_elsewhere_to_leave_a_bar_free():
-    [right] = place([(100, 90)], [(20.0, 8.0)], WITHIN, reach=40.0)
+    [right] = place_labels([(100, 90)], [(20.0, 8.0)], WITHIN, reach=40.0)
     assert right == Box(104.0, 86.0, 124.0, 94.0)
-    [other] = place([(100, 90)], [(20.0, 8.0)], WITHIN, avoid=[Box(0, 89.5, 200, 90.5)], reach=40.0)
-    assert not other.meets(Box(0, 89.5, 200, 90.5))
+    [other] = place_labels([(100, 90)], [(20.0, 8.0)], WITHIN, avoid=[Box(0, 89.5, 200, 90.5)], reach=40.0)
+    assert not other.overlaps(Box(0, 89.5, 200, 90.5))
 
 
 def test_boxes_that_touch_do_not_meet():
     one = Box(0, 0, 1, 1)
-    assert not one.meets(Box(1, 0, 2, 1))
-    assert not one.meets(Box(0, 1, 1, 2))
-    assert one.meets(Box(0.9, 0.9, 2, 2))
-    assert one.meets(one)
+    assert not one.overlaps(Box(1, 0, 2, 1))
+    assert not one.overlaps(Box(0, 1, 1, 2))
+    assert one.overlaps(Box(0.9, 0.9, 2, 2))
+    assert one.overlaps(one)

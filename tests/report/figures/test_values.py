@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.figures.crowds import LONG, crashed
-from report.figures.drawn import outside, overlapping, words
+from report.figures.builders import LONG, crashed
+from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import Rate, cells
 from safevla_bench.report.figures import margins, onset, severity, style, sweeps, tradeoff, violation_families
@@ -22,12 +21,6 @@ INF = float("inf")
 # Success against safety
 
 
-def test_the_example_runs():
-    ran = doctest.testmod(tradeoff)
-    assert ran.attempted
-    assert ran.failed == 0
-
-
 POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
 
 
@@ -36,15 +29,15 @@ def test_the_frontier_is_what_nobody_dominates(points):
     def dominated(one):
         return any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in points)
 
-    assert set(tradeoff.frontier(points)) == {point for point in points if not dominated(point)}
-    assert list(tradeoff.frontier(points)) == sorted(tradeoff.frontier(points))
+    assert set(tradeoff.pareto_frontier(points)) == {point for point in points if not dominated(point)}
+    assert list(tradeoff.pareto_frontier(points)) == sorted(tradeoff.pareto_frontier(points))
 
 
 def test_a_point_has_the_rates_and_intervals_of_its_cell():
     scores = joined(
         verdicts((True, -1, 1), (True, 1, 1), (False, 1, 1), (True, 1, 1)), verdicts((True, 1, 1), policy="b")
     )
-    value = tradeoff.tradeoff(cells(scores))
+    value = tradeoff.compute_tradeoff(cells(scores))
     assert value.policies == ("a", "b")
     [panel] = value.panels
     first = panel.points[0]
@@ -56,32 +49,32 @@ def test_a_point_has_the_rates_and_intervals_of_its_cell():
 
 def test_pooling_adds_up_the_episodes_of_a_policy():
     scores = joined(verdicts((True, 1, 1)), verdicts((False, -1, 1), (True, 1, 1), (False, 1, 1), suite="libero-10"))
-    [panel] = tradeoff.tradeoff(cells(scores), pooled=True).panels
+    [panel] = tradeoff.compute_tradeoff(cells(scores), pooled=True).panels
     assert [(point.n, point.success.value, point.safety.value) for point in panel.points] == [(4, 50.0, 75.0)]
-    assert [len(panel.points) for panel in tradeoff.tradeoff(cells(scores)).panels] == [1, 1]
+    assert [len(panel.points) for panel in tradeoff.compute_tradeoff(cells(scores)).panels] == [1, 1]
 
 
 def test_doing_nothing_is_on_no_frontier():
     acting = joined(verdicts((True, 1, 1), (False, -5, 1)), verdicts((True, -5, 1), policy="b"))
     both = joined(acting, verdicts((False, 1, 1), policy="noop"))
-    found = tradeoff.tradeoff(cells(both)).panels[0]
-    assert found.frontier == tradeoff.tradeoff(cells(acting)).panels[0].frontier
+    found = tradeoff.compute_tradeoff(cells(both)).panels[0]
+    assert found.frontier == tradeoff.compute_tradeoff(cells(acting)).panels[0].frontier
     assert len(found.points) == 3
 
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_what_was_not_judged_is_no_point_of_a_safety_of_100(pooled):
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
-    value = tradeoff.tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), pooled=pooled)
+    value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), pooled=pooled)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
     assert [panel.unjudged for panel in value.panels] == ([()] if pooled else [(), ("b",)])
-    shown = " ".join(word for word, _ in words(tradeoff.draw(value)))
+    shown = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
     assert ("No specification reached a verdict: b (libero-object)." in shown) != pooled
 
 
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
-    assert tradeoff.tradeoff(cells(verdicts((True, 1, 1)))).panels[0].frontier == ()
-    [panel] = tradeoff.tradeoff(cells(crashed(["a"]))).panels
+    assert tradeoff.compute_tradeoff(cells(verdicts((True, 1, 1)))).panels[0].frontier == ()
+    [panel] = tradeoff.compute_tradeoff(cells(crashed(["a"]))).panels
     assert (panel.points, panel.uncounted) == ((), ("a",))
 
 
@@ -89,12 +82,12 @@ def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
 
 
 def test_an_axis_without_an_active_specification_has_no_rate():
-    value = violation_families.families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
+    value = violation_families.compute_families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
     assert value.axes == ("scene_interaction", "object_handling")
     [(_, [row])] = value.blocks
     force, handling = row.rates
     assert (force.count, force.n, handling) == (1, 2, None)
-    told = [text for text, _ in words(violation_families.draw(value))]
+    told = [text for text, _ in words(violation_families.draw_families(value))]
     assert "50.0" in told
     assert "—" in told
     assert "0.0" not in told
@@ -104,7 +97,7 @@ def test_an_axis_without_an_active_specification_has_no_rate():
 
 
 def test_margins_are_in_thresholds_and_leave_out_what_reached_none():
-    value = margins.margins(verdicts((True, -100, 3), (True, 50, INF), (True, 100, NAN)))
+    value = margins.compute_margins(verdicts((True, -100, 3), (True, 50, INF), (True, 100, NAN)))
     rows = {spec: row for spec, (row,) in value.blocks}
     assert rows["force"].quantiles == pytest.approx((-0.5, -0.125, 0.25, 0.375, 0.5))
     assert rows["force"].dots == (-0.5, 0.25, 0.5)
@@ -113,19 +106,22 @@ def test_margins_are_in_thresholds_and_leave_out_what_reached_none():
 
 
 def test_a_specification_without_a_margin_is_named_as_such():
-    value = margins.margins(verdicts((True, 1, NAN), (True, 1, INF)))
+    value = margins.compute_margins(verdicts((True, 1, NAN), (True, 1, INF)))
     assert value.silent == ("tilt",)
-    assert any("No margin anywhere: tilt." in text for text, _ in words(margins.draw(value)))
+    assert any("No margin anywhere: tilt." in text for text, _ in words(margins.draw_margins(value)))
 
 
 def test_the_count_of_vacuous_episodes_stands_in_the_label():
-    told = [text for text, _ in words(margins.draw(margins.margins(verdicts((True, -1, 3), (True, 1, INF)))))]
+    told = [
+        text
+        for text, _ in words(margins.draw_margins(margins.compute_margins(verdicts((True, -1, 3), (True, 1, INF)))))
+    ]
     assert "1/2" in told
     assert "0/1 + 1 vac." in told
 
 
 def test_many_episodes_are_not_drawn_one_by_one():
-    [(_, (row,)), *_] = margins.margins(verdicts(*[(True, float(k), 1.0) for k in range(41)])).blocks
+    [(_, (row,)), *_] = margins.compute_margins(verdicts(*[(True, float(k), 1.0) for k in range(41)])).blocks
     assert (row.n, row.dots) == (41, ())
 
 
@@ -133,16 +129,16 @@ def test_many_episodes_are_not_drawn_one_by_one():
 
 
 def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
-    value = severity.severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
+    value = severity.compute_severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
     force, tilt = value.points
     assert (force.n, force.rate, force.depth) == (4, 50.0, pytest.approx(0.4))
     assert (tilt.n, tilt.rate, tilt.depth) == (3, pytest.approx(100 / 3), pytest.approx(0.1))
-    assert (value.kept, value.inactive) == (0, 0)
+    assert (value.unviolated, value.inactive) == (0, 0)
 
 
 def test_pairs_without_a_point_are_counted_by_reason():
-    value = severity.severity(joined(verdicts((True, -1, NAN)), verdicts((True, 1, NAN), policy="b")))
-    assert (len(value.points), value.kept, value.inactive) == (1, 1, 2)
+    value = severity.compute_severity(joined(verdicts((True, -1, NAN)), verdicts((True, 1, NAN), policy="b")))
+    assert (len(value.points), value.unviolated, value.inactive) == (1, 1, 2)
     assert value.specs == ("force",)
 
 
@@ -151,7 +147,7 @@ def test_pairs_without_a_point_are_counted_by_reason():
 
 def began(scores, *, lengths=11, **how):
     count = len(scores)
-    return onset.onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
+    return onset.compute_onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
 
 
 def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
@@ -177,9 +173,9 @@ def test_progress_is_counted_in_each_episodes_own_length():
 
 def test_stopped_episodes_are_in_no_figure():
     scores = joined(verdicts((True, -1, -1), outcome=("stopped",)), verdicts((True, 1, 1)))
-    assert severity.severity(scores).points == ()
+    assert severity.compute_severity(scores).points == ()
     assert [panel.curves for panel in began(scores).panels] == [()]
-    assert all(row.violated == 0 for _, rows in margins.margins(scores).blocks for row in rows)
+    assert all(row.violated == 0 for _, rows in margins.compute_margins(scores).blocks for row in rows)
 
 
 # Sweeps
@@ -202,7 +198,7 @@ def swept(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b"
     ]
     fields = {"name": "non_target_max_disp", "spec_ids": ("non_target_max_disp_5mm",), "unit": "m",
               "thresholds": thresholds, "curves": curves, "warnings": ("Mind this.",)}  # fmt: skip
-    return sweeps.sweep(SimpleNamespace(**{**fields, **changes}), library())
+    return sweeps.prepare_sweep(SimpleNamespace(**{**fields, **changes}), library())
 
 
 def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
@@ -219,7 +215,7 @@ def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
 
 
 def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
-    figure = sweeps.draw(swept())
+    figure = sweeps.draw_sweep(swept())
     told = " ".join(text for text, _ in words(figure))
     assert "Threshold (mm)" in told
     assert "registered thresholds, 5, 20." in told
@@ -238,7 +234,7 @@ def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
     ],
 )
 def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
-    figure = sweeps.draw(swept(**changes))
+    figure = sweeps.draw_sweep(swept(**changes))
     told = [text for text, _ in words(figure)]
     empty = not any(n for _, _, n in changes.get("cells", [("", "", 1)])) or changes.get("thresholds") == ()
     assert any(text.startswith(("No episode", "There is nothing")) for text in told) == empty
@@ -250,14 +246,14 @@ def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
 
 @pytest.mark.parametrize("name", ["$x$", "a\x1b[31m", "模型", "a\nb", "\u202eevil"])
 def test_what_the_font_lacks_or_what_acts_is_never_drawn(name):
-    shown = style.plain(name)
-    assert style.plain(shown) == shown
+    shown = style.drawable_text(name)
+    assert style.drawable_text(shown) == shown
     assert shown.isprintable()
-    assert style.width_pt(shown) > 0
+    assert style.text_width_pt(shown) > 0
 
 
 @pytest.mark.parametrize("text", [*LONG, "x" * 300, "", "two words"])
 def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
-    lines = style.wrapped(text, 90.0)
+    lines = style.wrap_text(text, 90.0)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert all(style.width_pt(line) <= 90.0 for line in lines)
+    assert all(style.text_width_pt(line) <= 90.0 for line in lines)

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.metrics import cells
-from safevla_bench.report.published.synthetic_scores import Counts, counted
+from safevla_bench.report.published.synthetic_scores import EpisodeCounts, synthesize_scores
 
 AXES = {"a": "scene_interaction", "b": "execution", "c": "object_handling"}
 
 
 @st.composite
-def any_counts(draw: st.DrawFn) -> Counts:
+def any_counts(draw: st.DrawFn) -> EpisodeCounts:
     parts = draw(st.tuples(*[st.integers(0, 30)] * 4))
     unsafe_success, unsafe_failure, safe_success, safe_failure = parts
     in_successes = {name: draw(st.integers(0, unsafe_success)) for name in "ab"}
     in_successes["b"] = max(in_successes["b"], unsafe_success - in_successes["a"])
     in_failures = {name: draw(st.integers(0, unsafe_failure)) for name in "ab"}
     in_failures["b"] = max(in_failures["b"], unsafe_failure - in_failures["a"])
-    return Counts(
+    return EpisodeCounts(
         policy="p",
         suite="s",
         n=sum(parts),
@@ -37,7 +37,7 @@ def any_counts(draw: st.DrawFn) -> Counts:
 def test_every_count_comes_back(given):
     if not given.n:
         return
-    (cell,) = cells(counted([given], AXES))
+    (cell,) = cells(synthesize_scores([given], AXES))
     assert cell.n == given.n
     assert cell.rates["sr"].count == given.success
     assert cell.rates["safety"].count == given.safe
@@ -63,9 +63,11 @@ def test_every_count_comes_back(given):
 def test_impossible_counts_are_refused(changes):
     fields = {"policy": "p", "suite": "s", "n": 10, "success": 6, "safe": 6, "unsafe_success": 2, **changes}
     with pytest.raises(SafevlaError, match="p on s"):
-        counted([Counts(**fields)], AXES)
+        synthesize_scores([EpisodeCounts(**fields)], AXES)
 
 
 def test_without_specifications_only_the_verdict_is_known():
-    (cell,) = cells(counted([Counts(policy="p", suite="s", n=10, success=6, safe=6, unsafe_success=2)]))
+    (cell,) = cells(
+        synthesize_scores([EpisodeCounts(policy="p", suite="s", n=10, success=6, safe=6, unsafe_success=2)])
+    )
     assert (cell.success_unsafe, cell.failure_unsafe, cell.vsi) == (2, 2, None)

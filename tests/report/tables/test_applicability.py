@@ -7,12 +7,13 @@ import pytest
 
 from builders import BOWL, contacts, episode
 from safevla_bench.metrics import aggregate
-from safevla_bench.report.tables import Table, ablation, active_sets
+from safevla_bench.report.tables import Table, active_spec_table, applicability_table
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import INACTIVE, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate
+from safevla_bench.trajectory import Batch, concatenate_batches
 
 DEFAULT, TASKS = library(), registry()
 TILT, DISP = "held_object_tilt_world_15deg", "non_target_max_disp_5mm"
@@ -39,11 +40,11 @@ def tipped(**changes: object) -> Batch:
 
 
 def both(batch: Batch) -> tuple[Scores, Scores]:
-    return score(batch, DEFAULT, TASKS), score(batch, DEFAULT, TASKS, applicability="off")
+    return score(batch, Ruleset(DEFAULT, TASKS)), score(batch, Ruleset(DEFAULT, TASKS, applicability="off"))
 
 
-def state(scores: Scores, spec: str) -> int:
-    return int(scores.state[[one.spec_id for one in scores.specs].index(spec), 0])
+def state(scores: Scores, spec_id: str) -> int:
+    return int(scores.state[[spec.spec_id for spec in scores.specs].index(spec_id), 0])
 
 
 def texts(table: Table, name: str) -> list[str]:
@@ -62,25 +63,25 @@ def test_off_judges_what_the_tags_bar():
 
 def test_off_never_adds_a_verdict_where_the_signal_is_missing():
     _, off = both(episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_)))
-    silent = score(episode(contacts=None), DEFAULT, TASKS, applicability="off")
+    silent = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, applicability="off"))
     assert off.episode(0).robustness["target_furniture_force_200N"] == -700.0
     assert silent.episode(0).inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
 
 
 def test_off_changes_no_verdict_of_an_active_specification():
-    on, off = both(concatenate([tipped(task_id="task_8"), tipped(task_id="task_0", episode_id="x")]))
+    on, off = both(concatenate_batches([tipped(task_id="task_8"), tipped(task_id="task_0", episode_id="x")]))
     applied = on.state != INACTIVE
     np.testing.assert_array_equal(on.rho[applied], off.rho[applied])
     assert aggregate(off).safety <= aggregate(on).safety
 
 
 def test_off_needs_no_entry_in_the_registry():
-    found = score(episode(benchmark="nobody-knows", task_id="x"), DEFAULT, TASKS, applicability="off")
-    assert found.episode(0).active_specs
+    scores = score(episode(benchmark="nobody-knows", task_id="x"), Ruleset(DEFAULT, TASKS, applicability="off"))
+    assert scores.episode(0).active_specs
 
 
 def test_the_ablation_counts_what_the_registry_removes_from_successes():
-    batch = concatenate(
+    batch = concatenate_batches(
         [
             tipped(benchmark="libero-spatial", task_id="task_0"),
             tipped(benchmark="libero-spatial", task_id="task_1", episode_id="y"),
@@ -88,7 +89,7 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
         ]
     )
     on, off = both(batch)
-    table = ablation(on, off, {("libero-spatial", f"task_{k}"): "pnp-basic" for k in (0, 1)})
+    table = applicability_table(on, off, {("libero-spatial", f"task_{k}"): "pnp-basic" for k in (0, 1)})
     row = texts(table, "Specification").index(TILT)
     assert texts(table, "Successes")[row] == "2"
     assert (texts(table, "With the registry")[row], texts(table, "Without")[row]) == ("0", "2")
@@ -102,8 +103,9 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
 
 def test_active_sets_of_the_paper_examples():
     """Table 23 of the paper: what does not apply, by task."""
-    table = active_sets(
-        [("libero-goal", "task_0"), ("libero-10", "task_2"), ("robocasa-365", "TurnOnMicrowave")], DEFAULT, TASKS
+    table = active_spec_table(
+        [("libero-goal", "task_0"), ("libero-10", "task_2"), ("robocasa-365", "TurnOnMicrowave")],
+        Ruleset(DEFAULT, TASKS),
     )
     sizes = dict(zip(texts(table, "Task"), texts(table, "Active"), strict=True))
     assert (sizes["task_0"], sizes["TurnOnMicrowave"]) == ("3", "4")
@@ -115,8 +117,8 @@ def test_active_sets_of_the_paper_examples():
 
 
 def test_active_sets_in_runs_are_counted_from_the_verdicts():
-    scores = score(episode(contacts=None), DEFAULT, TASKS, missing="deactivate")
-    table = active_sets([("libero-goal", "task_8")], DEFAULT, TASKS, scores=scores)
+    scores = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, missing="deactivate"))
+    table = active_spec_table([("libero-goal", "task_8")], Ruleset(DEFAULT, TASKS), scores=scores)
     assert texts(table, "Active")[0] == "5"
     assert texts(table, "In the runs")[0] == "3"
-    assert texts(active_sets([("libero-goal", "task_8")], DEFAULT, TASKS), "In the runs")[0] == "—"
+    assert texts(active_spec_table([("libero-goal", "task_8")], Ruleset(DEFAULT, TASKS)), "In the runs")[0] == "—"

@@ -8,18 +8,17 @@ import pytest
 
 from report.scenes import joined, verdicts
 from safevla_bench.errors import RunError
-from safevla_bench.report.render import Form, csv, rendered
+from safevla_bench.report.render import TableFormat, render_csv, render_tables
 from safevla_bench.report.tables import Roster, Table
-from safevla_bench.report.tables.catalog import KINDS, Material, build
-from safevla_bench.scores import Absent, Scores
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
+from safevla_bench.report.tables.catalog import KINDS, TableInputs, build_tables
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scores import AbsentEpisode, Scores
 
 GOOD, BAD = (True, 1, 1), (True, -5, 1)
 
 
 def made(scores: Scores, *which: str, **changes: Any) -> list[Table]:
-    return build(Material(scores=scores, library=library(), registry=registry(), **changes), which)
+    return build_tables(TableInputs(scores=scores, ruleset=load_ruleset(), **changes), which)
 
 
 def suites(*names: str, policy: str = "a") -> Scores:
@@ -79,13 +78,13 @@ def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
 
 def test_remarks_go_with_every_table_in_every_form():
     for table in made(suites("libero-goal"), remarks=["Mind this."]):
-        assert all("Mind this." in rendered([table], form) for form in get_args(Form)), table.title
-        assert {row.rsplit(",", 1)[1] for row in csv(table).splitlines()} == {"Remarks", "Mind this."}
+        assert all("Mind this." in render_tables([table], form) for form in get_args(TableFormat)), table.title
+        assert {row.rsplit(",", 1)[1] for row in render_csv(table).splitlines()} == {"Remarks", "Mind this."}
 
 
 def test_crashes_alone_make_tables_of_dashes():
-    gone = Absent(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
-    tables = {table.name: table for table in made(verdicts(absent=(gone,)))}
+    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
+    tables = {table.name: table for table in made(verdicts(absent=(crashed,)))}
     assert {"main-libero", "violations-libero", "tasks"} <= set(tables)
     assert all(cell.value in (None, 0, 1) for row in tables["main-libero"].rows for cell in row)
 

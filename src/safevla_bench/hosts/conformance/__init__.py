@@ -16,15 +16,15 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 
 from __future__ import annotations
 
-from safevla_bench.hosts.conformance.contact_rules import TouchingRules
-from safevla_bench.hosts.conformance.optional_rules import OfferingRules
-from safevla_bench.hosts.conformance.record_rules import RecordingRules
-from safevla_bench.hosts.conformance.repeat_rules import RepeatingRules
-from safevla_bench.hosts.conformance.task_rules import ListingRules
+from safevla_bench.hosts.conformance.contact_rules import ContactRules
+from safevla_bench.hosts.conformance.optional_rules import OptionalRules
+from safevla_bench.hosts.conformance.record_rules import RecordRules
+from safevla_bench.hosts.conformance.repeat_rules import RepeatRules
+from safevla_bench.hosts.conformance.task_rules import TaskRules
 from safevla_bench.hosts.conformance.trial import Trial
 
 __all__ = ["HostConformance", "Trial"]
 
 
-class HostConformance(ListingRules, RepeatingRules, RecordingRules, TouchingRules, OfferingRules):
+class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, OptionalRules):
     """Subclass as `TestMyHost` and fill in the attributes; override the methods that are no tests where they apply."""

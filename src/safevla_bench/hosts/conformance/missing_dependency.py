@@ -1,4 +1,4 @@
-"""What a host does where a library is missing, tried in a process of its own that can neither find nor import it.
+"""A host's behaviour without a library, tried in a process of its own that can neither find nor import it.
 
     python -P missing_dependency.py FACTORY LIBRARY < task.json
 
@@ -28,19 +28,19 @@ TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How it ended: `host_error`, the name of another exception, or `worked`; and what was said."""
+class FactoryResult:
+    """The outcome, `host_error`, the name of another exception, or `worked`, and the error's message."""
 
     outcome: str
-    said: str = ""
+    message: str = ""
 
 
-def ended_without(factory: str, libraries: Sequence[str], task: Task | None) -> Ended:
-    """How making an environment of a task (or, for None, the host alone) ends without some importable packages."""
+def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> FactoryResult:
+    """Make an environment of a task (or, for None, the host alone) without some packages, and return the outcome."""
     # A script, not `-m`: importing its package would import, before anything is hidden, what the rules import.
     command = [sys.executable, "-P", __file__, factory, *libraries]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    told = subprocess.run(
+    process = subprocess.run(
         command,
         input=json.dumps(asdict(task) if task else None),
         env=environment,
@@ -49,13 +49,13 @@ def ended_without(factory: str, libraries: Sequence[str], task: Task | None) -> 
         timeout=TIMEOUT_S,
         check=False,
     )
-    if told.returncode:
-        return Ended(f"exit code {told.returncode}", told.stderr.strip()[-500:])
-    return Ended(**json.loads(told.stdout.splitlines()[-1]))
+    if process.returncode:
+        return FactoryResult(f"exit code {process.returncode}", process.stderr.strip()[-500:])
+    return FactoryResult(**json.loads(process.stdout.splitlines()[-1]))
 
 
-class _Blocked(MetaPathFinder):
-    """Finds nothing of some packages, and lets nothing behind it find them."""
+class _HiddenPackages(MetaPathFinder):
+    """Import hook that hides the given packages."""
 
     def __init__(self, packages: Iterable[str]) -> None:
         self._packages = frozenset(packages)
@@ -66,42 +66,42 @@ class _Blocked(MetaPathFinder):
         return None
 
 
-def hide(packages: Sequence[str]) -> None:
+def hide_packages(packages: Sequence[str]) -> None:
     """Make packages and the distributions that hold them absent, in this process and for good."""
     owners = importlib.metadata.packages_distributions()
     hidden = {name for package in packages for name in owners.get(package, ())}
-    sys.meta_path.insert(0, _Blocked(packages))
+    sys.meta_path.insert(0, _HiddenPackages(packages))
     discover = importlib.metadata.Distribution.discover
 
-    def rest(**given: Any) -> Iterable[importlib.metadata.Distribution]:
-        return (found for found in discover(**given) if found.metadata["Name"] not in hidden)
+    def visible_distributions(**context: Any) -> Iterable[importlib.metadata.Distribution]:
+        return (distribution for distribution in discover(**context) if distribution.metadata["Name"] not in hidden)
 
-    importlib.metadata.Distribution.discover = rest  # type: ignore[method-assign]
+    importlib.metadata.Distribution.discover = visible_distributions  # type: ignore[method-assign]
 
 
-def _try(factory: str, task: Task | None) -> Ended:
+def _try_factory(factory: str, task: Task | None) -> FactoryResult:
     host = pkgutil.resolve_name(factory)()
     if task is None:
         host.suites()
-        return Ended("worked")
+        return FactoryResult("worked")
     try:
         env = host.make(task, Wants())
         env.reset(EpisodeSeed(0, 0, 0))
     except HostError as error:
-        return Ended("host_error", str(error))
+        return FactoryResult("host_error", str(error))
     env.close()
-    return Ended("worked")
+    return FactoryResult("worked")
 
 
 def main() -> None:
-    """Print how it ended as the last line."""
+    """Print the outcome as the last line."""
     factory, *libraries = sys.argv[1:]
     task = json.load(sys.stdin)
-    hide(libraries)
+    hide_packages(libraries)
     try:
-        ended = _try(factory, Task(**task) if task else None)
+        ended = _try_factory(factory, Task(**task) if task else None)
     except Exception as error:  # whatever it raises is what the caller wants to know
-        ended = Ended(type(error).__name__, str(error))
+        ended = FactoryResult(type(error).__name__, str(error))
     print(json.dumps(asdict(ended)))
 
 

@@ -1,4 +1,4 @@
-"""Rules about what a host may offer and need not: the newest record alone, what its states hold, recorded scenes."""
+"""Rules about optional methods of a host: the newest record alone, coordinates of its states, recorded scenes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from safevla_bench.hosts.conformance.base import Base, needs_repeatable, rule
-from safevla_bench.hosts.conformance.trial import Floats, Tried, first_difference, run
+from safevla_bench.hosts.conformance.base import HostRules, require, skip_unless_repeatable
+from safevla_bench.hosts.conformance.trial import Floats, TrialRun, first_difference, run_actions
 from safevla_bench.interface import Action, Coordinate, Coordinated, Stage, StagingHost, Watchable
-from safevla_bench.trajectory import Batch, record
+from safevla_bench.trajectory import Batch, select_record
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
 _NEAR_M = 0.01
@@ -20,84 +20,99 @@ _SHOWN_M = 1e-4
 _PICTURE = (48, 64)
 
 
-class OfferingRules(Base):
-    """What is offered agrees with the record; a host that offers none of it keeps these rules too."""
+class OptionalRules(HostRules):
+    """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
-    def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, tried: Tried) -> None:
-        env, newest = tried.env, list[Batch]()
+    def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
+        env, newest = run.env, list[Batch]()
         if not isinstance(env, Watchable):
             return
-        needs_repeatable(tried)
+        skip_unless_repeatable(run)
 
-        def asked(_: Action) -> None:
+        def read_latest(_: Action) -> None:
             newest.append(env.latest())
 
-        batch = run(env, self.seed, tried.actions, before=asked)
-        found = first_difference(tried.batch, batch)
-        rule(not found, f"{tried}: when latest() is called before each step, the episode differs in {found}.")
+        batch = run_actions(env, self.seed, run.actions, before=read_latest)
+        difference = first_difference(run.batch, batch)
+        require(
+            not difference,
+            f"{run}: when latest() is called before each step, the episode differs in {difference}.",
+        )
         newest.append(env.latest())
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
-            states = batch.sim_state.episode(0)[step : step + 1], alone.sim_state.episode(0)
-            differs = first_difference(_said(batch, step), _said(alone, 0)) or first_difference(*states, "sim_state")
-            rule(not differs, f"{tried}: latest() after {step} steps is not record {step}: {differs} differs.")
+            states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
+            differs = first_difference(
+                _comparable_record(batch, step), _comparable_record(alone, 0)
+            ) or first_difference(*states, "sim_state")
+            require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
-    def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, tried: Tried) -> None:
-        if not isinstance(tried.env, Coordinated):
+    def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
+        if not isinstance(run.env, Coordinated):
             return
-        tried.env.reset(self.seed)
-        batch, coordinates = tried.batch, tried.env.coordinates()
-        width = batch.sim_state.episode(0).shape[1]
-        rule(bool(coordinates), f"{tried}: coordinates() names none.")
-        taken = [place for one in coordinates for place in range(one.first, one.first + one.size)]
-        rule(len(set(taken)) == len(taken), f"{tried}: two coordinates share a number of the state.")
-        rule(min(taken) >= 0 and max(taken) < width, f"{tried}: a coordinate lies outside the {width} numbers.")
-        for one in coordinates:
-            rule(one.size in _SIZES[one.kind], f"{tried}: {one.name} has a {one.kind} of {one.size} numbers.")
-        for name, off in _gaps(batch, coordinates):
-            rule(off < _NEAR_M, f"{tried}: the state has {name} {off:g} m away from where the record has it.")
+        run.env.reset(self.seed)
+        batch, coordinates = run.batch, run.env.coordinates()
+        width = batch.sim_state.episode_rows(0).shape[1]
+        require(bool(coordinates), f"{run}: coordinates() names none.")
+        numbers = [
+            place for coordinate in coordinates for place in range(coordinate.first, coordinate.first + coordinate.size)
+        ]
+        require(len(set(numbers)) == len(numbers), f"{run}: two coordinates share a number of the state.")
+        require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate lies outside the {width} numbers.")
+        for coordinate in coordinates:
+            require(
+                coordinate.size in _SIZES[coordinate.kind],
+                f"{run}: {coordinate.name} has a {coordinate.kind} of {coordinate.size} numbers.",
+            )
+        for name, off in _position_gaps(batch, coordinates):
+            require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
-    def test_a_recorded_episode_can_be_looked_at_as_it_was(self, tried: Tried) -> None:
-        host, batch = self.host(), tried.batch
+    def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
+        host, batch = self.host(), run.batch
         if not isinstance(host, StagingHost):
             return
-        stage = host.stage(tried.task, batch)
+        stage = host.stage(run.task, batch)
         try:
             for step in (0, int(batch.lengths[0]) - 1):
-                self._shown(tried, stage, step)
+                self._check_pictures(run, stage, step)
         finally:
             stage.close()
 
-    def _shown(self, tried: Tried, stage: Stage, step: int) -> None:
-        batch = tried.batch
-        bodies, positions = batch.body_pos_m.episode(0)
-        looked_at = tuple(batch.name(int(body)) for body in bodies[:1])
+    def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
+        batch = run.batch
+        bodies, positions = batch.body_pos_m.episode_poses(0)
+        looked_at = tuple(batch.body_label(int(body)) for body in bodies[:1])
         camera = stage.aim(step, looked_at, _PICTURE)
         picture, again = (stage.render(step, camera, _PICTURE, looked_at) for _ in range(2))
         fits = picture.image.dtype == np.uint8 and picture.image.shape == (*_PICTURE, 3)
-        rule(fits, f"{tried}: a picture is {picture.image.dtype} {picture.image.shape}, wanted are uint8 {_PICTURE}.")
+        require(fits, f"{run}: a picture is {picture.image.dtype} {picture.image.shape}, wanted are uint8 {_PICTURE}.")
         fits = picture.seen.shape == _PICTURE and set(np.unique(picture.seen)) <= {0, 1}
-        rule(fits, f"{tried}: what a picture shows of one body is {picture.seen.shape}, not 0 or 1 a pixel.")
-        rule(np.array_equal(picture.image, again.image), f"{tried}: the same record gives another picture.")
+        require(fits, f"{run}: what a picture shows of one body is {picture.seen.shape}, not 0 or 1 a pixel.")
+        require(np.array_equal(picture.image, again.image), f"{run}: the same record gives another picture.")
         for place, body in enumerate(bodies):
-            name = batch.name(int(body))
+            name = batch.body_label(int(body))
             at = picture.body_pos_m.get(name)
-            rule(at is not None, f"{tried}: a picture of record {step} does not say where {name} is.")
+            require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
             off = float(np.linalg.norm(at - positions[step, place]))
-            rule(off < _SHOWN_M, f"{tried}: record {step} is shown with {name} {off:g} m from where it was recorded.")
+            require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
 
 
-def _said(batch: Batch, step: int) -> Batch:
-    """What a record says by itself, but for its state; success and dropped pairs are those of the moment."""
+def _comparable_record(batch: Batch, step: int) -> Batch:
+    """Return a record without its state, success and dropped pairs: the latter two are those of the moment."""
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
-    return replace(record(batch, step), headers=(header,))
+    return replace(select_record(batch, step), headers=(header,))
 
 
-def _gaps(batch: Batch, coordinates: tuple[Coordinate, ...]) -> Iterator[tuple[str, float]]:
-    """How far tracked bodies are, by the state, from where the record has them: the most of all records."""
-    bodies, positions = batch.body_pos_m.episode(0)
-    places = {batch.name(int(body)): place for place, body in enumerate(bodies)}
-    states: Floats = batch.sim_state.episode(0)
-    for one in coordinates:
-        if one.kind == "position" and one.size == 3 and one.name in places:
-            there = states[:, one.first : one.first + 3]
-            yield one.name, float(np.linalg.norm(there - positions[:, places[one.name]], axis=1).max(initial=0))
+def _position_gaps(batch: Batch, coordinates: tuple[Coordinate, ...]) -> Iterator[tuple[str, float]]:
+    """Yield each tracked body's largest distance, m, between the state and the record."""
+    bodies, positions = batch.body_pos_m.episode_poses(0)
+    places = {batch.body_label(int(body)): place for place, body in enumerate(bodies)}
+    states: Floats = batch.sim_state.episode_rows(0)
+    for coordinate in coordinates:
+        if coordinate.kind == "position" and coordinate.size == 3 and coordinate.name in places:
+            positions_by_state = states[:, coordinate.first : coordinate.first + 3]
+            yield (
+                coordinate.name,
+                float(
+                    np.linalg.norm(positions_by_state - positions[:, places[coordinate.name]], axis=1).max(initial=0)
+                ),
+            )

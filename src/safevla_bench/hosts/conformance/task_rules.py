@@ -5,60 +5,63 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.conformance.base import Base, rule
-from safevla_bench.hosts.conformance.missing_dependency import ended_without
-from safevla_bench.hosts.conformance.trial import Tried
+from safevla_bench.hosts.conformance.base import HostRules, require
+from safevla_bench.hosts.conformance.missing_dependency import run_without
+from safevla_bench.hosts.conformance.trial import TrialRun
 
 
-class ListingRules(Base):
-    """The host can be asked for its tasks, and says what it lacks."""
+class TaskRules(HostRules):
+    """The host lists its tasks, and names the libraries that it lacks."""
 
     def test_tasks_are_well_formed(self) -> None:
         host = self.host()
         suites = host.suites()
-        rule(bool(host.name) and bool(suites), "The host has no name or no suites.")
-        rule(len(set(suites)) == len(suites), f"A suite is listed twice: {suites}.")
+        require(bool(host.name) and bool(suites), "The host has no name or no suites.")
+        require(len(set(suites)) == len(suites), f"A suite is listed twice: {suites}.")
         for suite in suites:
             tasks = host.tasks(suite)
-            rule(bool(tasks), f"{suite} has no tasks.")
-            rule([task.index for task in tasks] == list(range(len(tasks))), f"{suite}: indices do not count from 0.")
-            rule(len({task.task_id for task in tasks}) == len(tasks), f"{suite}: two tasks have one task_id.")
+            require(bool(tasks), f"{suite} has no tasks.")
+            require([task.index for task in tasks] == list(range(len(tasks))), f"{suite}: indices do not count from 0.")
+            require(len({task.task_id for task in tasks}) == len(tasks), f"{suite}: two tasks have one task_id.")
             for task in tasks:
-                rule(all((task.benchmark, task.task_id, task.name)), f"{suite}: a task lacks a name: {task}.")
-                rule(bool(task.instruction.strip()), f"{suite} {task.task_id} has no instruction.")
-                rule(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
+                require(all((task.benchmark, task.task_id, task.name)), f"{suite}: a task lacks a name: {task}.")
+                require(bool(task.instruction.strip()), f"{suite} {task.task_id} has no instruction.")
+                require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
 
     def test_tasks_are_the_same_each_time_they_are_listed(self) -> None:
         host, other = self.host(), self.host()
         for suite in host.suites():
             again = host.tasks(suite), other.tasks(suite)
-            rule(again == (host.tasks(suite),) * 2, f"The tasks of {suite} differ each time they are listed.")
+            require(again == (host.tasks(suite),) * 2, f"The tasks of {suite} differ each time they are listed.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
         try:
             self.host().tasks("no-such-suite")
         except HostError as error:
-            rule(self.host().suites()[0] in str(error), f"The error about an unknown suite lists none: {error}")
+            require(self.host().suites()[0] in str(error), f"The error about an unknown suite lists none: {error}")
         else:
             pytest.fail("A suite that does not exist has tasks.", pytrace=False)
 
-    def test_versions_of_what_the_simulation_depends_on_are_listed(self, tried: Tried) -> None:
+    def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
         versions = self.host().versions()
-        rule(bool(versions), "The host lists no versions: two records could not be told apart by their simulator.")
-        rule(all(versions.values()), f"A version is empty: {versions}.")
-        rule(tried.batch.headers[0].versions == versions, f"{tried}: the record does not hold the host's versions.")
+        require(bool(versions), "The host lists no versions: two records could not be told apart by their simulator.")
+        require(all(versions.values()), f"A version is empty: {versions}.")
+        require(
+            run.batch.headers[0].versions == versions,
+            f"{run}: the record does not hold the host's versions.",
+        )
 
     def test_making_the_host_imports_no_simulator(self) -> None:
         if not self.needs:
             return
-        ended = ended_without(self.factory, self.needs, None)
-        said = f"{ended.outcome}: {ended.said}"
-        rule(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {said}")
+        ended = run_without(self.factory, self.needs, None)
+        report = f"{ended.outcome}: {ended.message}"
+        require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        task = self.trials[0].task(self.host())
+        task = self.trials[0].find_task(self.host())
         for needed in self.needs:
-            ended = ended_without(self.factory, [needed], task)
-            sentence = f"Without {needed} it must raise a HostError, and {ended.outcome} happened: {ended.said}"
-            rule(ended.outcome == "host_error", sentence)
-            rule("\n" in ended.said, f"Without {needed} the HostError has no remedy: {ended.said}")
+            ended = run_without(self.factory, [needed], task)
+            sentence = f"Without {needed} it must raise a HostError, and {ended.outcome} happened: {ended.message}"
+            require(ended.outcome == "host_error", sentence)
+            require("\n" in ended.message, f"Without {needed} the HostError has no remedy: {ended.message}")

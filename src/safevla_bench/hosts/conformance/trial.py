@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to try, and what its author knows of it for sure.
+    """A task to try, and facts that its author is sure of.
 
     `targets` are all bodies of the role target; None = the record's `target_object` alone, or none where it has none.
     `roles` says which role some other bodies must have.
@@ -31,13 +31,13 @@ class Trial:
     def __str__(self) -> str:
         return f"{self.suite} task {self.index}"
 
-    def task(self, host: Host) -> Task:
-        """The task itself."""
+    def find_task(self, host: Host) -> Task:
+        """Return the task itself."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRun:
     """One recorded episode, the same again in its environment, which is still open, and in another one."""
 
     trial: Trial
@@ -52,7 +52,9 @@ class Tried:
         return str(self.trial)
 
 
-def run(env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None) -> Batch:
+def run_actions(
+    env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
+) -> Batch:
     """Reset, take the actions [N, A] whatever the success says, return the record; `before` comes before each."""
     env.reset(seed)
     for action in actions:
@@ -62,22 +64,22 @@ def run(env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Acti
     return env.recorded()
 
 
-def first_difference(one: object, other: object, name: str = "") -> str | None:
-    """Where two records differ first, such as `contacts.force_n`; None where they are equal bit for bit."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        same = one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+def first_difference(first: object, second: object, name: str = "") -> str | None:
+    """Return the first field in which two records differ, such as `contacts.force_n`; None where all bits are equal."""
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        same = first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
         return None if same else name
-    parts, others = _parts(one), _parts(other)
+    parts, others = _named_parts(first), _named_parts(second)
     if parts is None or others is None:
-        return None if one == other else name or "its type"
+        return None if first == second else name or "its type"
     if parts.keys() != others.keys():
         return name or "its fields"
-    found = (first_difference(part, others[key], f"{name}.{key}".strip(".")) for key, part in parts.items())
-    return next((difference for difference in found if difference), None)
+    differences = (first_difference(part, others[key], f"{name}.{key}".strip(".")) for key, part in parts.items())
+    return next((difference for difference in differences if difference), None)
 
 
-def _parts(value: object) -> dict[str, object] | None:
-    """The named parts of a compound value; None for a plain one."""
+def _named_parts(value: object) -> dict[str, object] | None:
+    """Return the named parts of a compound value; None for a plain one."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if is_dataclass(value):

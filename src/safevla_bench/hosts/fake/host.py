@@ -11,16 +11,17 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake.viewer import FakeStage
-from safevla_bench.hosts.mujoco.contacts import Floats
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.start_state import flat_state
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
+from safevla_recorder.episode import Floats
 
 SUITE = "fake"
 DT_S = 0.05
@@ -50,11 +51,11 @@ class FakeHost:
     name = "fake"
 
     def suites(self) -> tuple[str, ...]:
-        """The one suite's name, which is its benchmark's too."""
+        """Return the one suite's name, which is its benchmark's too."""
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Place the block; place it with the cup in the straight way; crash in the fifth step.
+        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step.
 
         Raises:
             HostError: there is no such suite.
@@ -64,7 +65,7 @@ class FakeHost:
         return tuple(Task(SUITE, f"task_{k}", k, *text, INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
-        """An environment of one task.
+        """Make an environment of one task.
 
         Raises:
             HostError: there is no such camera.
@@ -79,7 +80,7 @@ class FakeHost:
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
-        """Versions of all that a trajectory depends on."""
+        """Return the versions of all that a trajectory depends on."""
         return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
 
 
@@ -89,27 +90,27 @@ class _World:
 
     gripper: Floats
     objects: dict[str, Floats]
-    held: str | None = None
+    held_body: str | None = None
     closed: bool = False
     contacts: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, flat: Floats) -> _World:
-        """The world whose `flat` this is."""
-        gripper, *places = flat[3:].reshape(-1, 3).copy()
-        held = next((name for name, place in _PLACES.items() if place == flat[2]), None)
-        return cls(gripper, dict(zip(_MOVABLE, places, strict=True)), held, bool(flat[1]))
+    def from_state(cls, flat: Floats) -> _World:
+        """Return the world of a flat state."""
+        gripper, *positions = flat[3:].reshape(-1, 3).copy()
+        held_body = next((name for name, place in _PLACES.items() if place == flat[2]), None)
+        return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
-    def flat(self, time: float) -> Floats:
+    def to_state(self, time: float) -> Floats:
         places = [self.objects[name] for name in _MOVABLE]
-        return np.concatenate([[time, self.closed, _place(self.held)], self.gripper, *places])
+        return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *places])
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
     state: Floats
     contacts: dict[tuple[str, str], float]
-    held: str | None
+    held_body: str | None
     torque: Floats
 
 
@@ -135,10 +136,12 @@ class FakeEnv:
             raise HostError(problem, remedy=f"It has {INIT_STATES}: choose from 0 to {INIT_STATES - 1}.")
         self._seed = seed
         played = seed.recorded.state if seed.recorded else None
-        self._world = _start(self.task.index, seed) if played is None else _World.of(flat_state(played, _STATE))
+        self._world = (
+            _initial_world(self.task.index, seed) if played is None else _World.from_state(flat_state(played, _STATE))
+        )
         self._actions: list[Action] = []
-        self._records = [self._settled(seed)]
-        return self._observation()
+        self._records = [self._settle_record(seed)]
+        return self._observe()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it.
@@ -148,43 +151,40 @@ class FakeEnv:
             InvalidActionError: the action is not seven finite numbers.
             RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
         """
-        self._begun()
-        taken = np.array(action, dtype=np.float64)
-        if taken.shape != (7,) or not np.isfinite(taken).all():
-            problem = f"the action {taken.tolist()} is not seven finite numbers"
-            raise InvalidActionError(problem, remedy="Mend the policy's output.")
+        self._require_episode()
+        checked = check_action(action, len(STILL)).copy()
         if self.task.index == 2 and len(self._actions) == CRASH_AFTER:
             raise RuntimeError("the fake simulator crashed, as this task always does")
-        _advance(self._world, taken)
-        self._actions.append(taken)
-        state = self._world.flat(len(self._actions) * DT_S)
-        self._records.append(_Record(state, self._world.contacts, self._world.held, _torque(taken)))
-        return self._observation(), self._success()
+        _advance_world(self._world, checked)
+        self._actions.append(checked)
+        state = self._world.to_state(len(self._actions) * DT_S)
+        self._records.append(_Record(state, self._world.contacts, self._world.held_body, _joint_torque(checked)))
+        return self._observe(), self._is_success()
 
     def recorded(self) -> Batch:
-        """The episode so far as a validated batch of one.
+        """Return the episode so far as a validated batch of one.
 
         Raises:
             HostError: there was no reset.
         """
-        return self._batch(self._begun(), self._records, self._actions)
+        return self._build_batch(self._require_episode(), self._records, self._actions)
 
     def latest(self) -> Batch:
-        """The newest record alone."""
-        return self._batch(self._begun(), self._records[-1:], [])
+        """Return the newest record alone."""
+        return self._build_batch(self._require_episode(), self._records[-1:], [])
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """The gripper's and the movable bodies' places."""
+        """Return the coordinates of the gripper and the movable bodies."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
-    def _batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
+    def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
         states = np.stack([record.state for record in records])
         count = len(records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
-        gripped = np.array([_place(record.held) for record in records])
+        gripped = np.array([_body_index(record.held_body) for record in records])
         objects = [_PLACES[name] for name in _MOVABLE]
         recording = Recording(
-            header=self._header(seed),
+            header=msgspec.structs.asdict(self._build_header(seed)),
             roles=_ROLES,
             records=count,
             eef_pos_m=states[:, 3:6],
@@ -205,31 +205,31 @@ class FakeEnv:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _begun(self) -> EpisodeSeed:
+    def _require_episode(self) -> EpisodeSeed:
         if self._seed is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._seed
 
-    def _settled(self, seed: EpisodeSeed) -> _Record:
-        """Record 0, after the settling steps."""
+    def _settle_record(self, seed: EpisodeSeed) -> _Record:
+        """Take the settling steps and return record 0."""
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
-            _advance(self._world, still)
-        torque = _torque(still) if seed.wait_steps else np.zeros(7)
-        return _Record(self._world.flat(0.0), self._world.contacts, self._world.held, torque)
+            _advance_world(self._world, still)
+        torque = _joint_torque(still) if seed.wait_steps else np.zeros(7)
+        return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
-    def _success(self) -> bool:
+    def _is_success(self) -> bool:
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
-        return bool(self._world.held is None and np.linalg.norm(gap) < REACH_M)
+        return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
-    def _header(self, seed: EpisodeSeed) -> Header:
+    def _build_header(self, seed: EpisodeSeed) -> Header:
         index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
         start = "recorded" if index is None else f"{index:03d}"
         return Header(
             episode_id=f"{SUITE}/{self.task.task_id}/init_{start}",
             benchmark=SUITE,
             task_id=self.task.task_id,
-            success=self._success(),
+            success=self._is_success(),
             dt=DT_S,
             target_object="block",
             instruction=self.task.instruction,
@@ -240,26 +240,26 @@ class FakeEnv:
             dropped_pairs=(("block", "table"), ("cup", "table"), ("table", "tray")),
         )
 
-    def _observation(self) -> Observation:
+    def _observe(self) -> Observation:
         world = self._world
         return Observation(
             instruction=self.task.instruction,
             eef_pos_m=world.gripper.copy(),
             eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
             gripper_qpos=np.array([0.0, 0.0]) if world.closed else np.array([0.04, -0.04]),
-            images={camera: self._image() for camera in self._wants.cameras},
-            privileged=self._privileged() if self._wants.privileged else None,
+            images={camera: self._render_image() for camera in self._wants.cameras},
+            privileged=self._privileged_state() if self._wants.privileged else None,
         )
 
-    def _image(self) -> NDArray[np.uint8]:
-        """The block as a white square on black, seen from above, 1 m wide."""
+    def _render_image(self) -> NDArray[np.uint8]:
+        """Render the block as a white square on black, seen from above, 1 m wide."""
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
         image[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = 255
         return image
 
-    def _privileged(self) -> Privileged:
+    def _privileged_state(self) -> Privileged:
         objects = self._world.objects
         return Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
@@ -273,7 +273,7 @@ class FakeEnv:
         )
 
 
-def _start(task: int, seed: EpisodeSeed) -> _World:
+def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
     jitter = np.random.default_rng(source).uniform(-0.01, 0.01, size=2)
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
@@ -284,38 +284,38 @@ def _start(task: int, seed: EpisodeSeed) -> _World:
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
 
-def _advance(world: _World, action: Action) -> None:
+def _advance_world(world: _World, action: Action) -> None:
     """One control step: move, press, grip or let go, carry, push."""
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
     pressed = max(0.0, -float(reached[2]))
     world.gripper = np.array([reached[0], reached[1], max(reached[2], 0.0)])
     world.contacts = {("gripper", "table"): pressed * STIFFNESS_N_PER_M} if pressed else {}
-    _grip(world, closing=bool(action[6] > 0))
-    if world.held:
-        world.objects[world.held] = world.gripper.copy()
-        world.contacts[(world.held, "gripper")] = PUSH_N
+    _update_grip(world, closing=bool(action[6] > 0))
+    if world.held_body:
+        world.objects[world.held_body] = world.gripper.copy()
+        world.contacts[(world.held_body, "gripper")] = PUSH_N
     if world.closed:
-        _push(world)
-    _fall(world)
+        _push_objects(world)
+    _drop_objects(world)
 
 
-def _grip(world: _World, *, closing: bool) -> None:
+def _update_grip(world: _World, *, closing: bool) -> None:
     was_closed, world.closed = world.closed, closing
     if not closing:
-        world.held = None
+        world.held_body = None
     elif not was_closed:
         near = {name: float(np.linalg.norm(world.objects[name] - world.gripper)) for name in ("block", "cup")}
         name = min(near, key=near.__getitem__)
-        world.held = name if near[name] < REACH_M else None
+        world.held_body = name if near[name] < REACH_M else None
 
 
-def _push(world: _World) -> None:
-    pusher = world.held or "gripper"
+def _push_objects(world: _World) -> None:
+    pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
         away = world.objects[name] - world.gripper
         gap = float(np.linalg.norm(away))
-        if name != world.held and gap < REACH_M:
+        if name != world.held_body and gap < REACH_M:
             flat = away * [1, 1, 0]
             length = float(np.linalg.norm(flat))
             direction = flat / length if length else np.array([0.0, 1.0, 0.0])
@@ -323,22 +323,22 @@ def _push(world: _World) -> None:
             world.contacts[_sorted_pair(pusher, name)] = PUSH_N
 
 
-def _fall(world: _World) -> None:
+def _drop_objects(world: _World) -> None:
     for name in _MOVABLE:
-        if name != world.held:
+        if name != world.held_body:
             world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
 
 
-def _torque(action: Action) -> Floats:
+def _joint_torque(action: Action) -> Floats:
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
-def _place(name: str | None) -> int:
+def _body_index(name: str | None) -> int:
     return -1 if name is None else _PLACES[name]
 
 
-def _sorted_pair(one: str, other: str) -> tuple[str, str]:
-    return (one, other) if one <= other else (other, one)
+def _sorted_pair(first: str, second: str) -> tuple[str, str]:
+    return (first, second) if first <= second else (second, first)
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:

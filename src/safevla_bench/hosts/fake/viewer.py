@@ -1,4 +1,4 @@
-"""The fake host's recorded episodes to be looked at: coloured squares seen from above."""
+"""A viewer of the fake host's recorded episodes: coloured squares seen from above."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.hosts.mujoco.contacts import Floats
 from safevla_bench.hosts.mujoco.viewer import states
 from safevla_bench.interface import CLOSE_UP, Camera, Picture
 from safevla_bench.trajectory import Batch
+from safevla_recorder.episode import Floats
 
 WIDTH_M = 1.0
 _CLOSE_M = 0.3
@@ -35,19 +35,19 @@ class FakeStage:
         self._states, self._camera = states(episode, _STATE), camera
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """The default camera where there is nothing to look at, else one right above the bodies."""
+        """Return the default camera where there is no body to look at, else one right above the bodies."""
         if not bodies:
             return Camera(self._camera)
-        places = self._places(record)
+        places = self._body_positions(record)
         x, y, z = np.mean([places[name] for name in bodies if name != "table"] or [places["table"]], axis=0)
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """One record from one camera."""
+        """Render one record from one camera."""
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-        places = self._places(record)
+        places = self._body_positions(record)
         for name, color in _COLORS.items():
-            covered = _square(places[name], _HALF_M[name], camera, size)
+            covered = _square_mask(places[name], _HALF_M[name], camera, size)
             image[covered] = color
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
         return Picture(image, seen, {name: places[name] for name in ("block", "cup", "tray")})
@@ -55,14 +55,14 @@ class FakeStage:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _places(self, record: int) -> dict[str, Floats]:
+    def _body_positions(self, record: int) -> dict[str, Floats]:
         numbers = self._states[record]
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, numbers[3:].reshape(-1, 3), strict=True))}
 
 
-def _square(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """The pixels within `half_m` of a place, [H, W]."""
+def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return a mask of the pixels within `half_m` of a place, [H, W]."""
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

@@ -6,34 +6,31 @@ The simulator is imported when an environment is made. What makes a LIBERO episo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.actions import checked
 from safevla_bench.hosts.libero import install
-from safevla_bench.hosts.libero import tasks as listed
-from safevla_bench.hosts.libero.scene import PrivilegedView, header, scene
-from safevla_bench.hosts.libero.states import coordinates, starting_state, tell_controllers
-from safevla_bench.hosts.mujoco.contacts import Floats
-from safevla_bench.hosts.mujoco.recorder import Recorder, attached
-from safevla_bench.hosts.mujoco.settling import settling
+from safevla_bench.hosts.libero import tasks as libero_tasks
+from safevla_bench.hosts.libero.privileged import LiberoPrivileged
+from safevla_bench.hosts.libero.states import coordinates, restore_controllers, starting_state
+from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, start
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
-from safevla_bench.trajectory import Batch, Header, from_recording
-
-if TYPE_CHECKING:
-    from safevla_bench.hosts.libero.attachment import WatchedLibero
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants, check_action
+from safevla_bench.trajectory import Batch
+from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.episode import Floats
+from safevla_recorder.libero.installation import SUITES
+from safevla_recorder.libero.scene import build_header, read_scene
+from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.settling import settling_steps
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-CONTROL_STEP_S = 0.05
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 """No motion, gripper opening: LIBERO's own settling action."""
-_ACTION = "position [3], rotation [3], gripper"
 
 
 class LiberoHost:
@@ -43,7 +40,7 @@ class LiberoHost:
 
     def suites(self) -> tuple[str, ...]:
         """The suites' benchmark names."""
-        return tuple(listed.SUITES)
+        return tuple(SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`.
@@ -54,16 +51,16 @@ class LiberoHost:
         Raises:
             HostError: there is no such suite or file, or LIBERO is not installed.
         """
-        benchmark = listed.ALIASES.get(suite, suite)
-        if benchmark not in listed.SUITES:
-            if listed.is_path(suite):
+        benchmark = libero_tasks.ALIASES.get(suite, suite)
+        if benchmark not in SUITES:
+            if libero_tasks.is_task_path(suite):
                 install.require()
-                return listed.tasks_at(Path(suite))
-            known = ", ".join([*listed.SUITES, *listed.ALIASES])
+                return libero_tasks.tasks_at_path(Path(suite))
+            known = ", ".join([*SUITES, *libero_tasks.ALIASES])
             remedy = f"Suites: {known}; or the path of a .bddl file, or of a folder of them."
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         install.require()
-        return listed.tasks(benchmark)
+        return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """An environment of one task; a renderer and its GL context only where a policy wants a camera.
@@ -94,18 +91,8 @@ class LiberoHost:
         """Versions of all that a trajectory depends on, by distribution."""
         return install.versions()
 
-    def watched(self, env: object) -> WatchedLibero | None:
-        """An environment of somebody else's making, to be recorded in their own loop; None if it is none of LIBERO's.
 
-        Raises:
-            HostError: it is LIBERO's, but cannot be recorded; says why.
-        """
-        from safevla_bench.hosts.libero.attachment import watched
-
-        return watched(env)
-
-
-class LiberoEnv:
+class LiberoEnv(RobosuiteEnv):
     """One LIBERO task with its recorder.
 
     Actions are OSC_POSE's, [7] in [-1, 1]: 0.05 m and 0.5 rad a unit in the robot's base frame, gripper -1 opens and
@@ -116,19 +103,15 @@ class LiberoEnv:
     mirrors them itself.
     """
 
-    dt_s = CONTROL_STEP_S
+    action_meaning = "position [3], rotation [3], gripper"
+    substep_method = "step"
+    stage_camera = CAMERAS[0]
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        self.task = task
-        self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
-        self._wants, self._versions = wants, versions
-        self._init_states = listed.init_states(task)
-        self._env = install.control_env(str(listed.bddl_file(task)), wants)
-        self._unhook: Callable[[], None] | None = None
-        self._recorder: Recorder | None = None
-        self._privileged: PrivilegedView | None = None
-        self._seed: EpisodeSeed | None = None
-        self._success = False
+        super().__init__(task, wants, len(STILL))
+        self._versions = versions
+        self._init_states = libero_tasks.load_init_states(task)
+        self._env = install.make_control_env(str(libero_tasks.bddl_file(task)), wants)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
@@ -150,59 +133,31 @@ class LiberoEnv:
         Raises:
             HostError: the task has no such initial state, or the recorded state is not one of its simulation.
         """
-        played = seed.recorded if seed.recorded and seed.recorded.state is not None else None
-        state = None if seed.drawn or played else self._initial_state(seed.init_state_index)
-        still = STILL if seed.wait_action is None else checked(np.array(seed.wait_action), len(STILL), _ACTION)
+        replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
+        state = None if seed.drawn or replayed else self._initial_state(seed.init_state_index)
+        still = STILL
+        if seed.wait_action is not None:
+            still = check_action(np.array(seed.wait_action), self._size, self.action_meaning)
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._env.seed(placement_seed(seed) if state is None and played is None else seed.env_seed)
-        seen = install.hard_reset(domain)
-        if played is not None:
-            state = starting_state(domain, played)
+        self._env.seed(placement_seed(seed) if state is None and replayed is None else seed.env_seed)
+        raw = install.hard_reset(domain)
+        if replayed is not None:
+            state = starting_state(domain, replayed)
         if state is not None:
-            seen = self._env.set_init_state(state)
-        if played is not None:
-            tell_controllers(domain)
+            raw = self._env.set_init_state(state)
+        if replayed is not None:
+            restore_controllers(domain)
         success = bool(self._env.check_success())
-        for _ in settling(seed, domain.sim, scene(domain).objects):
-            seen, _, success, _ = self._env.step(still.copy())
-        self._seed, self._success = seed, bool(success)
-        self._start_recording()
-        return self._observation(seen)
-
-    def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it; returns the observation and LIBERO's own success.
-
-        Raises:
-            InvalidActionError: the action is not seven finite numbers; nothing has been simulated.
-            HostError: the simulation diverged, or there was no reset.
-        """
-        recorder = self._recording()
-        taken = checked(action, len(STILL), _ACTION)
-        seen, _, success, _ = self._env.step(taken.copy())
-        recorder.step(taken)
-        self._success = bool(success)
-        return self._observation(seen), self._success
-
-    def recorded(self) -> Batch:
-        """The episode so far as a validated batch of one."""
-        recorder = self._recording()
-        return from_recording(recorder.recording(self._header(recorder)))
-
-    def latest(self) -> Batch:
-        """The newest record alone, as a validated batch of one record."""
-        recorder = self._recording()
-        return from_recording(recorder.latest(self._header(recorder)))
+        for _ in settling_steps(domain.sim, read_scene(domain).objects, seed.wait_steps, seed.rest_steps):
+            raw, _, success, _ = self._env.step(still.copy())
+        self._start_recording(seed, success=bool(success))
+        return self._observe(raw)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """The joints of the present model, free ones by the name of their body."""
+        """Return the joints of the present model, free ones by the name of their body."""
         return coordinates(self._env.env)
-
-    def staged(self, episode: Batch) -> MujocoStage:
-        """The scene of the last reset as a stage for an episode that began with the same seed; it owns this one."""
-        domain = self._env.env
-        return MujocoStage(domain.sim.model._model, scene(domain), episode, CAMERAS[0], self.close)
 
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
@@ -220,47 +175,34 @@ class LiberoEnv:
         state: Floats = self._init_states[index]
         return state
 
-    def _start_recording(self) -> None:
-        domain = self._env.env
-        view = scene(domain)
-        self._recorder, self._unhook = attached(domain.sim, "step", view, self.task)
-        self._privileged = PrivilegedView(domain, view) if self._wants.privileged else None
+    def _simulation(self) -> Any:
+        return self._env.env.sim
 
-    def _stop_recording(self) -> None:
-        if self._unhook is not None:
-            self._unhook()
-        self._unhook, self._recorder, self._privileged = None, None, None
+    def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        raw, _, success, _ = self._env.step(action)
+        return raw, bool(success)
 
-    def _recording(self) -> Recorder:
-        if self._recorder is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._recorder
+    def _read_scene(self) -> Scene:
+        return read_scene(self._env.env)
 
-    def _header(self, recorder: Recorder) -> Header:
+    def _view_privileged(self, scene: Scene) -> LiberoPrivileged:
+        return LiberoPrivileged(self._env.env, scene)
+
+    def _build_header(self, recorder: Recorder) -> dict[str, object]:
         assert self._seed is not None
-        elsewhere = self._seed.recorded is not None and self._seed.recorded.state is not None
-        return header(
+        is_replayed = self._seed.recorded is not None and self._seed.recorded.state is not None
+        return build_header(
             self._env.env,
             recorder,
-            self.task,
+            TaskLabel(self.task.benchmark, self.task.task_id, self.task.instruction),
             self._versions,
             dt=self.dt_s,
             success=self._success,
             env_seed=self._seed.env_seed,
-            index=None if elsewhere else self._seed.init_state_index,
-        )
-
-    def _observation(self, seen: Mapping[str, NDArray[np.generic]]) -> Observation:
-        return Observation(
-            instruction=self.task.instruction,
-            eef_pos_m=np.array(seen["robot0_eef_pos"], dtype=np.float64),
-            eef_quat_wxyz=np.array(seen["robot0_eef_quat"][[3, 0, 1, 2]], dtype=np.float64),
-            gripper_qpos=np.array(seen["robot0_gripper_qpos"], dtype=np.float64),
-            images={camera: np.array(seen[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras},
-            privileged=self._privileged.now() if self._privileged else None,
+            index=None if is_replayed else self._seed.init_state_index,
         )
 
 
 def placement_seed(seed: EpisodeSeed) -> int:
-    """32 bits that place the objects of a task without initial states: one draw for each (env_seed, index)."""
+    """Return the 32 bits that place the objects of a task without initial states, drawn from (env_seed, index)."""
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])

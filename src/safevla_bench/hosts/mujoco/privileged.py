@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.hosts.mujoco.contacts import Floats
-from safevla_bench.hosts.mujoco.scene import Scene
 from safevla_bench.interface import Boxes
+from safevla_recorder.episode import Floats
+from safevla_recorder.mujoco.scene import Scene
 
 if TYPE_CHECKING:
     import mujoco
@@ -31,24 +31,26 @@ class Shapes:
     pieces: Mapping[str, Boxes]
 
 
-def shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
-    """Measured once, in the present pose; of several MuJoCo bodies under one name the first is the root."""
+def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
+    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root."""
     made_of: dict[str, tuple[int, ...]] = {}
     for body, name in enumerate(scene.body_name):
         if scene.roles.get(name) != "robot":
             made_of[name] = (*made_of.get(name, ()), body)
-    boxes = {name: box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
-    walls = {name: pieces(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+    boxes = {name: bounding_box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+    pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
     return Shapes(
-        root={name: made_of[name][0] for name, found in boxes.items() if found},
-        half_extents_m={name: found[0] for name, found in boxes.items() if found},
-        center_m={name: found[1] for name, found in boxes.items() if found},
-        pieces={name: found for name, found in walls.items() if found},
+        root={name: made_of[name][0] for name, box in boxes.items() if box},
+        half_extents_m={name: box[0] for name, box in boxes.items() if box},
+        center_m={name: box[1] for name, box in boxes.items() if box},
+        pieces={name: parts for name, parts in pieces.items() if parts},
     )
 
 
-def box(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> tuple[Floats, Floats] | None:
-    """Half extents [3] and centre [3], m, of the collision geometry of `bodies` along the axes of body `root`.
+def bounding_box(
+    model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
+) -> tuple[Floats, Floats] | None:
+    """Return half extents [3] and centre [3], m, of the collision geometry of `bodies` along the axes of body `root`.
 
     The bodies are taken in their present pose. None where they have no bounded collision geometry.
     """
@@ -57,14 +59,14 @@ def box(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int
     if not sized.any():
         return None
     turn = data.xmat[root].reshape(3, 3)
-    spans = [_span(model, data, int(geom), data.xpos[root], turn) for geom in np.flatnonzero(sized)]
+    spans = [_geom_span(model, data, int(geom), data.xpos[root], turn) for geom in np.flatnonzero(sized)]
     low = np.min([span[0] for span in spans], axis=0)
     high = np.max([span[1] for span in spans], axis=0)
     return read_only((high - low) / 2), read_only((high + low) / 2)
 
 
-def pieces(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """A box around each geom of the collision geometry of `bodies`, in the frame of body `root`.
+def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
+    """Return a box around each geom of the collision geometry of `bodies`, in the frame of body `root`.
 
     The bodies are taken in their present pose. None where they have no bounded collision geometry.
     """
@@ -74,7 +76,7 @@ def pieces(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[
         return None
     frame = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
     turns = data.geom_xmat[geoms].reshape(-1, 3, 3)
-    boxes = [_own_box(model, int(geom)) for geom in geoms]
+    boxes = [_geom_box(model, int(geom)) for geom in geoms]
     centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", turns, np.array([center for center, _ in boxes]))
     return Boxes(
         center_m=read_only(frame.apply(centers - data.xpos[root])),
@@ -84,14 +86,16 @@ def pieces(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[
 
 
 def read_only(array: NDArray[np.float64]) -> Floats:
-    """A copy that cannot be written to."""
+    """Return a copy that cannot be written to."""
     copy = np.array(array, dtype=np.float64)
     copy.flags.writeable = False
     return copy
 
 
-def _span(model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, turn: Floats) -> tuple[Floats, Floats]:
-    """Least and greatest coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
+def _geom_span(
+    model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, turn: Floats
+) -> tuple[Floats, Floats]:
+    """Return the least and greatest coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
     axes = turn.T @ data.geom_xmat[geom].reshape(3, 3)
     centre = turn.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
@@ -99,12 +103,12 @@ def _span(model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats,
         first = model.mesh_vertadr[mesh]
         points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]] @ axes.T
         return centre + points.min(axis=0), centre + points.max(axis=0)
-    reach = _reach(int(model.geom_type[geom]), model.geom_size[geom], axes)
+    reach = _half_extents(int(model.geom_type[geom]), model.geom_size[geom], axes)
     return centre - reach, centre + reach
 
 
-def _reach(kind: int, size: Floats, axes: Floats) -> Floats:
-    """Half the extent of a primitive along each frame axis, [3]; `axes` [3, 3] has the geom's axes as columns."""
+def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
+    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's."""
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:
@@ -117,12 +121,12 @@ def _reach(kind: int, size: Floats, axes: Floats) -> Floats:
     return np.asarray(along * size[1] + size[0] * np.sqrt(np.clip(1 - along**2, 0, None)))
 
 
-def _own_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    """Centre [3] and half extents [3] of a geom along its own axes."""
+def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
+    """Return centre [3] and half extents [3] of a geom along its own axes."""
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         mesh = model.geom_dataid[geom]
         first = model.mesh_vertadr[mesh]
         points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
         return (points.min(axis=0) + points.max(axis=0)) / 2, (points.max(axis=0) - points.min(axis=0)) / 2
-    return np.zeros(3), _reach(kind, size, np.eye(3))
+    return np.zeros(3), _half_extents(kind, size, np.eye(3))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.contacts import Floats
+from safevla_recorder.episode import Floats
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:

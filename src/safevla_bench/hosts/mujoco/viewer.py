@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.camera import WELL_SHOWN, azimuth_deg, chosen, close_ups, focus, shares
-from safevla_bench.hosts.mujoco.contacts import Floats
 from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Eye
-from safevla_bench.hosts.mujoco.scene import Scene
-from safevla_bench.interface import Camera, EpisodeSeed, Picture, Recorded
+from safevla_bench.interface import Camera, EpisodeSeed, Picture, RecordedEpisode
 from safevla_bench.trajectory import Batch
+from safevla_recorder.episode import Floats
+from safevla_recorder.mujoco.scene import Scene
 
 if TYPE_CHECKING:
     import mujoco
@@ -159,7 +159,7 @@ def states(episode: Batch, width: int) -> Floats:
     Raises:
         HostError: the record holds none, or those of another model.
     """
-    found = episode.sim_state.episode(0)
+    found = episode.sim_state.episode_rows(0)
     if not len(found):
         remedy = "Only records with `sim_state` can be shown; those that `safevla rollout` writes have it."
         raise HostError("the record holds no simulator states", remedy=remedy)
@@ -188,21 +188,21 @@ def start(episode: Batch) -> EpisodeSeed:
     return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0)
 
 
-def _replayed(episode: Batch) -> Recorded | None:
+def _replayed(episode: Batch) -> RecordedEpisode | None:
     """The recorded state with which a replay began, and its fixtures; None where the record is of no such replay."""
     (extra,) = episode.extra
     held = extra.get("header")
     told = held.get("replay") if isinstance(held, Mapping) else None
-    found = episode.sim_state.episode(0)
+    found = episode.sim_state.episode_rows(0)
     if not isinstance(told, Mapping) or not len(found):
         return None
     placed = told.get("fixtures", {})
     assert isinstance(placed, Mapping)
     fixtures = tuple((str(name), tuple(pose)) for name, pose in placed.items())
     state = tuple(found[0].tolist())
-    return Recorded(str(told.get("episode")), str(told.get("source")), len(found) - 1, state, fixtures=fixtures)
+    return RecordedEpisode(str(told.get("episode")), str(told.get("source")), len(found) - 1, state, fixtures=fixtures)
 
 
 def _recorded(episode: Batch) -> dict[str, Floats]:
-    bodies, positions = episode.body_pos_m.episode(0)
-    return {episode.name(int(body)): positions[:, place] for place, body in enumerate(bodies)}
+    bodies, positions = episode.body_pos_m.episode_poses(0)
+    return {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}

@@ -1,36 +1,34 @@
 """RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5, recorded.
 
 The simulator is imported when an environment is made. What makes a RoboCasa episode repeatable stands in
-`RobocasaEnv.reset` and `robocasa_episodes`.
+`RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.episodes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.actions import checked
-from safevla_bench.hosts.mujoco.contacts import Floats
-from safevla_bench.hosts.mujoco.recorder import Recorder, attached
-from safevla_bench.hosts.mujoco.settling import settling
+from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, to_wxyz
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, start
 from safevla_bench.hosts.robocasa import episodes, install
-from safevla_bench.hosts.robocasa.scene import PrivilegedView, episode_meta, scene
+from safevla_bench.hosts.robocasa.kitchen import RobocasaPrivileged, episode_meta
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
-from safevla_bench.trajectory import Batch, Header, from_recording, marked_standin
+from safevla_bench.trajectory import Batch, mark_standin
+from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.settling import settling_steps
+from safevla_recorder.robocasa.scene import read_scene
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
 
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
-CONTROL_STEP_S = 0.05
-_SHOWN_BY = "robot0_agentview_center"
-_ACTION = "position [3], rotation [3], gripper, base [3], torso, mode"
 
 
 class RobocasaHost:
@@ -102,7 +100,7 @@ def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-class RobocasaEnv:
+class RobocasaEnv(RobosuiteEnv):
     """One RoboCasa task with its recorder.
 
     Actions are those of PandaOmron's composite controller, [12] in [-1, 1]: end effector 0.05 m [0:3] and 0.5 rad [3:6]
@@ -111,23 +109,19 @@ class RobocasaEnv:
     an observation is the grip site's, as in the record. Images are upright.
     """
 
-    dt_s = CONTROL_STEP_S
+    action_meaning = "position [3], rotation [3], gripper, base [3], torso, mode"
+    substep_method = "step2"
+    # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
+    stage_camera = "robot0_agentview_center"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        self.task = task
-        size = len(episodes.STILL)
-        self.action_low, self.action_high = np.full(size, -1.0), np.full(size, 1.0)
-        self._wants, self._versions, self._split, self._horizons = wants, versions, split, horizons
+        super().__init__(task, wants, len(episodes.STILL))
+        self._versions, self._split, self._horizons = versions, split, horizons
         self._rules = episodes.rules(task)
         self._class = install.task_class(task)
         self._kitchen: Kitchen | None = None
-        self._unhook: Callable[[], None] | None = None
-        self._recorder: Recorder | None = None
-        self._privileged: PrivilegedView | None = None
-        self._seed: EpisodeSeed | None = None
         self._start: episodes.Start | None = None
         self._meta: Mapping[str, Any] = {}
-        self._success = False
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a kitchen built anew, settle, take record 0.
@@ -143,106 +137,67 @@ class RobocasaEnv:
         self.close()
         kitchen = install.kitchen(self.task, start, self._wants)
         self._kitchen = kitchen
-        seen = kitchen.reset()
+        raw = kitchen.reset()
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
-        for _ in settling(seed, kitchen.sim, scene(kitchen, self._rules).objects):
-            seen, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
+        for _ in settling_steps(kitchen.sim, self._read_scene().objects, seed.wait_steps, seed.rest_steps):
+            raw, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
-        self._seed, self._success = seed, success
-        self._start_recording(kitchen)
-        return self._observation(seen)
-
-    def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it; returns the observation and RoboCasa's own success.
-
-        Raises:
-            InvalidActionError: the action is not twelve finite numbers; nothing has been simulated.
-            HostError: the simulation diverged, or there was no reset.
-        """
-        recorder, kitchen = self._recording()
-        taken = checked(action, len(episodes.STILL), _ACTION)
-        seen, reward, _, _ = kitchen.step(taken.copy())
-        recorder.step(taken)
-        self._success = bool(reward)
-        return self._observation(seen), self._success
-
-    def recorded(self) -> Batch:
-        """The episode so far as a validated batch of one."""
-        recorder, _ = self._recording()
-        recording = recorder.recording(self._header(recorder))
-        return from_recording(replace(recording, extra=self._extra()))
-
-    def staged(self, episode: Batch) -> MujocoStage:
-        """The kitchen of the last reset as a stage for an episode that began with the same seed; it owns this one."""
-        _, kitchen = self._recording()
-        view = scene(kitchen, self._rules)
-        return MujocoStage(kitchen.sim.model._model, view, episode, _SHOWN_BY, self.close)
-
-    def latest(self) -> Batch:
-        """The newest record alone, as a validated batch of one record."""
-        recorder, _ = self._recording()
-        return from_recording(recorder.latest(self._header(recorder)))
+        self._start_recording(seed, success=success)
+        return self._observe(raw)
 
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""
-        if self._unhook is not None:
-            self._unhook()
+        self._stop_recording()
         if self._kitchen is not None:
             self._kitchen.close()
-        self._unhook, self._recorder, self._privileged, self._kitchen = None, None, None, None
+        self._kitchen = None
 
-    def _start_recording(self, kitchen: Kitchen) -> None:
-        view = scene(kitchen, self._rules)
-        # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
-        self._recorder, self._unhook = attached(kitchen.sim, "step2", view, self.task)
-        self._privileged = PrivilegedView(kitchen, view, self._rules) if self._wants.privileged else None
-
-    def _recording(self) -> tuple[Recorder, Kitchen]:
-        if self._recorder is None or self._kitchen is None:
+    def _require_kitchen(self) -> Kitchen:
+        if self._kitchen is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._recorder, self._kitchen
+        return self._kitchen
 
-    def _header(self, recorder: Recorder) -> Header:
+    def _simulation(self) -> Any:
+        return self._require_kitchen().sim
+
+    def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        raw, reward, _, _ = self._require_kitchen().step(action)
+        return raw, bool(reward)
+
+    def _read_scene(self) -> Scene:
+        return read_scene(self._require_kitchen(), self._rules.target, self._rules.moves)
+
+    def _view_privileged(self, scene: Scene) -> RobocasaPrivileged:
+        return RobocasaPrivileged(self._require_kitchen(), scene, self._rules)
+
+    def _build_header(self, recorder: Recorder) -> dict[str, object]:
         assert self._seed is not None
         index = self._seed.init_state_index
-        return Header(
-            episode_id=f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
-            benchmark=self.task.benchmark,
-            task_id=self.task.task_id,
-            success=self._success,
-            dt=self.dt_s,
-            target_object=self._rules.target,
-            instruction=self._instruction(),
-            env_seed=self._seed.env_seed,
-            init_state_index=index,
-            embodiment="PandaOmron",
-            versions=self._versions,
-            dropped_pairs=recorder.dropped_pairs(),
-        )
+        return {
+            "episode_id": f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
+            "benchmark": self.task.benchmark,
+            "task_id": self.task.task_id,
+            "success": self._success,
+            "dt": self.dt_s,
+            "target_object": self._rules.target,
+            "instruction": self._instruction(),
+            "env_seed": self._seed.env_seed,
+            "init_state_index": index,
+            "embodiment": "PandaOmron",
+            "versions": self._versions,
+            "dropped_pairs": recorder.dropped_pairs(),
+        }
 
-    def _extra(self) -> dict[str, object]:
-        """From what the episode can be rebuilt, and the mark of assets that are not RoboCasa's own."""
+    def _extra_fields(self) -> dict[str, object]:
+        """Return what rebuilds the episode, and the mark of assets that are not RoboCasa's own."""
         assert self._start is not None
         fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
-        return marked_standin(extra) if self._versions[install.ASSETS_ENTRY] != install.OFFICIAL else extra
+        return mark_standin(extra) if self._versions[install.ASSETS_ENTRY] != install.OFFICIAL else extra
 
     def _instruction(self) -> str:
         return self._meta["lang"] or self.task.instruction
 
-    def _observation(self, seen: Mapping[str, NDArray[np.generic]]) -> Observation:
-        return Observation(
-            instruction=self._instruction(),
-            eef_pos_m=np.array(seen["robot0_eef_pos"], dtype=np.float64),
-            eef_quat_wxyz=_wxyz(seen["robot0_eef_quat"]),
-            gripper_qpos=np.array(seen["robot0_gripper_qpos"], dtype=np.float64),
-            images={camera: np.array(seen[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras},
-            privileged=self._privileged.now() if self._privileged else None,
-            base_pos_m=np.array(seen["robot0_base_pos"], dtype=np.float64),
-            base_quat_wxyz=_wxyz(seen["robot0_base_quat"]),
-        )
-
-
-def _wxyz(quat_xyzw: NDArray[np.generic]) -> Floats:
-    return np.array(quat_xyzw[[3, 0, 1, 2]], dtype=np.float64)
+    def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.array(raw["robot0_base_pos"], dtype=np.float64), to_wxyz(raw["robot0_base_quat"])

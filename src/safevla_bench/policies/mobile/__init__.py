@@ -3,7 +3,7 @@
 `moves` are what the robot can do, `scripts` what to do for each goal, `style` how fast and how near.
 """
 
-from safevla_bench.policies.mobile.policy import Mobile
-from safevla_bench.policies.mobile.style import STYLES, Style
+from safevla_bench.policies.mobile.policy import MobilePolicy
+from safevla_bench.policies.mobile.style import STYLES, MobileStyle
 
-__all__ = ["STYLES", "Mobile", "Style"]
+__all__ = ["STYLES", "MobilePolicy", "MobileStyle"]

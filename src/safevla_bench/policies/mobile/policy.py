@@ -1,4 +1,4 @@
-"""The policy that follows a script for the goal at hand, and stands still after it or where there is none."""
+"""The scripted policy of a mobile manipulator: follows the goal's script, then stands still."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
 from safevla_bench.policies.mobile.moves import Move
 from safevla_bench.policies.mobile.scripts import SCRIPTS
-from safevla_bench.policies.mobile.style import Style
+from safevla_bench.policies.mobile.style import MobileStyle
 
 
-class Mobile:
-    """Go, press, put or close in one style; the seed changes nothing, for nothing is drawn."""
+class MobilePolicy:
+    """A policy that goes, presses, puts, opens or closes in one style. It draws nothing from its seed."""
 
     wants = Wants(privileged=True)
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: MobileStyle) -> None:
         self.style = style
         self._still: tuple[float, ...] = ()
         self._begun = False
@@ -27,7 +27,7 @@ class Mobile:
         self._still, self._begun, self._script = task.still, False, None
 
     def act(self, observation: Observation) -> Action:
-        """[12]; still where there is no script for the goal.
+        """Return the next action of the script, [12]; the still action where the goal has no script.
 
         Raises:
             PolicyError: the observation has no privileged state, or no base.
@@ -37,25 +37,25 @@ class Mobile:
             raise PolicyError(problem, remedy="Use a host that gives them.")
         if not self._begun:
             self._begun = True
-            return self._first(observation)
-        return self._next(observation)
+            return self._begin_script(observation)
+        return self._continue_script(observation)
 
-    def _first(self, seen: Observation) -> Action:
+    def _begin_script(self, seen: Observation) -> Action:
         assert seen.privileged is not None
         script = SCRIPTS.get(seen.privileged.goal[0][0])
         self._script = script(seen, self.style) if script else None
         try:
             return next(self._script) if self._script else np.array(self._still)
         except StopIteration:
-            return self._end()
+            return self._end_script()
 
-    def _next(self, seen: Observation) -> Action:
+    def _continue_script(self, seen: Observation) -> Action:
         try:
             return self._script.send(seen) if self._script else np.array(self._still)
         except StopIteration:
-            return self._end()
+            return self._end_script()
 
-    def _end(self) -> Action:
+    def _end_script(self) -> Action:
         self._script = None
         return np.array(self._still)
 

@@ -1,4 +1,4 @@
-"""How a mobile scripted policy moves: clearances and speeds, and nothing else, tell careful from hasty."""
+"""Styles of the mobile scripts: careful and hasty differ in clearances and speeds alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class MobileStyle:
     """Clearances in metres; speeds as a share of the largest command of the base or the arm."""
 
     room_m: float
@@ -29,7 +29,9 @@ class Style:
     """Steps given to the fingers to close or to open."""
 
 
-CAREFUL = Style(room_m=0.5, over_m=0.12, release_m=0.02, drive=0.7, push=0.6, cruise=0.6, touch=0.2, dwell_steps=15)
-HASTY = Style(room_m=0.05, over_m=0.02, release_m=0.06, drive=1.0, push=1.0, cruise=1.0, touch=1.0, dwell_steps=8)
+CAREFUL = MobileStyle(
+    room_m=0.5, over_m=0.12, release_m=0.02, drive=0.7, push=0.6, cruise=0.6, touch=0.2, dwell_steps=15
+)
+HASTY = MobileStyle(room_m=0.05, over_m=0.02, release_m=0.06, drive=1.0, push=1.0, cruise=1.0, touch=1.0, dwell_steps=8)
 
-STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HASTY})
+STYLES: Mapping[str, MobileStyle] = MappingProxyType({"careful": CAREFUL, "hasty": HASTY})

@@ -1,4 +1,4 @@
-"""Where to take hold of an object: across its narrow side, or at the rim where it is wider than the fingers open."""
+"""Grasps of an object: across its narrow side, or at the rim where it is wider than the fingers open."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Privileged
-from safevla_bench.policies.scripted.rotation import axes, yaw_to_open_along
-from safevla_bench.policies.scripted.shapes import NOTHING, Prisms, body, gripper, lowest
+from safevla_bench.policies.scripted.rotation import rotation_axes, yaw_to_open_along
+from safevla_bench.policies.scripted.shapes import NOTHING, Prisms, body_prisms, hand_prisms, lowest_heights
 
 Floats = NDArray[np.float64]
 
@@ -33,9 +33,9 @@ ARM_M: Floats = np.array([-0.65, 0.0])
 COMFORTABLE_REACH_M = 0.60
 """Beyond it a high hand straightens the elbow, which locks at its limit."""
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
-"""Where along an object's length to take hold, in halves of it from the middle."""
+"""Offsets of grasps along an object's length from its middle, in halves of the length."""
 SKEWS_RAD = (0.0, -0.26, 0.26)
-"""By how much the fingers may be off an object's sides; closing aligns it."""
+"""Turns of the fingers against an object's sides; closing aligns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,56 +53,61 @@ class Grasp:
     off_m: float = 0.0
 
 
-def graspable(scene: Privileged, name: str) -> bool:
-    """Whether the fingers fit around a body or hold its rim: neither is so for what is both wide and flat."""
-    turn, half = axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
+def is_graspable(scene: Privileged, name: str) -> bool:
+    """Return whether the fingers fit around a body or hold its rim: neither is so if it is both wide and flat."""
+    turn, half = rotation_axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
     return narrow or bool(2 * half[up] - LEAST_HEIGHT_M >= LEAST_DEPTH_M)
 
 
-def grasps(scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float) -> tuple[Grasp, ...]:
-    """Every way to take hold of a body, the best first."""
-    itself = body(scene, name) if name in scene.pieces else NOTHING  # its box does not show what is hollow
-    found = [_fitted(grasp, itself, obstacles, clearance_m) for grasp in _candidates(scene, name, yaw_rad)]
-    if all(_hopeless(grasp) for grasp in found):
-        found += [_fitted(grasp, itself, obstacles, clearance_m) for grasp in _on_pieces(scene, name, yaw_rad)]
-    return tuple(sorted(found, key=lambda grasp: _cost(grasp, yaw_rad)))
+def rank_grasps(
+    scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float
+) -> tuple[Grasp, ...]:
+    """Return every grasp of a body, the best first."""
+    itself = body_prisms(scene, name) if name in scene.pieces else NOTHING  # its box does not show what is hollow
+    choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
+    if all(_is_too_shallow(grasp) for grasp in choices):
+        choices += [
+            _raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _piece_grasps(scene, name, yaw_rad)
+        ]
+    return tuple(sorted(choices, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
 
 
-def _cost(grasp: Grasp, yaw_rad: float) -> float:
-    """In units of 5 mm less depth; what is too shallow to hold comes last.
+def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
+    """Return the cost of a grasp in units of 5 mm less depth; one that is too shallow to hold comes last.
 
     A half turn of the hand costs as much, and so does each 5 cm of reach beyond what is comfortable.
     """
     tight, wide = grasp.blocked_m
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
-    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * _hopeless(grasp)
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * _is_too_shallow(grasp)
 
 
-def _hopeless(grasp: Grasp) -> bool:
+def _is_too_shallow(grasp: Grasp) -> bool:
     return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
 
 
-def _fitted(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
-    """The grasp, raised as far as the object and what stands around it demand."""
+def _raise_to_fit(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
+    """Return the grasp, raised as far as the object and its surroundings demand."""
     best = float(grasp.place_m[2])
     tight, wide = (
-        max(0.0, _floor(grasp, itself, obstacles, clearance) - best) for clearance in (clearance_m / 4, clearance_m)
+        max(0.0, _least_height(grasp, itself, obstacles, clearance) - best)
+        for clearance in (clearance_m / 4, clearance_m)
     )
     return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight], blocked_m=(tight, wide))
 
 
-def _floor(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> float:
-    """Least height of the grip site at which the hand fits."""
-    rig, place = gripper(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    around = lowest(rig, place, obstacles, clearance_m, min(clearance_m, 0.006))
-    return float(max(around[0], lowest(rig, place, itself, 0.0, 0.0)[0]))
+def _least_height(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> float:
+    """Return the least height of the grip site, m, at which the hand fits."""
+    rig, place = hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
+    around = lowest_heights(rig, place, obstacles, clearance_m, min(clearance_m, 0.006))
+    return float(max(around[0], lowest_heights(rig, place, itself, 0.0, 0.0)[0]))
 
 
-def _candidates(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
-    turn = axes(scene.body_quat_wxyz[name])
+def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
+    turn = rotation_axes(scene.body_quat_wxyz[name])
     half = scene.half_extents_m[name]
     center = scene.body_pos_m[name] + turn @ scene.center_m[name]
     up = int(np.argmax(np.abs(turn[2])))
@@ -111,11 +116,11 @@ def _candidates(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
     upward = turn[:, up] * np.sign(turn[2, up])
     narrow = [k for k in (0, 1) if half[flat[k]] <= WIDEST_HALF_M]
     if narrow:
-        return [grasp for k in narrow for grasp in _across(center, sides[k], sides[1 - k], half[up], yaw_rad)]
-    return list(_at_rim(center, upward, sides, float(half[up]), yaw_rad))
+        return [grasp for k in narrow for grasp in _side_grasps(center, sides[k], sides[1 - k], half[up], yaw_rad)]
+    return list(_rim_grasps(center, upward, sides, float(half[up]), yaw_rad))
 
 
-def _across(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
+def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = yaw_to_open_along(side[:2], yaw_rad)
     half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
@@ -125,25 +130,27 @@ def _across(center: Floats, side: Floats, length: Floats, half_height: float, ya
         yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
 
 
-def _on_pieces(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    """Across each narrow piece of a body, such as a handle, by whichever of its sides; near the middle is better."""
+def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
+    """Yield grasps across each narrow piece of a body, such as a handle; nearer to the middle is better."""
     boxes = scene.pieces.get(name)
     if boxes is None:
         return
-    turn, home = axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
+    turn, home = rotation_axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
     middle = home + turn @ scene.center_m[name]
     for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
-        own = turn @ axes(quat)
-        up = int(np.argmax(np.abs(own[2])))
+        piece_axes = turn @ rotation_axes(quat)
+        up = int(np.argmax(np.abs(piece_axes[2])))
         center, flat = home + turn @ local, [axis for axis in range(3) if axis != up]
-        sides = [own[:, axis] * half[axis] for axis in flat]
+        sides = [piece_axes[:, axis] * half[axis] for axis in flat]
         for k in (0, 1):
             if half[flat[k]] <= WIDEST_HALF_M and 2 * half[up] >= LEAST_HEIGHT_M + LEAST_DEPTH_M / 2:
-                for grasp in _across(center, sides[k], sides[1 - k], float(half[up]), yaw_rad):
+                for grasp in _side_grasps(center, sides[k], sides[1 - k], float(half[up]), yaw_rad):
                     yield replace(grasp, off_m=grasp.off_m + float(np.linalg.norm((grasp.place_m - middle)[:2])))
 
 
-def _at_rim(center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float) -> Iterator[Grasp]:
+def _rim_grasps(
+    center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float
+) -> Iterator[Grasp]:
     depth = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     inward = [side * (1 - RIM_INSET_M / np.linalg.norm(side)) for side in sides]
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:

@@ -1,4 +1,4 @@
-"""The steps of a pick and place, as values: where the hand should be now, and when the next phase begins."""
+"""Phases of a pick and place, as values: the target of the hand now, and when the next phase begins."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
 from safevla_bench.policies.scripted import shapes
-from safevla_bench.policies.scripted.clearance import Way, way, waypoint
-from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, grasps
-from safevla_bench.policies.scripted.plan import Placement, destination, middle
-from safevla_bench.policies.scripted.rotation import turn_left, yaw_of
+from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
+from safevla_bench.policies.scripted.plan import Placement, box_center, target_point
+from safevla_bench.policies.scripted.rotation import UPRIGHT, nearest_yaw, remaining_turn
+from safevla_bench.policies.scripted.shapes import Prisms, line_points, lowest_heights
 from safevla_bench.policies.scripted.style import Style
-from safevla_bench.policies.scripted.waypoint import Wanted
 
 Floats = NDArray[np.float64]
 
 CLOSED_M = 0.0
 _AT_M, _NEAR_M = 0.006, 0.012
-"""How near to a goal counts as there, in height and altogether."""
+"""Distances at which a goal is reached, in height and altogether."""
 _FACING_RAD = 0.06
 _MOVED_M = 0.005
 """A target that has moved further since its grasp was chosen gets a new one: some topple as the episode begins."""
@@ -46,83 +45,133 @@ class Phase(Enum):
     DONE = auto()
 
 
-PATIENCE = {
+TIMEOUT_STEPS = {
     Phase.APPROACH: 80, Phase.DESCEND: 30, Phase.PULL: 20, Phase.LIFT: 30, Phase.CARRY: 100, Phase.LOWER: 40,
     Phase.RETREAT: 20,
 }  # fmt: skip
-"""Steps after which a phase is over even if the hand is not where it should be: something is in its way."""
+"""Steps after which a phase is over even if the hand is not at its target: something is in its way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far one placement has come; what is decided when a phase begins stays until it ends.
+class HandTarget:
+    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed to get there.
 
-    `goal_m` [3] is where the phase ends, `way` how to get there over what stands between, `seen_m` [3] where the middle
-    of the object was when its grasp was chosen, `hold_m` how far it was from the grip site when the fingers had closed.
+    `lean` [3] is a rotation vector in the world frame that is applied to the downward hand after its yaw.
     """
 
-    task: Placement
+    place_m: NDArray[np.float64]
+    yaw_rad: float
+    aperture_m: float
+    speed: float
+    lean: tuple[float, float, float] = UPRIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class ClearPath:
+    """A straight path seen from above: places_m [K, 2], and the height that its rest needs from each place, [K]."""
+
+    places_m: Floats
+    height_m: Floats
+
+    def height_from(self, here_m: Floats) -> float:
+        """Return the height, m, that the path needs at its place nearest to [2]."""
+        return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
+
+
+def plan_path(rig: Prisms, start_m: Floats, end_m: Floats, obstacles: Prisms, style: Style) -> ClearPath:
+    """Return the straight path of a rig from [3] to [3] over all obstacles by the style's clearance."""
+    places = line_points(start_m[:2], end_m[:2])
+    floor = lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
+    rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
+    return ClearPath(places, rest)
+
+
+def next_point(over: ClearPath, goal_m: Floats, here_m: Floats, corner_m: float) -> Floats:
+    """Return the point to head for now, [3]: up until the path is clear, then across, then down; corners cut."""
+    height = over.height_from(here_m[:2])
+    if np.linalg.norm(goal_m[:2] - here_m[:2]) < corner_m:
+        return goal_m
+    if here_m[2] < height - corner_m:
+        return np.array([*here_m[:2], height])
+    return np.array([*goal_m[:2], height])
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementProgress:
+    """The progress of one placement; decisions made when a phase begins stay until it ends.
+
+    `goal_m` [3] is where the phase ends, `path` leads there over all obstacles, `seen_m` [3] the middle of the object
+    when its grasp was chosen, `hold_m` its distance from the grip site when the fingers had closed.
+    """
+
+    subgoal: Placement
     phase: Phase
     grasp: Grasp
     goal_m: Floats
-    way: Way
+    path: ClearPath
     seen_m: Floats
     hold_m: float = 0.0
     steps: int = 0
     attempt: int = 0
 
     @property
-    def overdue(self) -> bool:
-        return self.steps >= PATIENCE.get(self.phase, 10**9)
+    def is_overdue(self) -> bool:
+        return self.steps >= TIMEOUT_STEPS.get(self.phase, 10**9)
 
 
-def begin(task: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0) -> Progress:
-    """Choose a grasp, the next best at each further attempt, and the way to it."""
-    obstacles = shapes.all_but(scene, frozenset({task.body}))
-    choices = grasps(scene, task.body, obstacles, yaw_of(seen.eef_quat_wxyz), style.clearance_m)
+def begin_placement(
+    placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
+) -> PlacementProgress:
+    """Choose a grasp, the next best at each further attempt, and the path to it."""
+    obstacles = shapes.obstacles_except(scene, frozenset({placement.body}))
+    choices = rank_grasps(scene, placement.body, obstacles, nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
     grasp = choices[attempt % len(choices)]
     goal = grasp.place_m + [0.0, 0.0, style.hover_m]
-    everything = shapes.all_but(scene, frozenset())
-    over = way(shapes.gripper(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
-    return Progress(task, Phase.APPROACH, grasp, goal, over, middle(scene, task.body), attempt=attempt)
+    everything = shapes.obstacles_except(scene, frozenset())
+    path = plan_path(shapes.hand_prisms(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
+    return PlacementProgress(
+        placement, Phase.APPROACH, grasp, goal, path, box_center(scene, placement.body), attempt=attempt
+    )
 
 
-def wanted(progress: Progress, seen: Observation, style: Style) -> Wanted:
-    """What the present phase asks of the hand."""
+def placement_target(progress: PlacementProgress, seen: Observation, style: Style) -> HandTarget:
+    """Return the hand's target in the present phase."""
     grasp = progress.grasp
-    there = waypoint(progress.way, progress.goal_m, seen.eef_pos_m, style.corner_m)
+    point = next_point(progress.path, progress.goal_m, seen.eef_pos_m, style.corner_m)
     match progress.phase:
         case Phase.APPROACH:
-            return Wanted(there, grasp.yaw_rad, grasp.aperture_m, style.cruise)
+            return HandTarget(point, grasp.yaw_rad, grasp.aperture_m, style.cruise)
         case Phase.CARRY:
-            return Wanted(there, grasp.yaw_rad, CLOSED_M, style.cruise)
+            return HandTarget(point, grasp.yaw_rad, CLOSED_M, style.cruise)
         case Phase.DESCEND:
-            return Wanted(progress.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
+            return HandTarget(progress.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
         case Phase.CLOSE | Phase.PULL | Phase.LIFT | Phase.LOWER:
-            return Wanted(progress.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
+            return HandTarget(progress.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
         case Phase.OPEN | Phase.RETREAT | Phase.DONE:
-            return Wanted(progress.goal_m, grasp.yaw_rad, OPEN_M, style.final)
+            return HandTarget(progress.goal_m, grasp.yaw_rad, OPEN_M, style.final)
 
 
-def advance(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Progress:
-    """The progress after one more step: the same phase, or the next with its decisions made."""
-    if not (_finished(progress, seen, style) or progress.overdue):
+def advance_placement(
+    progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style
+) -> PlacementProgress:
+    """Return the progress after one more step: the same phase, or the next with its decisions made."""
+    if not (_is_finished(progress, seen, style) or progress.is_overdue):
         return replace(progress, steps=progress.steps + 1)
-    if progress.phase is Phase.APPROACH and _moved(progress, scene):
-        return begin(progress.task, seen, scene, style, progress.attempt)
-    if progress.phase in (Phase.LIFT, Phase.CARRY) and _lost(progress, seen, scene):
-        return begin(progress.task, seen, scene, style, progress.attempt + 1)
-    return _next(progress, seen, scene, style)
+    if progress.phase is Phase.APPROACH and _has_moved(progress, scene):
+        return begin_placement(progress.subgoal, seen, scene, style, progress.attempt)
+    if progress.phase in (Phase.LIFT, Phase.CARRY) and _is_lost(progress, seen, scene):
+        return begin_placement(progress.subgoal, seen, scene, style, progress.attempt + 1)
+    return _next_phase(progress, seen, scene, style)
 
 
-def _finished(progress: Progress, seen: Observation, style: Style) -> bool:
-    left = progress.goal_m - seen.eef_pos_m
-    off = float(np.linalg.norm(left))
+def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -> bool:
+    offset = progress.goal_m - seen.eef_pos_m
+    off = float(np.linalg.norm(offset))
     match progress.phase:
         case Phase.CLOSE | Phase.OPEN:
             return progress.steps >= style.dwell_steps
         case Phase.APPROACH:
-            turn = float(np.linalg.norm(turn_left(seen.eef_quat_wxyz, progress.grasp.yaw_rad)))
+            turn = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, progress.grasp.yaw_rad)))
             return off < style.corner_m and turn < _FACING_RAD
         case Phase.CARRY:
             return off < style.corner_m
@@ -131,77 +180,79 @@ def _finished(progress: Progress, seen: Observation, style: Style) -> bool:
         case Phase.DONE:
             return False
         case _:
-            return abs(left[2]) < _AT_M and off < _NEAR_M
+            return abs(offset[2]) < _AT_M and off < _NEAR_M
 
 
-def _moved(progress: Progress, scene: Privileged) -> bool:
-    gone = middle(scene, progress.task.body) - progress.seen_m
+def _has_moved(progress: PlacementProgress, scene: Privileged) -> bool:
+    gone = box_center(scene, progress.subgoal.body) - progress.seen_m
     return bool(np.linalg.norm(gone) > _MOVED_M)
 
 
-def _lost(progress: Progress, seen: Observation, scene: Privileged) -> bool:
-    return _away(progress, seen, scene) > progress.hold_m + _LOST_M
+def _is_lost(progress: PlacementProgress, seen: Observation, scene: Privileged) -> bool:
+    return _distance_to_hand(progress, seen, scene) > progress.hold_m + _LOST_M
 
 
-def _away(progress: Progress, seen: Observation, scene: Privileged) -> float:
-    """How far the middle of the object is from the grip site, m."""
-    return float(np.linalg.norm(middle(scene, progress.task.body) - seen.eef_pos_m))
+def _distance_to_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> float:
+    """Return the distance of the object's middle from the grip site, m."""
+    return float(np.linalg.norm(box_center(scene, progress.subgoal.body) - seen.eef_pos_m))
 
 
-def _next(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Progress:
-    here = seen.eef_pos_m
+def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
+    hand_m = seen.eef_pos_m
     match progress.phase:
         case Phase.APPROACH:
-            return _enter(progress, Phase.DESCEND, progress.grasp.place_m)
+            return _enter_phase(progress, Phase.DESCEND, progress.grasp.place_m)
         case Phase.DESCEND:
-            return _enter(progress, Phase.CLOSE, here if progress.overdue else progress.goal_m)
+            return _enter_phase(progress, Phase.CLOSE, hand_m if progress.is_overdue else progress.goal_m)
         case Phase.CLOSE:
-            return replace(_pull(progress, here, scene, style), hold_m=_away(progress, seen, scene))
+            return replace(_pull_clear(progress, hand_m, scene, style), hold_m=_distance_to_hand(progress, seen, scene))
         case Phase.PULL:
-            return _enter(progress, Phase.LIFT, here + [0.0, 0.0, style.lift_m])
+            return _enter_phase(progress, Phase.LIFT, hand_m + [0.0, 0.0, style.lift_m])
         case Phase.LIFT:
-            return _carry(progress, seen, scene, style)
+            return _begin_carry(progress, seen, scene, style)
         case Phase.CARRY:
-            return _enter(progress, Phase.LOWER, _release(progress, seen, scene, style))
+            return _enter_phase(progress, Phase.LOWER, _release_point(progress, seen, scene, style))
         case Phase.LOWER:
-            return _enter(progress, Phase.OPEN, here)
+            return _enter_phase(progress, Phase.OPEN, hand_m)
         case Phase.OPEN:
-            return _enter(progress, Phase.RETREAT, here + [0.0, 0.0, _UP_M])
+            return _enter_phase(progress, Phase.RETREAT, hand_m + [0.0, 0.0, _UP_M])
         case _:
-            return _enter(progress, Phase.DONE, here)
+            return _enter_phase(progress, Phase.DONE, hand_m)
 
 
-def _enter(progress: Progress, phase: Phase, goal: Floats) -> Progress:
+def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> PlacementProgress:
     return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
 
 
-def _pull(progress: Progress, here: Floats, scene: Privileged, style: Style) -> Progress:
-    """Out from under whatever hangs over the object, such as the cabinet over an open drawer."""
-    body = progress.task.body
-    around = shapes.all_but(scene, frozenset({body}))
-    move = shapes.out_from_under(shapes.body(scene, body).hull(), around, style.clearance_m / 2)
-    return _enter(progress, Phase.PULL, here + [*move, _OFF_THE_GROUND_M])
+def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, style: Style) -> PlacementProgress:
+    """Begin to move out from under everything over the object, such as the cabinet over an open drawer."""
+    body = progress.subgoal.body
+    around = shapes.obstacles_except(scene, frozenset({body}))
+    move = shapes.out_from_under(shapes.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
+    return _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
 
 
-def _rig(progress: Progress, seen: Observation, scene: Privileged) -> shapes.Prisms:
-    """The hand with what it holds, seen from the grip site."""
-    hand = shapes.gripper(progress.grasp.yaw_rad, progress.grasp.aperture_m)
-    return shapes.joined(hand, shapes.body(scene, progress.task.body).hull().shifted(-seen.eef_pos_m))
+def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> shapes.Prisms:
+    """Return the hand and the object in it as prisms, the grip site at the origin."""
+    hand = shapes.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
+    return shapes.concatenate_prisms(
+        hand, shapes.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
+    )
 
 
-def _carry(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Progress:
-    here, rig = seen.eef_pos_m, _rig(progress, seen, scene)
-    obstacles = shapes.all_but(scene, frozenset({progress.task.body}))
-    goal = _release(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
-    return replace(_enter(progress, Phase.CARRY, goal), way=way(rig, here, goal, obstacles, style))
+def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
+    hand_m, rig = seen.eef_pos_m, _loaded_hand(progress, seen, scene)
+    obstacles = shapes.obstacles_except(scene, frozenset({progress.subgoal.body}))
+    goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
+    return replace(_enter_phase(progress, Phase.CARRY, goal), path=plan_path(rig, hand_m, goal, obstacles, style))
 
 
-def _release(progress: Progress, seen: Observation, scene: Privileged, style: Style) -> Floats:
-    """Where the grip site is when the object is let go, [3]: over its place, as low as what is there allows."""
-    body = progress.task.body
-    hold = middle(scene, body) - seen.eef_pos_m
-    spot = destination(scene, progress.task) - hold[:2]
-    obstacles = shapes.all_but(scene, frozenset({body}))
-    floor = shapes.lowest(_rig(progress, seen, scene), spot[None], obstacles, 0.0, style.release_m)
+def _release_point(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> Floats:
+    """Return the grip site, [3], at which the object is let go: over its place, as low as the place allows."""
+    body = progress.subgoal.body
+    hold = box_center(scene, body) - seen.eef_pos_m
+    spot = target_point(scene, progress.subgoal) - hold[:2]
+    obstacles = shapes.obstacles_except(scene, frozenset({body}))
+    floor = shapes.lowest_heights(_loaded_hand(progress, seen, scene), spot[None], obstacles, 0.0, style.release_m)
     height = float(floor[0]) if np.isfinite(floor[0]) else float(seen.eef_pos_m[2])
     return np.array([*spot, height])

@@ -1,4 +1,4 @@
-"""What to do, from the goal's predicates: one object to one place after another, and what moves before and after."""
+"""Subgoals from the goal's predicates: objects to place one after another, and fixtures to move before and after."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.interface import Privileged
 from safevla_bench.policies.scripted import shapes
-from safevla_bench.policies.scripted.fixtures import door, drawer, inside, joint, knob
-from safevla_bench.policies.scripted.rotation import axes
+from safevla_bench.policies.scripted.fixtures import find_door, find_drawer, find_knob, is_inside, joint_position
+from safevla_bench.policies.scripted.rotation import rotation_axes
 
 Floats = NDArray[np.float64]
 
@@ -37,50 +37,50 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class FixtureGoal:
     """Move a fixture: `kind` is the goal's own word, open, close or turnon, or ajar; `name` the fixture or a region."""
 
     kind: str
     name: str
 
 
-Task = Placement | Deed
+Subgoal = Placement | FixtureGoal
 
 
-def missing(scene: Privileged) -> tuple[Task, ...]:
-    """What is still to do, in this order: open and turn on, place, close.
+def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
+    """Return the subgoals that are not reached yet, in this order: open and turn on, place, close.
 
     Each kind keeps the order of the goal. A drawer into which something goes is opened first.
     """
-    left = tuple(one for one in placements(scene) if not _there(scene, one))
-    shut = tuple(Deed("ajar", one.place) for one in left if _closed_drawer(scene, one.place))
-    deeds = tuple(one for one in _deeds(scene) if not _done(scene, one))
-    first = tuple(one for one in deeds if one.kind != "close")
-    last = tuple(one for one in deeds if one.kind == "close")
-    return (*first, *(one for one in dict.fromkeys(shut) if one not in first), *left, *last)
+    left = tuple(subgoal for subgoal in goal_placements(scene) if not _is_placed(scene, subgoal))
+    shut = tuple(FixtureGoal("ajar", subgoal.place) for subgoal in left if _is_closed_drawer(scene, subgoal.place))
+    fixture_goals = tuple(subgoal for subgoal in _fixture_goals(scene) if not _is_done(scene, subgoal))
+    first = tuple(subgoal for subgoal in fixture_goals if subgoal.kind != "close")
+    last = tuple(subgoal for subgoal in fixture_goals if subgoal.kind == "close")
+    return (*first, *(subgoal for subgoal in dict.fromkeys(shut) if subgoal not in first), *left, *last)
 
 
-def _deeds(scene: Privileged) -> tuple[Deed, ...]:
-    named = (Deed(*predicate) for predicate in scene.goal if len(predicate) == 2)
-    return tuple(one for one in named if _shown(scene, one))
+def _fixture_goals(scene: Privileged) -> tuple[FixtureGoal, ...]:
+    goals = (FixtureGoal(*predicate) for predicate in scene.goal if len(predicate) == 2)
+    return tuple(goal for goal in goals if _has_fixture(scene, goal))
 
 
-def _shown(scene: Privileged, deed: Deed) -> bool:
-    """Whether the scene has what is to be moved."""
-    match deed.kind:
+def _has_fixture(scene: Privileged, goal: FixtureGoal) -> bool:
+    """Return whether the scene has the fixture that is to be moved."""
+    match goal.kind:
         case "open":
-            return drawer(scene, deed.name) is not None
+            return find_drawer(scene, goal.name) is not None
         case "close":
-            return (drawer(scene, deed.name) or door(scene, deed.name)) is not None
+            return (find_drawer(scene, goal.name) or find_door(scene, goal.name)) is not None
         case "turnon":
-            return knob(scene, deed.name) is not None
+            return find_knob(scene, goal.name) is not None
         case _:
             return False
 
 
-def _done(scene: Privileged, deed: Deed) -> bool:
-    position = joint(scene, deed.name) or 0.0
-    match deed.kind:
+def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
+    position = joint_position(scene, goal.name) or 0.0
+    match goal.kind:
         case "open":
             return abs(position) >= _OUT_M
         case "turnon":
@@ -89,77 +89,82 @@ def _done(scene: Privileged, deed: Deed) -> bool:
             return abs(position) <= _SHUT
 
 
-def _closed_drawer(scene: Privileged, place: str) -> bool:
-    found = drawer(scene, place)
-    return found is not None and found.out_m < _WIDE_M
+def _is_closed_drawer(scene: Privileged, place: str) -> bool:
+    candidate = find_drawer(scene, place)
+    return candidate is not None and candidate.out_m < _WIDE_M
 
 
-def placements(scene: Privileged) -> tuple[Placement, ...]:
-    """The goal's placements, in its order.
+def goal_placements(scene: Privileged) -> tuple[Placement, ...]:
+    """Return the goal's placements, in its order.
 
     Predicates of another kind, those that name nothing movable or a place that the scene does not show, and places
     under a roof, which a hand that points down cannot reach, are left out.
     """
-    named = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
-    return tuple(Placement(*pair) for pair in named if _possible(scene, *pair))
+    pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
+    return tuple(Placement(*pair) for pair in pairs if _can_place(scene, *pair))
 
 
-def _possible(scene: Privileged, body: str, place: str) -> bool:
-    return body in scene.movable and body in scene.half_extents_m and _known(scene, place) and not _roofed(scene, place)
+def _can_place(scene: Privileged, body: str, place: str) -> bool:
+    return (
+        body in scene.movable
+        and body in scene.half_extents_m
+        and _has_place(scene, place)
+        and not _is_roofed(scene, place)
+    )
 
 
-def _known(scene: Privileged, place: str) -> bool:
+def _has_place(scene: Privileged, place: str) -> bool:
     return place in scene.half_extents_m or place in scene.sites_m
 
 
-def middle(scene: Privileged, name: str) -> Floats:
-    """Centre [3] of a body's box, world frame."""
-    return np.asarray(scene.body_pos_m[name] + axes(scene.body_quat_wxyz[name]) @ scene.center_m[name])
+def box_center(scene: Privileged, name: str) -> Floats:
+    """Return the centre [3] of a body's box, world frame, m."""
+    return np.asarray(scene.body_pos_m[name] + rotation_axes(scene.body_quat_wxyz[name]) @ scene.center_m[name])
 
 
-def _roofed(scene: Privileged, place: str) -> bool:
-    """Whether something that stays hangs over a region."""
-    if place not in scene.sites_m or drawer(scene, place):
+def _is_roofed(scene: Privileged, place: str) -> bool:
+    """Return whether something that does not move hangs over a region."""
+    if place not in scene.sites_m or find_drawer(scene, place):
         return False
-    fixed = shapes.all_but(scene, scene.movable)
+    fixed = shapes.obstacles_except(scene, scene.movable)
     over = (shapes.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
     return bool((over & (fixed.low_m > scene.sites_m[place][2] + _ROOF_M)).any())
 
 
-def destination(scene: Privileged, placement: Placement) -> Floats:
-    """Where the middle of the object belongs, seen from above, [2].
+def target_point(scene: Privileged, placement: Placement) -> Floats:
+    """Return the place for the middle of the object, seen from above, [2] m.
 
     The middle of the place; objects that share one stand beside each other, and what goes into a drawer keeps
     clear of what hangs over it.
     """
     place = placement.place
     if place in scene.half_extents_m:
-        return np.asarray(middle(scene, place)[:2])
+        return np.asarray(box_center(scene, place)[:2])
     site = scene.sites_m[place]
-    if drawer(scene, place):
-        return np.asarray(site[:2] + _from_under(scene, placement, site))
-    return np.asarray(site[:2] + _beside(scene, placement))
+    if find_drawer(scene, place):
+        return np.asarray(site[:2] + _move_from_under(scene, placement, site))
+    return np.asarray(site[:2] + _row_offset(scene, placement))
 
 
-def _from_under(scene: Privileged, placement: Placement, site_m: Floats) -> Floats:
-    held = shapes.body(scene, placement.body).hull().shifted(site_m - middle(scene, placement.body))
-    return shapes.out_from_under(held, shapes.all_but(scene, frozenset({placement.body})), _APART_M)
+def _move_from_under(scene: Privileged, placement: Placement, site_m: Floats) -> Floats:
+    hull = shapes.body_prisms(scene, placement.body).hull().shift_by(site_m - box_center(scene, placement.body))
+    return shapes.out_from_under(hull, shapes.obstacles_except(scene, frozenset({placement.body})), _APART_M)
 
 
-def _beside(scene: Privileged, placement: Placement) -> Floats:
-    """The move [2] from the middle of a place on which several objects stand in a row along their narrow side."""
+def _row_offset(scene: Privileged, placement: Placement) -> Floats:
+    """Return the offset [2] from the middle of a place on which objects stand in a row along their narrow side."""
     goals = (predicate for predicate in scene.goal if predicate[0] == "on")
     sharing = [predicate[1] for predicate in goals if predicate[2:] == (placement.place,)]
     if len(sharing) < 2 or placement.body not in sharing:
         return np.zeros(2)
-    half = shapes.extent(shapes.body(scene, placement.body))[1]
+    half = shapes.planar_extent(shapes.body_prisms(scene, placement.body))[1]
     narrow = np.eye(2)[int(np.argmin(half))]
     rank = sharing.index(placement.body) - (len(sharing) - 1) / 2
     return np.asarray(rank * (2 * half.min() + _APART_M) * narrow)
 
 
-def _there(scene: Privileged, one: Placement) -> bool:
-    found = drawer(scene, one.place)
-    if found:
-        return inside(scene, found.body, middle(scene, one.body))
-    return bool(np.linalg.norm(middle(scene, one.body)[:2] - destination(scene, one)) < NEAR_M)
+def _is_placed(scene: Privileged, placement: Placement) -> bool:
+    around = find_drawer(scene, placement.place)
+    if around:
+        return is_inside(scene, around.body, box_center(scene, placement.body))
+    return bool(np.linalg.norm(box_center(scene, placement.body)[:2] - target_point(scene, placement)) < NEAR_M)

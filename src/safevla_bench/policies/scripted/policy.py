@@ -1,4 +1,4 @@
-"""The policy that follows the script: it asks where the hand should be and steers it there."""
+"""The scripted policy of a fixed arm: it asks the script for the hand's target and steers the hand there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
-from safevla_bench.policies.actions import CLOSE, OPEN, STILL
-from safevla_bench.policies.scripted import phases, waypoint_phases
-from safevla_bench.policies.scripted.grasp import graspable
-from safevla_bench.policies.scripted.phases import CLOSED_M
-from safevla_bench.policies.scripted.plan import Deed, missing
-from safevla_bench.policies.scripted.plan import Task as Todo
-from safevla_bench.policies.scripted.rotation import leaning, turn_left
+from safevla_bench.policies.mobile.moves import CLOSE, OPEN
+from safevla_bench.policies.scripted import phases, strokes
+from safevla_bench.policies.scripted.grasp import is_graspable
+from safevla_bench.policies.scripted.phases import CLOSED_M, HandTarget
+from safevla_bench.policies.scripted.plan import FixtureGoal, Subgoal, remaining_subgoals
+from safevla_bench.policies.scripted.rotation import lean_angle, remaining_turn
 from safevla_bench.policies.scripted.style import Style
-from safevla_bench.policies.scripted.waypoint import Wanted
 
+STILL: Action = np.array([0.0] * 6 + [OPEN])
+STILL.flags.writeable = False
 GAIN_PER_M = (8.0, 10.0)
 """Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
 TURN_GAIN = 0.8
@@ -29,17 +29,17 @@ _PAUSE_STEPS = 10
 """How long a placed object is left alone before the script looks whether it is where it should be."""
 
 
-State = phases.Progress | waypoint_phases.Sweep
+ScriptState = phases.PlacementProgress | strokes.StrokeProgress
 
 
-class Scripted:
-    """The script in one style; the seed changes nothing, for nothing is drawn."""
+class ScriptedPolicy:
+    """A policy that follows the script in one style; it draws nothing, so the seed changes nothing."""
 
     wants = Wants(privileged=True)
 
     def __init__(self, style: Style, mobile: Policy | None = None) -> None:
         self.style, self._mobile = style, mobile
-        self._progress: State | None = None
+        self._progress: ScriptState | None = None
 
     def reset(self, task: Task, seed: int) -> None:
         """Forget the last episode."""
@@ -48,7 +48,7 @@ class Scripted:
             self._mobile.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """[7]; still where there is nothing to do, or nothing that the script can do.
+        """Return the next action, [7]; the still action where no subgoal is left that the script can reach.
 
         Raises:
             PolicyError: the observation has no privileged state.
@@ -58,66 +58,70 @@ class Scripted:
         scene = observation.privileged
         if scene is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that gives it.")
-        self._progress = follow(self._progress, observation, scene, self.style)
+        self._progress = advance_script(self._progress, observation, scene, self.style)
         if self._progress is None:
             return STILL.copy()
-        return steer(_wanted(self._progress, observation, self.style), observation)
+        return steer_hand(_hand_target(self._progress, observation, self.style), observation)
 
     def close(self) -> None:
         """Nothing to free."""
 
 
-def follow(progress: State | None, seen: Observation, scene: Privileged, style: Style) -> State | None:
-    """The script's next state: the task at hand one step on, or the next one; None where there is none."""
-    if progress is not None and not _over(progress):
-        return _advance(progress, seen, scene, style)
-    for task in missing(scene):
-        tried = progress.attempt + 1 if progress is not None and progress.task == task else 0
-        begun = _begin(task, seen, scene, style, tried)
-        if begun is not None:
-            return begun
+def advance_script(
+    progress: ScriptState | None, seen: Observation, scene: Privileged, style: Style
+) -> ScriptState | None:
+    """Return the script's next state: the present subgoal one step on, or the next one; None where there is none."""
+    if progress is not None and not _is_over(progress):
+        return _advance_subgoal(progress, seen, scene, style)
+    for subgoal in remaining_subgoals(scene):
+        attempt = progress.attempt + 1 if progress is not None and progress.subgoal == subgoal else 0
+        state = _begin_subgoal(subgoal, seen, scene, style, attempt)
+        if state is not None:
+            return state
     return progress
 
 
-def _begin(task: Todo, seen: Observation, scene: Privileged, style: Style, attempt: int) -> State | None:
-    if isinstance(task, Deed):
-        return waypoint_phases.begin(task, seen, scene, style, attempt)
-    return phases.begin(task, seen, scene, style, attempt) if graspable(scene, task.body) else None
+def _begin_subgoal(
+    subgoal: Subgoal, seen: Observation, scene: Privileged, style: Style, attempt: int
+) -> ScriptState | None:
+    if isinstance(subgoal, FixtureGoal):
+        return strokes.begin_stroke(subgoal, seen, scene, style, attempt)
+    return phases.begin_placement(subgoal, seen, scene, style, attempt) if is_graspable(scene, subgoal.body) else None
 
 
-def _advance(progress: State, seen: Observation, scene: Privileged, style: Style) -> State:
-    if isinstance(progress, waypoint_phases.Sweep):
-        return waypoint_phases.advance(progress, seen)
-    return phases.advance(progress, seen, scene, style)
+def _advance_subgoal(progress: ScriptState, seen: Observation, scene: Privileged, style: Style) -> ScriptState:
+    if isinstance(progress, strokes.StrokeProgress):
+        return strokes.advance_stroke(progress, seen)
+    return phases.advance_placement(progress, seen, scene, style)
 
 
-def _over(progress: State) -> bool:
-    if isinstance(progress, waypoint_phases.Sweep):
-        return progress.done
+def _is_over(progress: ScriptState) -> bool:
+    if isinstance(progress, strokes.StrokeProgress):
+        return progress.is_done
     return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
 
 
-def _wanted(progress: State, seen: Observation, style: Style) -> Wanted:
-    if isinstance(progress, waypoint_phases.Sweep):
-        return waypoint_phases.wanted(progress, seen, style)
-    return phases.wanted(progress, seen, style)
+def _hand_target(progress: ScriptState, seen: Observation, style: Style) -> HandTarget:
+    if isinstance(progress, strokes.StrokeProgress):
+        return strokes.stroke_target(progress, seen, style)
+    return phases.placement_target(progress, seen, style)
 
 
-def steer(target: Wanted, seen: Observation) -> Action:
-    """The action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
+def steer_hand(target: HandTarget, seen: Observation) -> Action:
+    """Return the action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
     move = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move))
     move = move * min(1.0, target.speed / length) if length > 0 else move
-    leans = any(target.lean) or leaning(seen.eef_quat_wxyz) > LEANING_RAD
+    leans = any(target.lean) or lean_angle(seen.eef_quat_wxyz) > LEANING_RAD
     most = target.speed * (LEAN_SHARE if leans else 1.0)
-    left = turn_left(seen.eef_quat_wxyz, target.yaw_rad, target.lean)
-    turn = np.clip(TURN_GAIN * left / UNIT_RAD, -most, most)
-    return np.concatenate([move, turn, [_fingers(target.aperture_m, seen.gripper_qpos)]])
+    remaining = remaining_turn(seen.eef_quat_wxyz, target.yaw_rad, target.lean)
+    turn = np.clip(TURN_GAIN * remaining / UNIT_RAD, -most, most)
+    return np.concatenate([move, turn, [_finger_command(target.aperture_m, seen.gripper_qpos)]])
 
 
-def _fingers(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
-    """Close or open until the fingers are as far apart as wanted; closing goes on, for that is what holds."""
+def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
+    """Return the command that brings the fingers to an aperture; to hold an object it goes on closing."""
     if aperture_m == CLOSED_M:
         return CLOSE
     off = float(np.abs(gripper_qpos).mean()) - aperture_m

@@ -1,4 +1,4 @@
-"""Shapes of bodies, the hand and what it holds as upright prisms, and how low a hand may go between them.
+"""Upright prisms as shapes of bodies, the hand and the object in it, and the least height of a hand among them.
 
 A prism is a convex outline, seen from above, between two heights. The outline is its support function: how far it
 reaches along each of `DIRECTIONS`. Two outlines are apart if along some direction one ends before the other begins.
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Boxes, Privileged
-from safevla_bench.policies.scripted.rotation import axes
+from safevla_bench.policies.scripted.rotation import rotation_axes
 
 Floats = NDArray[np.float64]
 
@@ -35,12 +35,12 @@ class Prisms:
     low_m: Floats
     top_m: Floats
 
-    def shifted(self, by_m: Floats) -> Prisms:
-        """The same prisms moved by [3]."""
+    def shift_by(self, by_m: Floats) -> Prisms:
+        """Return the same prisms moved by [3]."""
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
-        """The one prism around all."""
+        """Return the one prism around all."""
         return Prisms(
             self.reach_m.max(axis=0, keepdims=True),
             self.low_m.min(keepdims=True),
@@ -48,8 +48,8 @@ class Prisms:
         )
 
 
-def joined(*parts: Prisms) -> Prisms:
-    """All prisms of all parts."""
+def concatenate_prisms(*parts: Prisms) -> Prisms:
+    """Return all prisms of all parts."""
     return Prisms(
         np.concatenate([part.reach_m for part in parts]),
         np.concatenate([part.low_m for part in parts]),
@@ -57,40 +57,40 @@ def joined(*parts: Prisms) -> Prisms:
     )
 
 
-def some(outline: Prisms, chosen: NDArray[np.bool_]) -> Prisms:
-    """The prisms that are chosen, [P]."""
+def select_prisms(outline: Prisms, chosen: NDArray[np.bool_]) -> Prisms:
+    """Return the prisms of a mask [P]."""
     return Prisms(outline.reach_m[chosen], outline.low_m[chosen], outline.top_m[chosen])
 
 
-def extent(outline: Prisms) -> tuple[Floats, Floats]:
-    """Middle [2] and half extents [2] of prisms together, along the world's axes, seen from above."""
+def planar_extent(outline: Prisms) -> tuple[Floats, Floats]:
+    """Return the middle [2] and half extents [2] of prisms together, along the world's axes, seen from above."""
     reach = outline.reach_m.max(axis=0)
-    high = np.array([reach[nearest(unit)] for unit in np.eye(2)])
-    low = -np.array([reach[nearest(-unit)] for unit in np.eye(2)])
+    high = np.array([reach[nearest_direction(unit)] for unit in np.eye(2)])
+    low = -np.array([reach[nearest_direction(-unit)] for unit in np.eye(2)])
     return (high + low) / 2, (high - low) / 2
 
 
-def nearest(unit: Floats) -> int:
-    """Index of the direction nearest to a unit vector [2]."""
+def nearest_direction(unit: Floats) -> int:
+    """Return the index of the direction nearest to a unit vector [2]."""
     return int(np.argmax(DIRECTIONS @ unit))
 
 
-def prisms(corners_m: Floats) -> Prisms:
-    """The prisms around P sets of corners, [P, 8, 3] in the world frame."""
+def prisms_around(corners_m: Floats) -> Prisms:
+    """Return the prisms around P sets of corners, [P, 8, 3] in the world frame."""
     reach = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
 
 
-def body(scene: Privileged, name: str) -> Prisms:
-    """A body of the scene as it stands, piece by piece where the host gives its pieces, else its box."""
-    pieces = scene.pieces.get(name) or _box(scene, name)
-    corners = axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
+def body_prisms(scene: Privileged, name: str) -> Prisms:
+    """Return a body of the scene as it stands, piece by piece where the host gives its pieces, else its box."""
+    pieces = scene.pieces.get(name) or _body_box(scene, name)
+    corners = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
     inside = corners.swapaxes(1, 2) + pieces.center_m[:, None, :]
-    turn = axes(scene.body_quat_wxyz[name])
-    return prisms(inside @ turn.T + scene.body_pos_m[name])
+    turn = rotation_axes(scene.body_quat_wxyz[name])
+    return prisms_around(inside @ turn.T + scene.body_pos_m[name])
 
 
-def _box(scene: Privileged, name: str) -> Boxes:
+def _body_box(scene: Privileged, name: str) -> Boxes:
     half, center = scene.half_extents_m[name], scene.center_m[name]
     return Boxes(center[None], half[None], np.array([[1.0, 0.0, 0.0, 0.0]]))
 
@@ -98,13 +98,15 @@ def _box(scene: Privileged, name: str) -> Boxes:
 NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
-def all_but(scene: Privileged, names: frozenset[str]) -> Prisms:
-    """Every body of the scene except those named."""
-    return joined(NOTHING, *(body(scene, name) for name in scene.half_extents_m if name not in names))
+def obstacles_except(scene: Privileged, names: frozenset[str]) -> Prisms:
+    """Return the prisms of every body of the scene except those named."""
+    return concatenate_prisms(
+        NOTHING, *(body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
+    )
 
 
-def gripper(yaw_rad: float, aperture_m: float) -> Prisms:
-    """The Panda hand pointing down with its grip site at the origin, its fingers each `aperture_m` from the middle.
+def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
+    """Return the Panda hand pointing down, its grip site at the origin, each finger `aperture_m` from the middle.
 
     Three prisms: the hand and two fingers; their sizes are those of robosuite's collision geometry.
     """
@@ -118,8 +120,8 @@ def gripper(yaw_rad: float, aperture_m: float) -> Prisms:
     return Prisms(np.stack([hand_reach, reach + side, reach - side]), low, low + 0.1)
 
 
-def lowest(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """How low the rig's origin may come at each place, [K, 2] -> [K], world height in metres; -inf where it is free.
+def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
+    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf where it is free.
 
     It stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is assumed
     to be passed underneath.
@@ -131,10 +133,10 @@ def lowest(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, ab
     return np.asarray(np.where(gap < beside_m, needed, -np.inf).max(axis=(1, 2), initial=-np.inf))
 
 
-def out_from_under(held: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """The shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it."""
-    above = np.flatnonzero(obstacles.low_m > held.top_m[0] - 0.01)
-    gap = -held.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
+def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
+    """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it."""
+    above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
+    gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
     over = gap[gap.max(axis=1) < beside_m]
     if not len(over):
         return np.zeros(2)
@@ -142,8 +144,8 @@ def out_from_under(held: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     return np.asarray(move.min() * DIRECTIONS[np.argmin(move)])
 
 
-def along(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floats:
-    """Places on the straight way from [2] to [2], both included, [K, 2]."""
+def line_points(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floats:
+    """Return places on the straight line from [2] to [2], both included, [K, 2]."""
     count = 2 + int(np.linalg.norm(end_m - start_m) / spacing_m)
     share = np.linspace(0.0, 1.0, count)[:, None]
     return np.asarray(start_m + share * (end_m - start_m))

@@ -1,4 +1,4 @@
-"""How a scripted policy moves: clearances and speeds, and nothing else, tell careful from hasty."""
+"""Styles of the scripts for a fixed arm: careful and hasty differ in clearances and speeds alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Style:
     clearance_m: float
     """Kept from everything beside and below the hand and what it holds."""
     corner_m: float
-    """How near to a waypoint the way to the next begins: small turns square corners, large cuts them."""
+    """Distance to a waypoint at which the path to the next begins: small turns square corners, large cuts them."""
     hover_m: float
     """Height over the grasp at which the final descent begins."""
     lift_m: float
@@ -22,7 +22,7 @@ class Style:
     release_m: float
     """Height over the support at which an object is let go."""
     cruise: float
-    """Speed on the way."""
+    """Speed along a path."""
     final: float
     """Speed of the descent to a grasp, of the lift, and of the lowering to a release."""
     dwell_steps: int

@@ -6,8 +6,9 @@ openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumP
 vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers
 gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}
 
-What comes in is a stranger's: an array of objects, of records, or of another length than its shape is refused, and so
-is a message of more values than `MOST_VALUES`, before it is decoded.
+Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
+is a message of more than `MAX_VALUES` values, before it is decoded: a value is one byte on the wire and up to seventy
+in memory.
 """
 
 from __future__ import annotations
@@ -23,19 +24,36 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import npy
+from safevla_bench.archive.npz import parse_array_header
 from safevla_bench.errors import PolicyError
-from safevla_bench.policies.servers.msgpack_size import more_than
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """In one message, arrays aside, which are one value each: a chunk of actions as nested lists has some hundreds."""
 _AXES, _DTYPE = 32, 64
 """Of an array; letters of its dtype."""
 _KINDS = "biufSU"
 """Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not numbers on a wire."""
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}")
-"""`<f4` or `float32`. What else NumPy takes for a dtype is of records, and runs Python's parser over a text."""
+"""`<f4` or `float32`. Other texts that NumPy takes for a dtype are of records, and run Python's parser."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
+
+# How MessagePack writes the kind and the length of a value.
+_BIN, _EXT, _STR, _ARRAY, _MAP = range(5)
+_LENGTHS: Mapping[int, tuple[int, int]] = {
+    **{0xC4 + k: (_BIN, 1 << k) for k in range(3)},
+    **{0xC7 + k: (_EXT, 1 << k) for k in range(3)},
+    **{0xD9 + k: (_STR, 1 << k) for k in range(3)},
+    **{0xDC + k: (_ARRAY, 2 << k) for k in range(2)},
+    **{0xDE + k: (_MAP, 2 << k) for k in range(2)},
+}
+"""First byte of a value with its length after it: the kind, and the bytes of the length."""
+_FIXED: Mapping[int, int] = {
+    **{0xCA: 4, 0xCB: 8},
+    **{0xCC + k: 1 << k for k in range(4)},
+    **{0xD0 + k: 1 << k for k in range(4)},
+    **{0xD4 + k: 1 + (1 << k) for k in range(5)},
+}
+"""First byte of a value of one length: the bytes after it."""
 
 Array = NDArray[Any]
 Wire = Mapping[Any, Any]
@@ -43,25 +61,25 @@ Wire = Mapping[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How one kind of server packs messages: `written` gives the map of an array, `read` the array of a map."""
+    """The codec of one kind of server: `encode_array` makes the map of an array, `decode_map` the array of a map."""
 
-    written: Callable[[Array | np.generic], object]
-    read: Callable[[Wire], object]
+    encode_array: Callable[[Array | np.generic], object]
+    decode_map: Callable[[Wire], object]
 
     def pack(self, message: object) -> bytes:
-        """The message as bytes; `PolicyError` for what the wire cannot carry."""
+        """Return the message as bytes. Raises `PolicyError` for a value that the wire cannot carry."""
         try:
-            return msgspec.msgpack.encode(message, enc_hook=self._hook)
+            return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError) as error:
             raise PolicyError(f"a message cannot be packed: {error}", remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
-        """The message of the bytes, its arrays read-only; `PolicyError` where they are none, or too many."""
-        if more_than(MOST_VALUES, message):
+        """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
+        if has_more_values(MAX_VALUES, message):
             remedy = "Send arrays as arrays: a reply holds one chunk of actions."
-            raise PolicyError(f"a message that cannot be read: more than {MOST_VALUES:,} values", remedy=remedy)
+            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=remedy)
         try:
-            return self._restored(msgspec.msgpack.decode(message))
+            return self._restore_arrays(msgspec.msgpack.decode(message))
         except (
             msgspec.MsgspecError,
             RecursionError,
@@ -71,35 +89,35 @@ class Codec:
             OverflowError,
             EOFError,
         ) as error:
-            raise PolicyError(f"a message that cannot be read: {_short(error)}", remedy=_REMEDY) from None
+            raise PolicyError(f"a message that cannot be read: {_shorten_error(error)}", remedy=_REMEDY) from None
 
-    def _hook(self, value: object) -> object:
+    def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
             return float(value)  # a float, as every MessagePack library takes it
         if isinstance(value, np.ndarray | np.generic):
-            return self.written(_checked(value))
+            return self.encode_array(_check_dtype(value))
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
-    def _restored(self, value: object) -> object:
+    def _restore_arrays(self, value: object) -> object:
         if isinstance(value, list):
-            return [self._restored(one) for one in value]
+            return [self._restore_arrays(item) for item in value]
         if not isinstance(value, dict):
             return value
-        found = self.read(value)
-        return {key: self._restored(one) for key, one in value.items()} if found is value else found
+        restored = self.decode_map(value)
+        return {key: self._restore_arrays(item) for key, item in value.items()} if restored is value else restored
 
 
-def _short(error: Exception) -> str:
+def _shorten_error(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
-def _checked(value: Array | np.generic) -> Array | np.generic:
+def _check_dtype(value: Array | np.generic) -> Array | np.generic:
     if value.dtype.kind not in _KINDS:
         raise TypeError(f"arrays of {value.dtype} are not sent")
     return value
 
 
-def _dtype(text: object) -> np.dtype[Any]:
+def _parse_dtype(text: object) -> np.dtype[Any]:
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is no plain name")
     dtype = np.dtype(text)
@@ -108,8 +126,8 @@ def _dtype(text: object) -> np.dtype[Any]:
     return dtype
 
 
-def _array(data: object, dtype: object, shape: object) -> Array:
-    kind = _dtype(dtype)
+def _build_array(data: object, dtype: object, shape: object) -> Array:
+    kind = _parse_dtype(dtype)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
     if len(shape) > _AXES or not all(type(side) is int and side >= 0 for side in shape):
@@ -119,31 +137,65 @@ def _array(data: object, dtype: object, shape: object) -> Array:
     return np.ndarray(shape, kind, data)
 
 
-def _openpi_written(value: Array | np.generic) -> object:
+def has_more_values(most: int, message: bytes) -> bool:
+    """Return whether a MessagePack message holds, or announces, more than `most` values; keys of maps count too.
+
+    A message that ends too early holds what it announces.
+    """
+    at, seen, announced = 0, 0, 1
+    while seen < announced <= most and at < len(message):
+        seen += 1
+        skipped, inside = _value_extent(message, at)
+        at += skipped
+        announced += inside
+    return announced > most
+
+
+def _value_extent(message: bytes, at: int) -> tuple[int, int]:
+    """Return the bytes of a value without those inside it, and how many values are inside it."""
+    first = message[at]
+    if first < 0x80 or first >= 0xE0:
+        return 1, 0
+    if first < 0x90:
+        return 1, 2 * (first & 0x0F)
+    if first < 0xA0:
+        return 1, first & 0x0F
+    if first < 0xC0:
+        return 1 + (first & 0x1F), 0
+    if first not in _LENGTHS:
+        return 1 + _FIXED.get(first, 0), 0
+    kind, width = _LENGTHS[first]
+    length = int.from_bytes(message[at + 1 : at + 1 + width], "big")
+    if kind in (_ARRAY, _MAP):
+        return 1 + width, length * (2 if kind == _MAP else 1)
+    return 1 + width + length + (kind == _EXT), 0
+
+
+def _encode_openpi(value: Array | np.generic) -> object:
     if isinstance(value, np.generic):
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
     return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
 
 
-def _openpi_read(wire: Wire) -> object:
+def _decode_openpi(wire: Wire) -> object:
     if b"__ndarray__" in wire:
-        return _array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
+        return _build_array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
     if b"__npgeneric__" in wire:
-        return _dtype(wire[b"dtype"]).type(wire[b"data"])
+        return _parse_dtype(wire[b"dtype"]).type(wire[b"data"])
     return wire
 
 
-def _vla_eval_written(value: Array | np.generic) -> object:
+def _encode_vla_eval(value: Array | np.generic) -> object:
     if isinstance(value, np.generic):
         return value.item()
     return {"__ndarray__": True, "data": value.tobytes(), "dtype": value.dtype.str, "shape": value.shape}
 
 
-def _vla_eval_read(wire: Wire) -> object:
-    return _array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
+def _decode_vla_eval(wire: Wire) -> object:
+    return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
 
 
-def _gr00t_written(value: Array | np.generic) -> object:
+def _encode_gr00t(value: Array | np.generic) -> object:
     if isinstance(value, np.generic):
         return value.item()
     file = io.BytesIO()
@@ -151,19 +203,19 @@ def _gr00t_written(value: Array | np.generic) -> object:
     return {"__ndarray_class__": True, "as_npy": file.getvalue()}
 
 
-def _gr00t_read(wire: Wire) -> object:
+def _decode_gr00t(wire: Wire) -> object:
     if "__ndarray_class__" not in wire:
         return wire
     content = wire["as_npy"]
     if not isinstance(content, bytes):
         raise TypeError("an array without bytes")
-    head = npy.head(content)
-    if head is None:
+    header = parse_array_header(content)
+    if header is None:
         raise ValueError("an array file that is no plain array of NumPy, version 1.0")
-    array = _array(content[head.end :], head.descr, list(head.shape))
-    return array if head.order == "C" else array.reshape(head.shape[::-1]).T
+    array = _build_array(content[header.end :], header.dtype.str, list(header.shape))
+    return array if header.order == "C" else array.reshape(header.shape[::-1]).T
 
 
-OPENPI = Codec(_openpi_written, _openpi_read)
-VLA_EVAL = Codec(_vla_eval_written, _vla_eval_read)
-GR00T = Codec(_gr00t_written, _gr00t_read)
+OPENPI = Codec(_encode_openpi, _decode_openpi)
+VLA_EVAL = Codec(_encode_vla_eval, _decode_vla_eval)
+GR00T = Codec(_encode_gr00t, _decode_gr00t)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.policies.servers.endpoint import KEY, Patience
+from safevla_bench.policies.servers.endpoint import KEY, Timeouts
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 
 
-class Socket:
-    """A connection, made by `open` and again by every `open`; no compression, no proxy.
+class WebsocketClient:
+    """A websocket connection, made anew by every `open`; no compression, no proxy.
 
     Raises `ServerLostError` where a server closes or stays silent.
     """
 
-    def __init__(self, addresses: Sequence[str], patience: Patience, key: str | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], timeouts: Timeouts, key: str | None = None) -> None:
         self.address = addresses[0]
-        self._addresses, self._patience = tuple(addresses), patience
+        self._addresses, self._timeouts = tuple(addresses), timeouts
         self._headers = {"Authorization": f"Api-Key {key}"} if key else {}
         self._connection: ClientConnection | None = None
         self._held = ExitStack()
@@ -45,47 +45,47 @@ class Socket:
         this key.
         """
         self.close()
-        until = time.monotonic() + self._patience.connect_s
+        until = time.monotonic() + self._timeouts.connect_s
         while True:
-            problems = [self._tried(address, until) for address in self._addresses if self._connection is None]
+            problems = [self._try_connect(address, until) for address in self._addresses if self._connection is None]
             if self._connection is not None:
                 return
             if time.monotonic() + _PAUSE_S >= until:
-                raise unreachable([one for one in problems if one], self._patience.connect_s)
+                raise unreachable_error([problem for problem in problems if problem], self._timeouts.connect_s)
             time.sleep(_PAUSE_S)
 
     def send(self, message: bytes) -> None:
         from websockets.exceptions import ConnectionClosed
 
         try:
-            self._open().send(message)
+            self._require_connection().send(message)
         except (ConnectionClosed, OSError) as error:
-            raise self._closed(error) from None
+            raise self._closed_error(error) from None
 
     def receive(self) -> bytes | str:
-        """The next message: bytes, or text."""
+        """Return the next message: bytes, or text."""
         from websockets.exceptions import ConnectionClosed
 
         try:
-            return self._open().recv(timeout=self._patience.answer_s)
+            return self._require_connection().recv(timeout=self._timeouts.answer_s)
         except TimeoutError:
             remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
-            raise self._lost(f"gave no answer for {self._patience.answer_s:g} s", remedy) from None
+            raise self._lost_error(f"gave no answer for {self._timeouts.answer_s:g} s", remedy) from None
         except (ConnectionClosed, OSError) as error:
-            raise self._closed(error) from None
+            raise self._closed_error(error) from None
 
     def close(self) -> None:
         """Close the connection, if there is one."""
         self._connection = None
         self._held.close()
 
-    def _open(self) -> ClientConnection:
+    def _require_connection(self) -> ClientConnection:
         if self._connection is None:
             raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
         return self._connection
 
-    def _tried(self, address: str, until: float) -> str | None:
-        """Connect to one server; why it could not be reached, or None."""
+    def _try_connect(self, address: str, until: float) -> str | None:
+        """Connect to one server. Return the reason why it could not be reached, or None."""
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -94,7 +94,7 @@ class Socket:
             self._connection = self._held.enter_context(
                 connect(
                     address,
-                    sock=_reached(address, left_s),  # with a socket given, no redirect is followed
+                    sock=_connect_socket(address, left_s),  # with a socket given, no redirect is followed
                     additional_headers=self._headers,
                     compression=None,
                     proxy=None,
@@ -108,22 +108,22 @@ class Socket:
         except (InvalidStatus, ValueError) as error:  # ValueError: a redirect, by the library's newer versions
             answer = error if isinstance(error, InvalidStatus) else error.__cause__
             if not isinstance(answer, InvalidStatus):
-                return f"{address}: {_cause(error)}"
+                return f"{address}: {_describe_cause(error)}"
             status = answer.response.status_code
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
-            raise _refused(address, status, keyed=bool(self._headers)) from None
+            raise _refused_error(address, status, keyed=bool(self._headers)) from None
         except (OSError, EOFError, TimeoutError, WebSocketException, AssertionError) as error:
             # A stranger's noise before the handshake breaks an assertion in websockets 17, or is no handshake.
-            return f"{address}: {_cause(error)}"
+            return f"{address}: {_describe_cause(error)}"
         self.address = address
         return None
 
-    def _closed(self, error: Exception) -> PolicyError:
-        """Why a connection has ended: for its size one side refuses what the other sent, or the server has gone."""
+    def _closed_error(self, error: Exception) -> PolicyError:
+        """Return the error for a closed connection: a message was too large for one side, or the server has gone."""
         sent, received = (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd"))
         if _TOO_BIG not in (sent, received):
-            return self._lost(f"closed the connection ({_cause(error)})")
+            return self._lost_error(f"closed the connection ({_describe_cause(error)})")
         self.close()
         if getattr(error, "rcvd_then_sent", False):
             problem = f"the server {self.address} refuses a message as large as ours"
@@ -132,7 +132,7 @@ class Socket:
         remedy = "A reply holds one chunk of actions; have it send nothing else."
         return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
-    def _lost(self, what: str, remedy: str | None = None) -> ServerLostError:
+    def _lost_error(self, what: str, remedy: str | None = None) -> ServerLostError:
         self.close()
         return ServerLostError(
             f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
@@ -140,10 +140,10 @@ class Socket:
 
 
 @contextmanager
-def greeted(close: Callable[[], object]) -> Iterator[None]:
-    """While a server is met: what is wrong with it is wrong in every episode, and the connection is closed.
+def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
+    """Turn every `PolicyError` but `ServerLostError` into `ServerRefusedError`, and close the connection.
 
-    Raises `ServerRefusedError` for every `PolicyError` but `ServerLostError`.
+    An error in the first exchange with a server would return in every episode.
     """
     try:
         yield
@@ -154,12 +154,12 @@ def greeted(close: Callable[[], object]) -> Iterator[None]:
         raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
 
 
-def _reached(address: str, timeout_s: float) -> socket.socket:
+def _connect_socket(address: str, timeout_s: float) -> socket.socket:
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
 
 
-def client_of(library: str, extra: str) -> None:
+def require_library(library: str, extra: str) -> None:
     """Raise `PolicyError` where the library that a client needs is not installed."""
     from importlib.util import find_spec
 
@@ -168,23 +168,23 @@ def client_of(library: str, extra: str) -> None:
         raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
 
 
-def _cause(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, AssertionError):
-        return "what answers is no websocket server"
+        return "the answer is not a websocket server's"
     return str(error) or type(error).__name__
 
 
-def unreachable(problems: Sequence[str], seconds: float) -> ServerUnreachableError:
-    """The error where no server of a list answers."""
+def unreachable_error(problems: Sequence[str], seconds: float) -> ServerUnreachableError:
+    """Return the error where no server of a list answers."""
     remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
     return ServerUnreachableError(
         f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
     )
 
 
-def _refused(address: str, status: int, *, keyed: bool) -> PolicyError:
+def _refused_error(address: str, status: int, *, keyed: bool) -> PolicyError:
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")

@@ -1,4 +1,4 @@
-"""How a policy server is spoken to: an observation as its request, its reply as the host's actions.
+"""Dialects of policy servers: an observation becomes a request, a reply becomes the host's actions.
 
 A `Dialect` is a frozen value made from data (`dialects/*.toml` and a protocol); it holds no state and no connection, so
 that every transport can use it.
@@ -23,8 +23,8 @@ _REMEDY = "Serve the checkpoint that the dialect is for."
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """How a camera's image is prepared, in this order: flip, JPEG, resize, crop."""
+class CameraView:
+    """The preparation of a camera's image, in this order: flip, JPEG, resize, crop."""
 
     flip: str
     jpeg: bool
@@ -33,17 +33,17 @@ class View:
     crop: float | None
 
     def __call__(self, image: image_transforms.Image) -> image_transforms.Image:
-        """[H, W, 3] upright -> [size, 3]"""
-        shown = image_transforms.flipped(image, self.flip)
+        """Prepare an upright image, [H, W, 3] -> [size, 3]."""
+        shown = image_transforms.flip_image(image, self.flip)
         if self.jpeg:
-            shown = image_transforms.compressed(shown)
-        shown = image_transforms.resized(shown, self.size, self.resize)
-        return shown if self.crop is None else image_transforms.cropped(shown, self.crop)
+            shown = image_transforms.compress_jpeg(shown)
+        shown = image_transforms.resize_image(shown, self.size, self.resize)
+        return shown if self.crop is None else image_transforms.crop_center(shown, self.crop)
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """One entry of the request: where it goes, and the camera, the state parts or the instruction that fill it.
+class RequestEntry:
+    """One entry of the request: its path, and the camera, the state parts or the instruction that fill it.
 
     `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is in as many
     lists.
@@ -57,7 +57,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplyArray:
     """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] where the width is 1."""
 
     path: tuple[str, ...]
@@ -73,10 +73,10 @@ class Dialect:
 
     name: str
     wants: Wants
-    view: View
-    fields: tuple[Field, ...]
-    parts: tuple[Part, ...]
-    """What is joined, column by column, to the host's action."""
+    view: CameraView
+    fields: tuple[RequestEntry, ...]
+    parts: tuple[ReplyArray, ...]
+    """Arrays whose columns, one after another, are the host's action."""
     switches: tuple[tuple[int, str], ...]
     """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
     replan: int | None
@@ -84,60 +84,60 @@ class Dialect:
     release: str = "unknown"
     """The protocol that says how this dialect shows images and states and what its gripper means."""
 
-    def request(self, observation: Observation) -> Request:
-        """What to send. Raises `PolicyError` where the host does not show what the policy needs."""
-        made: Request = {}
+    def build_request(self, observation: Observation) -> Request:
+        """Return the request. Raises `PolicyError` where the host does not show a state that the policy needs."""
+        request: Request = {}
         for field in self.fields:
-            inner = made
+            inner = request
             for key in field.path[:-1]:
                 inner = inner.setdefault(key, {})  # type: ignore[assignment]
-            inner[field.path[-1]] = self._value(field, observation)
-        return made
+            inner[field.path[-1]] = self._entry_value(field, observation)
+        return request
 
-    def _value(self, field: Field, observation: Observation) -> object:
+    def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
         if field.camera is not None:
             image = self.view(observation.images[field.camera])
             return image[(np.newaxis,) * field.axes]
         if field.state:
-            row = np.concatenate([_part(name, observation) for name in field.state])
+            row = np.concatenate([_state_part(name, observation) for name in field.state])
             return row.astype(field.dtype)[(np.newaxis,) * field.axes]
-        return _listed(observation.instruction, field.axes)
+        return _nest_text(observation.instruction, field.axes)
 
-    def actions(self, reply: Reply) -> NDArray[np.float64]:
-        """[H, A] the host's actions. Raises `InvalidActionError` for anything but H ≥ 1 rows of finite numbers."""
-        rows = [_rows(reply, part, self.name) for part in self.parts]
-        if len({len(one) for one in rows}) > 1:
-            counts = ", ".join(f"{'/'.join(part.path)} {len(one)}" for part, one in zip(self.parts, rows, strict=True))
+    def read_actions(self, reply: Reply) -> NDArray[np.float64]:
+        """Return the host's actions, [H, A]. Raises `InvalidActionError` unless H ≥ 1 and all are finite."""
+        rows = [_reply_rows(reply, part, self.name) for part in self.parts]
+        if len({len(row) for row in rows}) > 1:
+            counts = ", ".join(f"{'/'.join(part.path)} {len(row)}" for part, row in zip(self.parts, rows, strict=True))
             raise InvalidActionError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
-        return image_transforms.switched(np.concatenate(rows, axis=1), dict(self.switches))
+        return image_transforms.convert_switches(np.concatenate(rows, axis=1), dict(self.switches))
 
 
-def _listed(text: str, axes: int) -> object:
-    """A text in as many lists as it has axes."""
-    return [_listed(text, axes - 1)] if axes else text
+def _nest_text(text: str, axes: int) -> object:
+    """Return a text inside as many lists as it has axes."""
+    return [_nest_text(text, axes - 1)] if axes else text
 
 
-def _rows(reply: Reply, part: Part, name: str) -> NDArray[np.float64]:
-    """[H, width] one part of the reply."""
+def _reply_rows(reply: Reply, part: ReplyArray, name: str) -> NDArray[np.float64]:
+    """Return one array of the reply, [H, width]."""
     where = "/".join(part.path)
     value: object = reply
     for key in part.path:
         if not isinstance(value, Mapping) or key not in value:
             raise InvalidActionError(f"the reply has no {where!r}, as replies in {name} have", remedy=_REMEDY)
         value = value[key]
-    array = _numbers(value, where)
-    given = array.shape
+    array = _parse_numbers(value, where)
+    shape = array.shape
     while array.ndim > 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim == 1:
         array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
     if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
-        problem = f"{where!r} of the reply has the shape {given}, not [steps, {part.width}]"
+        problem = f"{where!r} of the reply has the shape {shape}, not [steps, {part.width}]"
         raise InvalidActionError(problem, remedy=_REMEDY)
     return array
 
 
-def _numbers(value: object, where: str) -> NDArray[np.float64]:
+def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -147,7 +147,7 @@ def _numbers(value: object, where: str) -> NDArray[np.float64]:
     return array
 
 
-def _part(name: str, observation: Observation) -> NDArray[np.float64]:
+def _state_part(name: str, observation: Observation) -> NDArray[np.float64]:
     try:
         return STATES[name](observation)
     except TypeError:  # a pose of a base where the robot has none
@@ -155,8 +155,8 @@ def _part(name: str, observation: Observation) -> NDArray[np.float64]:
         raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
 
 
-def _relative(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The end effector's position and wxyz orientation in the frame of the mobile base.
+def _pose_in_base(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the end effector's position and wxyz orientation in the frame of the mobile base.
 
     Of q and −q the one with w ≥ 0, as robosuite's `mat2quat` gives RoboCasa's `base_to_eef_quat`.
     """
@@ -164,22 +164,22 @@ def _relative(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np
         raise TypeError
     back = observation.base_quat_wxyz * [1, -1, -1, -1]
     moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
-    place = _product(_product(back, moved), observation.base_quat_wxyz)[1:]
-    turned = _product(back, observation.eef_quat_wxyz)
-    return place, _shortest(turned)
+    place = _multiply_quaternions(_multiply_quaternions(back, moved), observation.base_quat_wxyz)[1:]
+    turned = _multiply_quaternions(back, observation.eef_quat_wxyz)
+    return place, _shortest_quaternion(turned)
 
 
-def _shortest(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of q and −q the one that turns by π at most."""
+def _shortest_quaternion(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return that of q and −q which turns by π at most."""
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
-def _product(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+def _multiply_quaternions(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
 
 
-def _known(array: NDArray[np.float64] | None) -> NDArray[np.float64]:
+def _require_pose(array: NDArray[np.float64] | None) -> NDArray[np.float64]:
     if array is None:
         raise TypeError
     return array
@@ -190,16 +190,16 @@ STATES: Mapping[str, Callable[[Observation], NDArray[np.float64]]] = {
     "eef_x": lambda seen: seen.eef_pos_m[0:1],
     "eef_y": lambda seen: seen.eef_pos_m[1:2],
     "eef_z": lambda seen: seen.eef_pos_m[2:3],
-    "eef_axis_angle": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz),
-    "eef_axis_angle_shortest": lambda seen: image_transforms.axis_angle(_shortest(seen.eef_quat_wxyz)),
-    "eef_axis_angle_x": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz)[0:1],
-    "eef_axis_angle_y": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz)[1:2],
-    "eef_axis_angle_z": lambda seen: image_transforms.axis_angle(seen.eef_quat_wxyz)[2:3],
+    "eef_axis_angle": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz),
+    "eef_axis_angle_shortest": lambda seen: image_transforms.to_axis_angle(_shortest_quaternion(seen.eef_quat_wxyz)),
+    "eef_axis_angle_x": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz)[0:1],
+    "eef_axis_angle_y": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz)[1:2],
+    "eef_axis_angle_z": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz)[2:3],
     "eef_quat_xyzw": lambda seen: seen.eef_quat_wxyz[[1, 2, 3, 0]],
     "gripper_qpos": lambda seen: seen.gripper_qpos,
-    "eef_pos_in_base": lambda seen: _relative(seen)[0],
-    "eef_quat_xyzw_in_base": lambda seen: _relative(seen)[1][[1, 2, 3, 0]],
-    "base_pos": lambda seen: _known(seen.base_pos_m),
-    "base_quat_xyzw": lambda seen: _known(seen.base_quat_wxyz)[[1, 2, 3, 0]],
+    "eef_pos_in_base": lambda seen: _pose_in_base(seen)[0],
+    "eef_quat_xyzw_in_base": lambda seen: _pose_in_base(seen)[1][[1, 2, 3, 0]],
+    "base_pos": lambda seen: _require_pose(seen.base_pos_m),
+    "base_quat_xyzw": lambda seen: _require_pose(seen.base_quat_wxyz)[[1, 2, 3, 0]],
 }
-"""What a state is put together from, each [n]; units are the observation's."""
+"""Parts of a state by name, each [n], in the observation's units."""

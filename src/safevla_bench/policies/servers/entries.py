@@ -1,7 +1,7 @@
 """The paper's entries as data (`entries.toml`), and each as a policy: `--policy ENTRY`, asked through its servers.
 
 An entry's policy opens a client of its transport for the suite at hand, so that one checkpoint a suite is one server a
-suite. Where its servers are is no part of what it is: `server` is left out of a run's description.
+suite. The addresses of its servers do not identify it: `server` is left out of a run's description.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MARK = "@"
 EVERY = "all"
 SERVER = "server"
 
-Open = Callable[[str, Mapping[str, str]], Policy]
+OpenPolicy = Callable[[str, Mapping[str, str]], Policy]
 """Makes the policy `TRANSPORT:URL` with arguments."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One policy on one host, as the paper evaluates it; the numbers are in the publication, by policy and suite."""
 
     name: str
@@ -48,46 +48,46 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Table 6: outside of the paper's main results."""
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    """What neither the paper nor the policy's project says, and this entry therefore leaves open or assumes."""
+    """Facts that neither the paper nor the policy's project gives; this entry leaves them open or assumes them."""
 
     @property
-    def runnable(self) -> bool:
+    def is_runnable(self) -> bool:
         return UNKNOWN not in (self.protocol, self.dialect)
 
     @property
     def transport(self) -> str:
-        return dialects.file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
+        return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
         return self.checkpoints.get(suite, self.checkpoints.get(EVERY, UNKNOWN))
 
 
 class _Zoo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    entries: tuple[Entry, ...]
+    entries: tuple[PaperEntry, ...]
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
-    """All entries, in the paper's order; the auxiliary ones last."""
+def paper_entries() -> tuple[PaperEntry, ...]:
+    """Return all entries, in the paper's order; the auxiliary ones last."""
     content = resources.files(__package__).joinpath("entries.toml").read_bytes()
     return msgspec.toml.decode(content, type=_Zoo).entries
 
 
-def entry(name: str) -> Entry:
-    """The entry of that name.
+def find_entry(name: str) -> PaperEntry:
+    """Return the entry of that name.
 
     Raises:
         PolicyError: there is none; lists those there are.
     """
-    found = next((one for one in entries() if one.name == name), None)
-    if found is None:
-        known = ", ".join(one.name for one in entries())
-        raise PolicyError(f"there is no entry {name!r}", remedy=f"Entries: {known}.")
-    return found
+    entry = next((entry for entry in paper_entries() if entry.name == name), None)
+    if entry is None:
+        names = ", ".join(entry.name for entry in paper_entries())
+        raise PolicyError(f"there is no entry {name!r}", remedy=f"Entries: {names}.")
+    return entry
 
 
-def servers(found: Entry, texts: tuple[str, ...]) -> dict[str, str]:
-    """Each suite's server from `URL` and `SUITE=URL`; a suite that is not named has none.
+def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return each suite's server from `URL` and `SUITE=URL`; a suite that is not named has none.
 
     Raises:
         PolicyError: a suite that the entry has not, or one URL for suites whose checkpoints differ.
@@ -95,31 +95,31 @@ def servers(found: Entry, texts: tuple[str, ...]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for text in texts:
         suite, equals, url = text.partition("=")
-        if not (equals and suite in found.suites):
+        if not (equals and suite in entry.suites):
             suite, url = EVERY, text
         chosen[suite] = url
-    several = len(set(found.checkpoints.values())) > 1
+    several = len(set(entry.checkpoints.values())) > 1
     if EVERY in chosen and several:
-        problem = f"{found.name} has a checkpoint for each suite, so one server cannot be right for all"
-        example = f"{found.suites[0]}={chosen[EVERY]}"
+        problem = f"{entry.name} has a checkpoint for each suite, so one server cannot be right for all"
+        example = f"{entry.suites[0]}={chosen[EVERY]}"
         raise PolicyError(problem, remedy=f"Name the suite of each server: --server {example}.")
-    return {suite: chosen.get(suite, chosen.get(EVERY, "")) for suite in found.suites if {suite, EVERY} & set(chosen)}
+    return {suite: chosen.get(suite, chosen.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(chosen)}
 
 
-class Served:
+class EntryPolicy:
     """An entry's policy: a client for each server, which connects when an episode of one of its suites begins."""
 
-    def __init__(self, found: Entry, where: Mapping[str, str], opened: Callable[[str], Policy]) -> None:
-        self.entry = found
-        self._where = dict(where)
-        self._clients = {url: opened(url) for url in dict.fromkeys(where.values())}
+    def __init__(self, entry: PaperEntry, servers: Mapping[str, str], open_client: Callable[[str], Policy]) -> None:
+        self.entry = entry
+        self._where = dict(servers)
+        self._clients = {url: open_client(url) for url in dict.fromkeys(servers.values())}
         self._now: Policy | None = None
         first = next(iter(self._clients.values()))
-        self.dialect: Dialect = getattr(first, "dialect", None) or dialects.dialect(found.dialect)
+        self.dialect: Dialect = getattr(first, "dialect", None) or dialects.load_dialect(entry.dialect)
         self.wants, self.clip = first.wants, self.dialect.clip
 
-    def server(self, suite: str) -> str:
-        """Where the suite is served; raises `PolicyError` where it is not."""
+    def server_for(self, suite: str) -> str:
+        """Return the suite's server. Raises `PolicyError` where it has none."""
         if suite not in self._where:
             problem = f"no server is named for {self.entry.name} on {suite}"
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
@@ -127,26 +127,26 @@ class Served:
 
     @property
     def calls_s(self) -> Sequence[float] | None:
-        """What its client says of its inferences."""
-        spent: Sequence[float] | None = getattr(self._now, "calls_s", None)
-        return spent
+        """Seconds of each inference since the last reset, where the client counts them."""
+        durations: Sequence[float] | None = getattr(self._now, "calls_s", None)
+        return durations
 
     @property
     def greeting(self) -> Greeting | None:
-        """What the suite's server says of itself."""
-        said: Greeting | None = getattr(self._now, "greeting", None)
-        return said
+        """The description that the suite's server gives of itself."""
+        greeting: Greeting | None = getattr(self._now, "greeting", None)
+        return greeting
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode with the suite's server; raises `PolicyError` where the suite has none."""
-        self._now = self._clients[self.server(task.benchmark)]
+        self._now = self._clients[self.server_for(task.benchmark)]
         self._now.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """[A]
+        """Return the client's action, [A].
 
         Raises:
-            PolicyError: there was no reset; and what the client raises.
+            PolicyError: there was no reset; or the client raised it.
         """
         if self._now is None:
             raise PolicyError(f"{self.entry.name} was asked before an episode began", remedy="Call reset first.")
@@ -158,23 +158,23 @@ class Served:
             self._clients.popitem()[1].close()
 
 
-def make(name: str, arguments: Mapping[str, str], open_policy: Open) -> Served:
-    """The policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
+def make_entry_policy(name: str, arguments: Mapping[str, str], open_policy: OpenPolicy) -> EntryPolicy:
+    """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
 
     All other arguments go to the client of the transport, with the name of the dialect.
 
     Raises:
         PolicyError: there is no such entry, it cannot be run, or it has no server.
     """
-    found = entry(name)
-    if not found.runnable:
-        problem = f"{name} cannot be run: {'; '.join(found.unknown)}"
+    entry = find_entry(name)
+    if not entry.is_runnable:
+        problem = f"{name} cannot be run: {'; '.join(entry.unknown)}"
         raise PolicyError(problem, remedy="It is listed for its published numbers only.")
-    rest = dict(arguments)
-    texts = tuple(rest.pop(SERVER, "").split())
+    others = dict(arguments)
+    texts = tuple(others.pop(SERVER, "").split())
     if not texts:
         raise PolicyError(
-            f"{name} needs the address of its server", remedy=f"Start it: {found.serve}; pass --server URL."
+            f"{name} needs the address of its server", remedy=f"Start it: {entry.serve}; pass --server URL."
         )
-    spoken = {"dialect": found.dialect, **rest}
-    return Served(found, servers(found, texts), lambda url: open_policy(f"{found.transport}:{url}", spoken))
+    spoken = {"dialect": entry.dialect, **others}
+    return EntryPolicy(entry, assign_servers(entry, texts), lambda url: open_policy(f"{entry.transport}:{url}", spoken))

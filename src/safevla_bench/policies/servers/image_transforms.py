@@ -1,4 +1,4 @@
-"""What policies are shown, made from what hosts show: the images, states and grippers of the published evaluations.
+"""Image, state and gripper conversions from a host's observations to those of the published evaluations.
 
 Pure functions on arrays; an image is uint8 [H, W, 3], RGB. Each one says which operation of another project it equals;
 the tests hold arrays that those operations made in their own environments.
@@ -20,12 +20,12 @@ Image = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 JPEG_QUALITY = 95
-"""What `tf.image.encode_jpeg` takes unless told otherwise."""
+"""The default of `tf.image.encode_jpeg`."""
 _LOBES = 3
 
 
-def resized(image: Image, size: tuple[int, int], method: str) -> Image:
-    """To (height, width) by one of `RESIZERS`; an image of that size is left as it is."""
+def resize_image(image: Image, size: tuple[int, int], method: str) -> Image:
+    """Resize to (height, width) by one of `RESIZERS`; an image of that size is returned as it is."""
     if image.shape[:2] == size:
         return image
     if method not in RESIZERS:
@@ -34,8 +34,8 @@ def resized(image: Image, size: tuple[int, int], method: str) -> Image:
     return RESIZERS[method](image, size)
 
 
-def padded(image: Image, size: tuple[int, int]) -> Image:
-    """As large as fits with its proportions kept, by Pillow's bilinear filter, centred on black.
+def resize_padded(image: Image, size: tuple[int, int]) -> Image:
+    """Resize as large as fits with its proportions kept, by Pillow's bilinear filter, centred on black.
 
     Equals `openpi_client.image_tools.resize_with_pad`.
     """
@@ -49,40 +49,40 @@ def padded(image: Image, size: tuple[int, int]) -> Image:
     return out
 
 
-def lanczos(image: Image, size: tuple[int, int]) -> Image:
-    """By a Lanczos filter of three lobes, wider where the image shrinks.
+def resize_lanczos(image: Image, size: tuple[int, int]) -> Image:
+    """Resize by a Lanczos filter of three lobes, wider where the image shrinks.
 
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
-    rows, columns = (_weights(image.shape[k], size[k]) for k in (0, 1))
+    rows, columns = (_lanczos_weights(image.shape[k], size[k]) for k in (0, 1))
     wide = np.einsum("ij,jkc->ikc", rows, image.astype(np.float64))
-    return _grey(np.rint(np.einsum("ik,jkc->jic", columns, wide)))
+    return _to_uint8(np.rint(np.einsum("ik,jkc->jic", columns, wide)))
 
 
-def _weights(length: int, wanted: int) -> Floats:
-    """[wanted, length] what each source pixel adds to each wanted one; rows sum to 1."""
-    scale = length / wanted
-    centers = (np.arange(wanted) + 0.5) * scale
+def _lanczos_weights(length: int, size: int) -> Floats:
+    """Return the weight of each source pixel in each new one, [size, length]; rows sum to 1."""
+    scale = length / size
+    centers = (np.arange(size) + 0.5) * scale
     away = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
     weights = np.where(np.abs(away) < _LOBES, np.sinc(away) * np.sinc(away / _LOBES), 0.0)
     normed: Floats = weights / weights.sum(axis=1, keepdims=True)
     return normed
 
 
-def cropped(image: Image, area: float) -> Image:
-    """The middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation.
+def crop_center(image: Image, area: float) -> Image:
+    """Enlarge the middle of the image, `area` of its surface, to the old size by bilinear interpolation.
 
     Equals OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
     scaled = image.astype(np.float64) / 255.0
     for axis in (0, 1):
-        scaled = _stretched(scaled, axis, (1 - side) / 2, (1 + side) / 2)
-    return _grey(np.floor(scaled * 255.5))
+        scaled = _stretch_axis(scaled, axis, (1 - side) / 2, (1 + side) / 2)
+    return _to_uint8(np.floor(scaled * 255.5))
 
 
-def _stretched(image: Floats, axis: int, low: float, high: float) -> Floats:
-    """Part of an axis, from `low` to `high` of its length, interpolated to the whole; corners are kept on corners."""
+def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
+    """Interpolate part of an axis, from `low` to `high` of its length, to the whole; corners stay on corners."""
     last = image.shape[axis] - 1
     at = np.linspace(low, high, last + 1) * last
     below = np.clip(np.floor(at).astype(np.int64), 0, last - 1)
@@ -92,15 +92,15 @@ def _stretched(image: Floats, axis: int, low: float, high: float) -> Floats:
     return between
 
 
-def compressed(image: Image) -> Image:
-    """Through a JPEG of quality 95 and back, as the training images of OpenVLA and Cosmos Policy were stored."""
-    held = io.BytesIO()
-    PillowImage.fromarray(image).save(held, format="JPEG", quality=JPEG_QUALITY)
-    return np.array(PillowImage.open(held).convert("RGB"))
+def compress_jpeg(image: Image) -> Image:
+    """Encode as a JPEG of quality 95 and decode it, as the training images of OpenVLA and Cosmos Policy were stored."""
+    buffer = io.BytesIO()
+    PillowImage.fromarray(image).save(buffer, format="JPEG", quality=JPEG_QUALITY)
+    return np.array(PillowImage.open(buffer).convert("RGB"))
 
 
-def flipped(image: Image, how: str) -> Image:
-    """An upright image as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
+def flip_image(image: Image, how: str) -> Image:
+    """Flip an upright image as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
 
     MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
     shown it, it is upright and mirrored left to right.
@@ -108,13 +108,13 @@ def flipped(image: Image, how: str) -> Image:
     return np.ascontiguousarray(FLIPS[how](image))
 
 
-def _mirrored(image: Image) -> Image:
-    """Left to right. By Pillow, which moves whole pixels: three times as fast as NumPy's copy of a reversed view."""
+def _mirror_image(image: Image) -> Image:
+    """Mirror left to right by Pillow, which moves whole pixels: three times as fast as NumPy's reversed copy."""
     return np.asarray(PillowImage.fromarray(image).transpose(PillowImage.Transpose.FLIP_LEFT_RIGHT))
 
 
-def axis_angle(quat_wxyz: Floats) -> Floats:
-    """[3] axis times angle in rad, of a unit quaternion [4].
+def to_axis_angle(quat_wxyz: Floats) -> Floats:
+    """Return axis times angle, [3] rad, of a unit quaternion [4].
 
     Equals robosuite's `quat2axisangle`: q and −q give different vectors, the angle runs from 0 to 2π. A quaternion
     within rounding of no rotation gives zeros.
@@ -126,32 +126,32 @@ def axis_angle(quat_wxyz: Floats) -> Floats:
     return np.asarray(quat_wxyz[1:] * (2.0 * math.acos(w)) / sine, dtype=np.float64)
 
 
-def switched(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """[H, A] actions with the gripper and other switches in the host's −1 and +1; `columns` says how, of `SWITCHES`."""
+def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
+    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`."""
     out = np.array(actions, dtype=np.float64)
     for column, how in columns.items():
         out[:, column] = SWITCHES[how](out[:, column])
     return out
 
 
-def _grey(values: Floats) -> Image:
+def _to_uint8(values: Floats) -> Image:
     return np.clip(values, 0, 255).astype(np.uint8)
 
 
 RESIZERS: Mapping[str, Callable[[Image, tuple[int, int]], Image]] = {
-    "pad-bilinear": padded,
-    "lanczos3": lanczos,
+    "pad-bilinear": resize_padded,
+    "lanczos3": resize_lanczos,
 }
 FLIPS: Mapping[str, Callable[[Image], Image]] = {
     "none": lambda upright: upright[::-1],
     "vertical": lambda upright: upright,
-    "180": _mirrored,
+    "180": _mirror_image,
 }
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
-    "raw": lambda given: given,
+    "raw": lambda values: values,
     # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.
-    "open-is-one": lambda given: -np.sign(2 * given - 1),
-    "sign": lambda given: np.where(given < 0, -1.0, 1.0),
+    "open-is-one": lambda values: -np.sign(2 * values - 1),
+    "sign": lambda values: np.where(values < 0, -1.0, 1.0),
     # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
-    "close-is-one": lambda given: np.where(given < 0.5, -1.0, 1.0),
+    "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
 }

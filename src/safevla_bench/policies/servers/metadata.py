@@ -1,7 +1,7 @@
-"""What a policy server says of itself when it is met, made fit for a run's record: bounded, and without secrets.
+"""Descriptions that policy servers give of themselves, for a run's record: bounded, and without secrets.
 
-It is a stranger's word, kept so that runs against different checkpoints can be told apart where their servers say
-which they serve. Nothing is judged by it.
+They are not trusted. They are kept so that runs against different checkpoints can be told apart where the servers name
+them. Nothing is judged by them.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from safevla_bench.policies.servers.endpoint import without
-from safevla_bench.text.redaction import HIDDEN, names_a_secret, redacted
+from safevla_bench.policies.servers.endpoint import redact_key
+from safevla_bench.text.redaction import HIDDEN, is_secret_name, redact_secrets
 
 Greeting = Mapping[str, object]
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """Of the greeting as JSON; of a longer one those entries are kept that fit, and the digest of all."""
 _ENTRIES, _LETTERS, _DEPTH = 64, 200, 5
 
 
-def fit(said: object, secret: str | None = None) -> dict[str, object]:
-    """A server's words as plain JSON; the values of keys that name a secret, and the client's own key, are hidden.
+def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
+    """Return a server's description as plain JSON; values under secret names, and the client's own key, are hidden.
 
-    Arrays become their type and shape. What is no map is nothing that a server says of itself: an empty one.
+    Arrays become their type and shape. A description that is no map becomes an empty one.
     """
-    if not isinstance(said, Mapping):
+    if not isinstance(greeting, Mapping):
         return {}
-    plain = _map(said, secret, 0)
-    whole = msgspec.json.encode(plain)
-    return plain if len(whole) <= MOST_BYTES else _shortened(plain, whole)
+    plain = _sanitize_map(greeting, secret, 0)
+    encoded = msgspec.json.encode(plain)
+    return plain if len(encoded) <= MAX_BYTES else _drop_entries(plain, encoded)
 
 
-def _shortened(plain: Mapping[str, object], whole: bytes) -> dict[str, object]:
-    kept: dict[str, object] = {"sha256 of all": hashlib.sha256(whole).hexdigest()}
+def _drop_entries(plain: Mapping[str, object], encoded: bytes) -> dict[str, object]:
+    entries: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for key, value in plain.items():
-        if len(msgspec.json.encode({**kept, key: value})) <= MOST_BYTES:
-            kept[key] = value
-    return kept
+        if len(msgspec.json.encode({**entries, key: value})) <= MAX_BYTES:
+            entries[key] = value
+    return entries
 
 
-def _map(said: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    named = ((_text(str(key), secret), value) for key, value in list(said.items())[:_ENTRIES])
-    return {key: HIDDEN if names_a_secret(key) else _plain(value, secret, depth + 1) for key, value in named}
+def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
+    items = ((_sanitize_text(str(key), secret), value) for key, value in list(mapping.items())[:_ENTRIES])
+    return {key: HIDDEN if is_secret_name(key) else _sanitize_value(value, secret, depth + 1) for key, value in items}
 
 
-def _plain(value: object, secret: str | None, depth: int) -> object:
+def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
     if value is None or isinstance(value, bool | int):
         return value if value is None or abs(value) < 2**63 else str(value)[:_LETTERS]
     if isinstance(value, float):
@@ -55,20 +55,20 @@ def _plain(value: object, secret: str | None, depth: int) -> object:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, np.generic):
-        return _plain(value.item(), secret, depth)
+        return _sanitize_value(value.item(), secret, depth)
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        return _nested(value, secret, depth) if depth < _DEPTH else "..."
-    return _text(str(value), secret)
+        return _sanitize_nested(value, secret, depth) if depth < _DEPTH else "..."
+    return _sanitize_text(str(value), secret)
 
 
-def _nested(value: Mapping[object, object] | Sequence[object], secret: str | None, depth: int) -> object:
+def _sanitize_nested(value: Mapping[object, object] | Sequence[object], secret: str | None, depth: int) -> object:
     if isinstance(value, Mapping):
-        return _map(value, secret, depth)
-    return [_plain(one, secret, depth + 1) for one in value[:_ENTRIES]]
+        return _sanitize_map(value, secret, depth)
+    return [_sanitize_value(item, secret, depth + 1) for item in value[:_ENTRIES]]
 
 
-def _text(text: str, secret: str | None) -> str:
-    told = redacted(without(text, secret))
-    return told if len(told) <= _LETTERS else f"{told[:_LETTERS]}..."
+def _sanitize_text(text: str, secret: str | None) -> str:
+    shown = redact_secrets(redact_key(text, secret))
+    return shown if len(shown) <= _LETTERS else f"{shown[:_LETTERS]}..."

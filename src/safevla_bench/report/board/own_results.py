@@ -1,256 +1,304 @@
-"""Tables of a user's own runs: policies that ran the same tasks stand in one, ranked by the mean over its suites."""
+"""Ranked tables of a user's own runs: one table for the policies that ran the same tasks, by the mean over suites."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from safevla_bench.baseline import NOOP
-from safevla_bench.compare import Entrant, How, compare, entrants, named_apart
+from safevla_bench.compare import ComparisonOptions, PolicyResults, compare_policies, make_names_unique, split_by_policy
 from safevla_bench.errors import RunError
+from safevla_bench.judged import JudgedSource
 from safevla_bench.metrics import Summary
-from safevla_bench.provenance_marks import STANDIN, of_cells
-from safevla_bench.report.board.file_names import run_page
-from safevla_bench.report.board.ranking import Apart, Entry, League, Share, not_overlapping, stand
+from safevla_bench.provenance_marks import STANDIN, warn_of_cells
+from safevla_bench.report.board.file_names import run_page_path
+from safevla_bench.report.board.provenance import PolicyName, protocols_by_policy
+from safevla_bench.report.board.ranking import (
+    Proportion,
+    RankedTable,
+    RankingEntry,
+    SeparatedPairs,
+    disjoint_pairs,
+    rank_entries,
+)
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.report.tables.catalog import Material
-from safevla_bench.report.tables.suites import SAFETY, SBU, SR, VSI, Metric
-from safevla_bench.statistics import CONFIDENCE, Interval, mean_of_rates
+from safevla_bench.report.tables.catalog import TableInputs
+from safevla_bench.report.tables.suites import SAFETY, SBU, SR, VSI, SuiteMetric
+from safevla_bench.ruleset import Provenance
+from safevla_bench.statistics import CONFIDENCE, Interval, rate_mean_interval
 from safevla_bench.trajectory import Header
 
-Task = tuple[str, str]
-Policy = str | None
+TaskKey = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Judged runs: what tables are made of, headers of the episodes in order, and by policy what else is known."""
+class OwnResults:
+    """Judged runs: what tables are made of, headers of the episodes in order, and their sources."""
 
-    material: Material
+    inputs: TableInputs
     headers: Sequence[Header]
-    protocols: Mapping[Policy, Mapping[str, object]] = field(default_factory=dict)
+    sources: Sequence[JudgedSource] = ()
+    provenance: Provenance | None = None
 
     @property
-    def policies(self) -> list[Policy]:
-        """In order of first appearance, those that only crashed included."""
-        scores = self.material.scores
+    def policies(self) -> list[PolicyName]:
+        """The policies in order of first appearance, with those that only crashed."""
+        scores = self.inputs.scores
         return (
-            list(dict.fromkeys([*scores.policy, *(one.policy for one in scores.absent)])) if scores is not None else []
+            list(dict.fromkeys([*scores.policy, *(absent.policy for absent in scores.absent)]))
+            if scores is not None
+            else []
         )
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Policies with the same tasks of suites that belong together, and their cells by suite."""
+class _TaskGroup:
+    """Policies that ran the same tasks of suites that belong together, and their cells by suite."""
 
     title: str
-    tasks: frozenset[Task]
-    cells: Mapping[Policy, Mapping[str, Summary]]
+    tasks: frozenset[TaskKey]
+    cells: Mapping[PolicyName, Mapping[str, Summary]]
     ranked: bool
-    even: bool
-    """Whether all planned as many episodes of each task."""
+    equal_counts: bool
+    """True if all policies planned the same number of episodes of each task."""
 
     @property
     def suites(self) -> list[str]:
-        return list(dict.fromkeys(suite for of in self.cells.values() for suite in of))
+        """The suites of all policies, in order of first appearance."""
+        return list(dict.fromkeys(suite for by_suite in self.cells.values() for suite in by_suite))
 
 
-def leagues(of: Measured) -> list[League]:
-    """The tables of some runs, in order of first appearance."""
-    if of.material.scores is None:
+def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
+    """Return the tables of the runs in order of first appearance."""
+    if results.inputs.scores is None:
         return []
-    players = _players(of)
-    return [_league(group, of, players) for group in _groups(of.material)]
+    players = _results_by_policy(results)
+    return [_own_ranked_table(group, results, players) for group in _task_groups(results.inputs)]
 
 
-def _players(of: Measured) -> dict[Policy, Entrant]:
-    """What a comparison needs, by policy; names of their own, since one may be called as what has no name."""
-    assert of.material.scores is not None
-    found = entrants(of.material.scores, of.headers, privileged=tuple(of.material.roster.privileged))
-    named = named_apart(found)
+def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
+    """Return the input of a comparison by policy, with distinct names.
+
+    A policy may have the name that is shown for a policy without one.
+    """
+    assert results.inputs.scores is not None
+    policy_results = split_by_policy(
+        results.inputs.scores, results.headers, privileged=tuple(results.inputs.roster.privileged)
+    )
+    distinct = make_names_unique(policy_results)
+    protocols = protocols_by_policy(results.sources)
     return {
-        policy: replace(one, protocol=of.protocols.get(policy)) for policy, one in zip(of.policies, named, strict=True)
+        policy: replace(result, protocol=protocols.get(policy))
+        for policy, result in zip(results.policies, distinct, strict=True)
     }
 
 
-# Which policies belong into one table
+# Policies that belong into one table
 
 
-def _groups(of: Material) -> Iterator[_Group]:
-    auxiliary = [cell for cell in of.cells if of.roster.is_auxiliary(cell)]
-    beside = {f"{suite}, auxiliary": [cell for cell in auxiliary if (cell.suite or "") == suite]
+def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
+    auxiliary = [cell for cell in inputs.cells if inputs.roster.is_auxiliary(cell)]
+    auxiliary_by_suite = {f"{suite}, auxiliary": [cell for cell in auxiliary if (cell.suite or "") == suite]
               for suite in dict.fromkeys(cell.suite or "" for cell in auxiliary)}  # fmt: skip
-    ran = _tasks(of)
-    for ranked, named in ((True, of.groups(None)), (False, beside.items())):
-        for title, cells in named:
-            found: dict[frozenset[Task], dict[Policy, dict[str, Summary]]] = {}
+    ran = _count_task_runs(inputs)
+    for ranked, groups in ((True, inputs.suite_groups(None)), (False, auxiliary_by_suite.items())):
+        for title, cells in groups:
+            cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
             names = {cell.suite or "" for cell in cells}
             for cell in cells:
-                mine = frozenset(task for task in ran[cell.policy] if task[0] in names)
-                found.setdefault(mine, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
-            for tasks, by_policy in found.items():
+                tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
+                cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
+            for tasks, by_policy in cells_by_tasks.items():
                 times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
-                yield _Group(title, tasks, by_policy, ranked, even=len(times) == 1)
+                yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
 
 
-def _tasks(of: Material) -> Mapping[Policy, Counter[Task]]:
-    """How often each policy ran each task, lost episodes included, under the first name of its suite."""
-    assert of.scores is not None
-    found: dict[Policy, Counter[Task]] = {}
-    rows = [*zip(of.scores.policy, of.scores.benchmark, of.scores.task_id, strict=True)]
-    for policy, benchmark, task in [*rows, *((one.policy, one.benchmark, one.task_id) for one in of.scores.absent)]:
-        suite = of.registry.benchmarks.get(benchmark)
-        found.setdefault(policy, Counter())[(suite.same_tasks_as if suite else None) or benchmark, task] += 1
-    return found
+def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
+    """Return the number of episodes of each policy and task, with lost ones, under the first name of the suite."""
+    assert inputs.scores is not None
+    runs: dict[PolicyName, Counter[TaskKey]] = {}
+    rows = [*zip(inputs.scores.policy, inputs.scores.benchmark, inputs.scores.task_id, strict=True)]
+    for policy, benchmark, task in [
+        *rows,
+        *((absent.policy, absent.benchmark, absent.task_id) for absent in inputs.scores.absent),
+    ]:
+        suite = inputs.registry.benchmarks.get(benchmark)
+        runs.setdefault(policy, Counter())[(suite.same_tasks_as if suite else None) or benchmark, task] += 1
+    return runs
 
 
 # One table
 
 
-def _league(group: _Group, of: Measured, players: Mapping[Policy, Entrant]) -> League:
-    competing = _competing(group, of)
-    entries = [_entry(policy, cells, group, of, competes=policy in competing) for policy, cells in group.cells.items()]
-    ranked = {k: players[policy] for k, policy in enumerate(group.cells) if entries[k].ranked}
-    apart, told = _told_apart(ranked, group, entries, of.material)
-    return League(
+def _own_ranked_table(
+    group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
+) -> RankedTable:
+    competing = _policies_to_rank(group, results)
+    entries = [
+        _own_entry(policy, cells, group, results, competes=policy in competing) for policy, cells in group.cells.items()
+    ]
+    ranked = {k: results_by_policy[policy] for k, policy in enumerate(group.cells) if entries[k].ranked}
+    separated, letters_note = _separate_policies(ranked, group, entries, results.inputs)
+    return RankedTable(
         title=group.title,
-        scope=_scope(group, of.material),
-        standings=stand(entries, apart),
-        told=told,
-        notes=(*_notes(group, entries), *of_cells(cell for of in group.cells.values() for cell in of.values())),
+        scope=_describe_tasks(group, results.inputs),
+        rows=rank_entries(entries, separated),
+        letters_note=letters_note,
+        notes=(
+            *_table_notes(group, entries),
+            *warn_of_cells(cell for by_suite in group.cells.values() for cell in by_suite.values()),
+        ),
     )
 
 
-def _competing(group: _Group, of: Measured) -> set[Policy]:
-    """Who has a rank: nobody out of the ordinary, unless all are."""
+def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
+    """Return the policies to rank: neither privileged, auxiliary nor on stand-ins, or all if none qualifies."""
     if not group.ranked:
         return set()
-    found = of.material.roster.competing(group.cells) - {NOOP}
-    return {policy for policy in found if not _on_standins(group.cells[policy])} or found
+    competing = results.inputs.roster.competing_policies(group.cells) - {NOOP}
+    return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
 
-def _on_standins(cells: Mapping[str, Summary]) -> bool:
+def _uses_standins(cells: Mapping[str, Summary]) -> bool:
     return any(cell.standin_assets for cell in cells.values())
 
 
-def _entry(policy: Policy, cells: Mapping[str, Summary], group: _Group, of: Measured, *, competes: bool) -> Entry:
-    safety = _share(SAFETY, "safety", cells, group.suites)
+def _own_entry(
+    policy: PolicyName, cells: Mapping[str, Summary], group: _TaskGroup, results: OwnResults, *, competes: bool
+) -> RankingEntry:
+    safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
             (sum(cell.stopped for cell in cells.values()), "stopped")]  # fmt: skip
     remarks = [
-        *(["privileged state"] if of.material.roster.is_privileged(policy) else []),
-        *([STANDIN] if _on_standins(cells) else []),
+        *(["privileged state"] if results.inputs.roster.is_privileged(policy) else []),
+        *([STANDIN] if _uses_standins(cells) else []),
         *(["does nothing"] if policy == NOOP else []),
-        *([trained] if (trained := of.material.roster.training.get(policy or "")) else []),
+        *([training] if (training := results.inputs.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
     ]
-    return Entry(
+    return RankingEntry(
         policy=policy or UNNAMED,
-        page=run_page(policy),
+        page_path=run_page_path(policy),
         n=str(sum(cell.n for cell in cells.values())),
-        sr=_share(SR, "sr", cells, group.suites),
+        sr=_mean_proportion(SR, "sr", cells, group.suites),
         safety=safety,
-        sbu=_share(SBU, "sbu", cells, group.suites),
-        vsi=VSI.averaged(cells, group.suites).cell.text,
+        sbu=_mean_proportion(SBU, "sbu", cells, group.suites),
+        vsi=VSI.suite_mean(cells, group.suites).cell.text,
         remarks=tuple(remarks),
         ranked=competes and safety.percent is not None,
     )
 
 
-def _share(metric: Metric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Share:
-    """The unweighted mean over the suites of the table, with an interval; why there is none where a suite lacks it."""
-    mean = metric.averaged(cells, names)
+def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
+    """Return the unweighted mean over the suites with its interval, or the reason why a suite has no value."""
+    mean = metric.suite_mean(cells, names)
     if mean.exact is None:
-        return Share(why=metric.entry(cells[names[0]]).cell.detail if len(names) == 1 else mean.cell.detail)
+        return Proportion(
+            missing_reason=metric.exact_cell(cells[names[0]]).cell.detail if len(names) == 1 else mean.cell.detail
+        )
     rates = [cells[name].rates[rate] for name in names]
-    interval = mean_of_rates([(one.value, Interval(*one.ci)) for one in rates if one.value is not None and one.ci])
+    interval = rate_mean_interval(
+        [(estimate.value, Interval(*estimate.ci)) for estimate in rates if estimate.value is not None and estimate.ci]
+    )
     assert interval is not None
-    return Share(100 * Fraction(mean.exact), (100 * interval.low, 100 * interval.high))
+    return Proportion(100 * Fraction(mean.exact), (100 * interval.low, 100 * interval.high))
 
 
-def _scope(group: _Group, of: Material) -> str:
-    """Which tasks these are."""
+def _describe_tasks(group: _TaskGroup, inputs: TableInputs) -> str:
+    """Return the number or the names of the tasks of each suite."""
     by_suite = {suite: sorted(task for other, task in group.tasks if other == suite) for suite in group.suites}
-    return "; ".join(_of_suite(suite, tasks, of) for suite, tasks in by_suite.items())
+    return "; ".join(_describe_suite_tasks(suite, tasks, inputs) for suite, tasks in by_suite.items())
 
 
-_NAMED = 4
-"""Up to so many tasks of a suite are named."""
+_MAX_NAMED_TASKS = 4
+"""More tasks of a suite than this are counted, not named."""
 
 
-def _of_suite(suite: str, tasks: Sequence[str], of: Material) -> str:
-    every = len(list(of.registry.entries(suite))) if suite in of.registry.benchmarks else 0
-    if len(tasks) == every:
-        return f"all {every} tasks of {suite}"
-    if len(tasks) <= _NAMED:
+def _describe_suite_tasks(suite: str, tasks: Sequence[str], inputs: TableInputs) -> str:
+    total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
+    if len(tasks) == total:
+        return f"all {total} tasks of {suite}"
+    if len(tasks) <= _MAX_NAMED_TASKS:
         return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
-    return f"{len(tasks)} {f'of {every} ' if every else ''}tasks of {suite}"
+    return f"{len(tasks)} {f'of {total} ' if total else ''}tasks of {suite}"
 
 
-def _notes(group: _Group, entries: Sequence[Entry]) -> Iterator[str]:
+def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
-    elif any(not one.ranked and "privileged state" in one.remarks and one.policy != NOOP for one in entries):
+    elif any(not entry.ranked and "privileged state" in entry.remarks and entry.policy != NOOP for entry in entries):
         yield "A policy that saw privileged simulator state has no rank among those that did not."
-    elif all("privileged state" in one.remarks for one in entries if one.policy != NOOP):
+    elif all("privileged state" in entry.remarks for entry in entries if entry.policy != NOOP):
         yield "Privileged: these policies saw simulator state that no real robot has."
-    if any(one.policy == NOOP for one in entries):
+    if any(entry.policy == NOOP for entry in entries):
         yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
-    if not group.even:
+    if not group.equal_counts:
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
-    if any("crashed" in remark for one in entries for remark in one.remarks):
+    if any("crashed" in remark for entry in entries for remark in entry.remarks):
         yield "Crashed episodes are in no rate. Where a policy causes them, that flatters it."
 
 
-# Who was told apart
+# Tests between the ranked policies
 
 
-def _told_apart(
-    ranked: Mapping[int, Entrant], group: _Group, entries: Sequence[Entry], of: Material
-) -> tuple[Apart | None, str]:
-    """Which ranked entries a test told apart, and how that was found; None where there are none to compare."""
+def _separate_policies(
+    ranked: Mapping[int, PolicyResults], group: _TaskGroup, entries: Sequence[RankingEntry], inputs: TableInputs
+) -> tuple[SeparatedPairs | None, str]:
+    """Return the ranked entries that a test told apart, and a note on the test; None if fewer than two are ranked."""
     if len(ranked) < 2:
         return None, ""
-    names = {*group.suites, *(alias for alias, one in of.registry.benchmarks.items()
-                              if one.same_tasks_as in group.suites)}  # fmt: skip
-    players = [_within(one, names) for one in ranked.values()]
-    if not _balanced(group):
-        return not_overlapping(entries), f"{OVERLAP} The suites differ in their number of episodes."
+    names = {*group.suites, *(alias for alias, suite in inputs.registry.benchmarks.items()
+                              if suite.same_tasks_as in group.suites)}  # fmt: skip
+    policy_results = [_select_suites(result, names) for result in ranked.values()]
+    if not _is_balanced(group):
+        return disjoint_pairs(entries), f"{OVERLAP_NOTE} The suites differ in their number of episodes."
     try:
-        return _tested(players, list(ranked), paired=True), f"{LETTERS} by paired tests on the same episodes{_HOLM}."
+        return _tested_pairs(
+            policy_results, list(ranked), paired=True
+        ), f"{_LETTERS_NOTE} by paired tests on the same episodes{_HOLM_NOTE}."
     except RunError as error:
         reason = str(error.problem).partition("\n")[0].removesuffix(":")
-        told = f"{LETTERS} by tests that take episodes as independent{_HOLM}: {reason}."
-        return _tested(players, list(ranked), paired=False), told
+        note = f"{_LETTERS_NOTE} by tests that take episodes as independent{_HOLM_NOTE}: {reason}."
+        return _tested_pairs(policy_results, list(ranked), paired=False), note
 
 
-LETTERS = "Policies that share a letter were not told apart in Safety,"
-_HOLM = f" at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
-OVERLAP = (
+_LETTERS_NOTE = "Policies that share a letter were not told apart in Safety,"
+_HOLM_NOTE = f" at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
+OVERLAP_NOTE = (
     "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This "
     "rule is cautious; a test on the episodes may tell more apart."
 )
 
 
-def _within(one: Entrant, names: set[str]) -> Entrant:
-    """The episodes of some suites."""
-    index = np.array([e for e, header in enumerate(one.headers) if header.benchmark in names], dtype=np.int64)
-    return replace(one.select(index), lost=tuple(lost for lost in one.lost if lost.benchmark in names))
+def _select_suites(result: PolicyResults, names: set[str]) -> PolicyResults:
+    """Return the result with the episodes of these suites alone."""
+    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in names], dtype=np.int64)
+    return replace(result.select_episodes(index), lost=tuple(lost for lost in result.lost if lost.benchmark in names))
 
 
-def _balanced(group: _Group) -> bool:
-    """Whether every policy has as many episodes in every suite: then pooling them is the mean over suites."""
-    planned = {cell.n + cell.crashed + cell.stopped for of in group.cells.values() for cell in of.values()}
+def _is_balanced(group: _TaskGroup) -> bool:
+    """Return whether every policy has the same number of episodes in every suite.
+
+    Then the pooled rate is the mean over suites.
+    """
+    planned = {cell.n + cell.crashed + cell.stopped for by_suite in group.cells.values() for cell in by_suite.values()}
     return len(group.suites) == 1 or len(planned) == 1
 
 
-def _tested(players: Sequence[Entrant], places: Sequence[int], *, paired: bool) -> Apart:
-    found = compare(players, How(metrics=("safety",)), paired=paired)
-    at = {one.name: place for one, place in zip(players, places, strict=True)}
-    (metric,) = found.scopes[-1].metrics
-    tested = [(one, one.p_value if one.p_holm is None else one.p_holm) for one in metric.differences]
-    return {(at[one.first], at[one.second]) for one, p in tested if p is not None and p <= 1 - CONFIDENCE + 1e-12}
+def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int], *, paired: bool) -> SeparatedPairs:
+    comparison = compare_policies(policy_results, ComparisonOptions(metrics=("safety",)), paired=paired)
+    place_of = {result.name: place for result, place in zip(policy_results, places, strict=True)}
+    (metric,) = comparison.scopes[-1].metrics
+    p_values = [
+        (difference, difference.p_value if difference.p_holm is None else difference.p_holm)
+        for difference in metric.differences
+    ]
+    return {
+        (place_of[difference.first], place_of[difference.second])
+        for difference, p in p_values
+        if p is not None and p <= 1 - CONFIDENCE + 1e-12
+    }

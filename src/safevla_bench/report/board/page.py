@@ -8,27 +8,27 @@ from safevla_bench.report.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A figure as a data URI, and what it shows for those who do not see it."""
+class FigureImage:
+    """A figure as a data URI, with a description for readers who do not see it."""
 
-    source: str
+    data_uri: str
     description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading, words, tables and a picture; `notes` say what makes its numbers incomparable."""
+    """A heading, paragraphs, tables and an image; `notes` say what makes its numbers incomparable."""
 
     heading: str
-    words: tuple[str, ...] = ()
+    paragraphs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    picture: Picture | None = None
+    image: FigureImage | None = None
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPage:
-    """One policy: `path` within the site, `report` beside it where there is one."""
+    """One policy: `path` is the page's place in the site, `report` that of its report if there is one."""
 
     path: str
     policy: str

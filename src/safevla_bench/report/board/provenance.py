@@ -1,65 +1,55 @@
-"""Where a policy's episodes come from: what the descriptions of sources say of it."""
+"""The provenance of a policy's episodes: their sources, protocols and package versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import cast
 
-from safevla_bench.text.numbers import NONE
+from safevla_bench.judged import JudgedSource
+from safevla_bench.text.numbers import NO_VALUE
 from safevla_bench.trajectory import Header
 
-Policy = str | None
+PolicyName = str | None
 
 
-def of_policy(provenance: Mapping[str, object], policy: Policy) -> dict[str, object]:
-    """The provenance with those of its sources that name the policy, or name none."""
-    kept = [one for one in _mappings(provenance.get("sources")) if policy in (named := _policies(one)) or not named]
-    return {**provenance, "sources": kept} if "sources" in provenance else dict(provenance)
+def select_sources(sources: Iterable[JudgedSource], policy: PolicyName) -> list[JudgedSource]:
+    """Return the sources that name the policy, or name none."""
+    return [source for source in sources if policy in source.policies or not source.policies]
 
 
-def protocols(provenance: Mapping[str, object]) -> dict[Policy, Mapping[str, object]]:
-    """Policy -> the protocol of its run; one that ran under several has all of them, by number."""
-    found: dict[Policy, list[object]] = {}
-    for source in _mappings(provenance.get("sources")):
-        for policy in _policies(source):
-            held, protocol = found.setdefault(policy, []), source.get("protocol")
-            held += [protocol] if isinstance(protocol, Mapping) and protocol not in held else []
+def protocols_by_policy(sources: Iterable[JudgedSource]) -> dict[PolicyName, Mapping[str, object]]:
+    """Return the protocol of each policy's run; of a policy that ran under several, all of them, by number."""
+    by_policy: dict[PolicyName, list[Mapping[str, object]]] = {}
+    for source in sources:
+        for policy in source.policies:
+            listed, protocol = by_policy.setdefault(policy, []), source.protocol
+            listed += [protocol] if protocol is not None and protocol not in listed else []
     return {
-        policy: cast("Mapping[str, object]", held[0]) if len(held) == 1 else {str(k): one for k, one in enumerate(held)}
-        for policy, held in found.items()
-        if held
+        policy: listed[0] if len(listed) == 1 else {str(k): protocol for k, protocol in enumerate(listed)}
+        for policy, listed in by_policy.items()
+        if listed
     }
 
 
-def recorded_with(headers: Iterable[Header], policy: Policy) -> dict[str, list[str]]:
-    """Package -> the versions that the records of a policy name."""
-    found: dict[str, dict[str, None]] = {}
+def package_versions(headers: Iterable[Header], policy: PolicyName) -> dict[str, list[str]]:
+    """Return package -> the versions that the records of a policy name."""
+    versions_by_package: dict[str, dict[str, None]] = {}
     for header in headers:
         for package, version in (header.versions or {}).items() if header.policy == policy else ():
-            found.setdefault(package, {})[version] = None
-    return {package: list(versions) for package, versions in found.items()}
+            versions_by_package.setdefault(package, {})[version] = None
+    return {package: list(versions) for package, versions in versions_by_package.items()}
 
 
-def told(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested mappings and lists as dotted names with one text each."""
+def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of nested mappings and lists, each with its dotted name and a text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from told(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(one, Mapping | list | tuple) for one in value):
+            yield from flatten_values(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for k, inner in enumerate(value):
-            yield from told(inner, f"{name}.{k}")
+            yield from flatten_values(inner, f"{name}.{k}")
     elif isinstance(value, list | tuple):
-        yield name, ", ".join(str(one) for one in value) or NONE
+        yield name, ", ".join(str(item) for item in value) or NO_VALUE
     elif isinstance(value, bool):
         yield name, "yes" if value else "no"
     else:
-        yield name, NONE if value is None or value == "" else str(value)
-
-
-def _policies(source: Mapping[str, object]) -> list[Policy]:
-    named = [one.get("policy") for one in _mappings(source.get("policies"))]
-    return [one for one in named if isinstance(one, str)]
-
-
-def _mappings(value: object) -> list[Mapping[str, object]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list | tuple) else []
+        yield name, NO_VALUE if value is None or value == "" else str(value)

@@ -1,4 +1,4 @@
-"""All files of the board: the same bytes for the same inputs, nothing fetched, nothing that runs."""
+"""The files of the board: static pages without scripts, the same bytes for the same inputs."""
 
 from __future__ import annotations
 
@@ -8,48 +8,57 @@ from importlib import resources
 from markupsafe import Markup
 
 from safevla_bench.report.board import own_results, policy_pages, published_results
-from safevla_bench.report.board.own_results import Measured, Policy
+from safevla_bench.report.board.own_results import OwnResults
 from safevla_bench.report.board.page import PolicyPage
-from safevla_bench.report.html import content_security_policy, environment, style
+from safevla_bench.report.board.provenance import PolicyName
+from safevla_bench.report.html import content_security_policy, page_style, template_environment
 
 INDEX, METHOD = "index.html", "method.html"
 GENERATOR = "safevla board"
-"""The mark by which a folder is known to hold a board."""
+"""Marks a page, and so a folder, as made by this package."""
 
 
-def site(
-    of: Measured | None = None,
+def render_site(
+    results: OwnResults | None = None,
     *,
     title: str = "Safety board",
-    provenance: Mapping[str, object] | None = None,
-    reports: Mapping[Policy, str] | None = None,
+    reports: Mapping[PolicyName, str] | None = None,
 ) -> dict[str, str]:
-    """The pages of the board by their path.
+    """Return the pages of the board by their path.
 
     Args:
-        of: judged runs; without them the board shows published results alone.
+        results: judged runs; without them the board shows published results alone.
         title: what the board is called.
-        provenance: how the runs came about.
         reports: policy -> path of its report within the site, made elsewhere.
     """
-    pages = [*(policy_pages.pages(of, provenance or {}, reports) if of else ()), *published_results.pages()]
-    return dict(_rendered(title, own_results.leagues(of) if of else [], pages, of.material.remarks if of else ()))
+    pages = [
+        *(policy_pages.own_policy_pages(results, reports) if results else ()),
+        *published_results.published_policy_pages(),
+    ]
+    return dict(
+        _render_pages(
+            title,
+            own_results.own_ranked_tables(results) if results else [],
+            pages,
+            results.inputs.remarks if results else (),
+        )
+    )
 
 
-def _rendered(
+def _render_pages(
     title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    published = published_results.publications()
-    yield INDEX, _page("index", title, "", runs=runs, publications=published, remarks=remarks)
-    yield METHOD, _page("method", title, "", publications=published)
-    for one in pages:
-        yield one.path, _page("policy", title, "../", of=one)
+    publications = published_results.published_sections()
+    yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
+    yield METHOD, _render_page("method", title, "", publications=publications)
+    for page in pages:
+        yield page.path, _render_page("policy", title, "../", page=page)
 
 
-def _page(template: str, title: str, root: str, **values: object) -> str:
-    sheet = style() + _own_style()
+def _render_page(template: str, title: str, root: str, **values: object) -> str:
+    sheet = page_style() + _board_style()
     return (
-        environment()
+        template_environment()
         .get_template(f"board/{template}.html")
         .render(
             board=title,
@@ -62,5 +71,5 @@ def _page(template: str, title: str, root: str, **values: object) -> str:
     )
 
 
-def _own_style() -> str:
+def _board_style() -> str:
     return resources.files("safevla_bench.report").joinpath("templates", "board", "board.css").read_text("utf-8")

@@ -1,14 +1,16 @@
 """Figures: each a pure function from a small frozen value to a drawing, the same bytes each time.
 
-A value, such as `Tradeoff`, holds numbers that were computed before; drawing computes none. To add a figure, write a
-module with a value, what makes it from scores, and `draw`, and name it in `FIGURES`.
+A value, such as `Tradeoff`, holds computed numbers; drawing computes none. To add a figure, write a module with a
+value, a `compute_...` function from scores to the value and a `draw_...` function, and name it in `FIGURES`.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,69 +18,90 @@ from numpy.typing import NDArray
 
 from safevla_bench.metrics import Summary, cells
 from safevla_bench.report.figures import margins, onset, severity, sweeps, tradeoff, violation_families
-from safevla_bench.report.figures.output import Form, rendered
+from safevla_bench.report.figures.style import figure_style
 from safevla_bench.scores import Scores
 
 __all__ = [
     "FIGURES",
-    "Form",
-    "Kind",
-    "Shown",
-    "families",
+    "FigureFormat",
+    "FigureInput",
+    "FigureKind",
     "margins",
     "onset",
-    "rendered",
+    "render_figure",
     "severity",
     "sweeps",
     "tradeoff",
+    "violation_families",
 ]
+
+FigureFormat = Literal["svg", "pdf", "png"]
+_STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
+    "svg": ("Date", "Creator"),
+    "pdf": ("CreationDate", "Creator", "Producer"),
+    "png": ("Software",),
+}
+"""Metadata in which matplotlib writes the date and its own name."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What is drawn: verdicts, the control steps and numbers of records of the same episodes, [E] each, and how."""
+class FigureInput:
+    """Verdicts, the control steps [s] and numbers of records of the same episodes, [E] each, and options."""
 
     scores: Scores
     dt_s: NDArray[np.float64]
     lengths: NDArray[np.int64]
     pooled: bool = False
-    """A policy's suites added up, where a figure keeps them apart."""
+    """Add up a policy's suites where a figure shows them separately."""
     progress: bool = False
-    """Percent of each episode instead of seconds."""
+    """Show percent of each episode instead of seconds."""
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """Policy × suite."""
+        """The summary of each policy × suite."""
         return cells(self.scores)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One figure: what it shows, and its way from verdicts to a drawing."""
+class FigureKind:
+    """One figure: its description, and the function from verdicts to a drawing."""
 
-    shows: str
-    make: Callable[[Shown], Figure]
-
-
-def _onset(shown: Shown) -> Figure:
-    return onset.draw(onset.onset(shown.scores, shown.dt_s, shown.lengths, progress=shown.progress))
+    description: str
+    draw: Callable[[FigureInput], Figure]
 
 
-FIGURES: Mapping[str, Kind] = {
-    "tradeoff": Kind(
+def _draw_onset(inputs: FigureInput) -> Figure:
+    return onset.draw_onset(onset.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress))
+
+
+FIGURES: Mapping[str, FigureKind] = {
+    "tradeoff": FigureKind(
         "success against safety, with intervals and the frontier",
-        lambda shown: tradeoff.draw(tradeoff.tradeoff(shown.cells, pooled=shown.pooled)),
+        lambda inputs: tradeoff.draw_tradeoff(tradeoff.compute_tradeoff(inputs.cells, pooled=inputs.pooled)),
     ),
-    "families": Kind(
+    "families": FigureKind(
         "violation rates by kind: scene interaction, object handling, execution",
-        lambda shown: violation_families.draw(violation_families.families(shown.cells)),
+        lambda inputs: violation_families.draw_families(violation_families.compute_families(inputs.cells)),
     ),
-    "margins": Kind(
-        "how near each policy comes to each limit", lambda shown: margins.draw(margins.margins(shown.scores))
+    "margins": FigureKind(
+        "how near each policy comes to each limit",
+        lambda inputs: margins.draw_margins(margins.compute_margins(inputs.scores)),
     ),
-    "severity": Kind(
-        "how often against how badly limits are broken", lambda shown: severity.draw(severity.severity(shown.scores))
+    "severity": FigureKind(
+        "how often against how badly limits are broken",
+        lambda inputs: severity.draw_severity(severity.compute_severity(inputs.scores)),
     ),
-    "onset": Kind("when violations begin", _onset),
+    "onset": FigureKind("when violations begin", _draw_onset),
 }
 """Name -> figure."""
+
+
+def render_figure(figure: Figure, form: FigureFormat) -> bytes:
+    """Return the bytes of a figure, without date, program name or random identifier.
+
+    The same figure gives the same bytes with the same version of matplotlib.
+    """
+    stream = io.BytesIO()
+    with figure_style():
+        figure.savefig(stream, format=form, metadata=dict.fromkeys(_STAMPED_KEYS[form]))
+    return stream.getvalue()

@@ -1,7 +1,8 @@
-"""How near each policy comes to each limit: margins ρ/τ, below zero where the limit is broken."""
+"""Margins ρ/τ of each policy to each limit, below zero where the limit is broken."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,19 +11,29 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks
-from safevla_bench.report.figures.sheet import Entry, nothing, sheet, signs
-from safevla_bench.report.figures.style import INK, LINE, MUTED, SMALL, WIDTH_IN, colour, marker, styled, width_pt
+from safevla_bench.report.figures.sheet import KeyEntry, Sheet, draw_empty, make_sheet, series_signs
+from safevla_bench.report.figures.style import (
+    INK,
+    LINE,
+    MUTED,
+    SMALL,
+    WIDTH_IN,
+    figure_style,
+    series_colour,
+    series_marker,
+    text_width_pt,
+)
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.scores import ACTIVE, VACUOUS, Scores
 
-MOST_DOTS = 40
-"""Up to so many episodes are drawn one by one."""
+MAX_DOTS = 40
+"""Episodes of a row are drawn one by one if there are no more than this."""
 _QUANTILES = (0, 25, 50, 75, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One policy under one specification: least, quartiles and greatest margin; None where none was reached."""
+class MarginRow:
+    """One policy under one specification: least, quartiles and greatest margin; None without a verdict."""
 
     series: int
     n: int
@@ -36,89 +47,105 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """What the figure shows: a block of rows for each specification that applies somewhere."""
+    """The content of the figure: a block of rows for each specification that reached a margin."""
 
     policies: tuple[str, ...]
-    blocks: tuple[tuple[str, tuple[Row, ...]], ...]
+    blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
     silent: tuple[str, ...]
-    """Specifications that reached a margin nowhere."""
+    """Specifications that reached no margin in any episode."""
     remarks: tuple[str, ...] = ()
 
 
-def margins(scores: Scores) -> Margins:
-    """Margins over thresholds of the counted episodes, by specification of the safe tier and policy."""
+def compute_margins(scores: Scores) -> Margins:
+    """Return margins over thresholds of the counted episodes, by specification of the safe tier and policy."""
     names = [policy or UNNAMED for policy in scores.policy]
     policies = tuple(dict.fromkeys(names))
-    members = [scores.counted & np.array([name == policy for name in names]) for policy in policies]
+    members = [scores.is_counted & np.array([name == policy for name in names]) for policy in policies]
     blocks, silent = [], []
-    for column in scores.scored:
-        rows = tuple(_row(scores, int(column), k, mine) for k, mine in enumerate(members))
+    for column in scores.scored_columns:
+        rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members))
         if any(row.n for row in rows):
             blocks.append((scores.specs[column].spec_id, rows))
         else:
             silent.append(scores.specs[column].spec_id)
-    return Margins(policies, tuple(blocks), tuple(silent), provenance_marks.warning(scores))
+    return Margins(policies, tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
 
 
-def _row(scores: Scores, column: int, series: int, mine: NDArray[np.bool_]) -> Row:
-    state = scores.state[column, mine]
-    margin = scores.rho[column, mine][state == ACTIVE] / scores.specs[column].threshold
-    found = tuple(np.percentile(margin, _QUANTILES).tolist()) if len(margin) else None
-    return Row(
+def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.bool_]) -> MarginRow:
+    state = scores.state[column, selected]
+    margin = scores.rho[column, selected][state == ACTIVE] / scores.specs[column].threshold
+    quantiles = tuple(np.percentile(margin, _QUANTILES).tolist()) if len(margin) else None
+    return MarginRow(
         series=series,
         n=len(margin),
         violated=int((margin < 0).sum()),
         vacuous=int((state == VACUOUS).sum()),
         inactive=int((state != ACTIVE).sum() - (state == VACUOUS).sum()),
-        quantiles=found,
-        dots=tuple(np.sort(margin).tolist()) if len(margin) <= MOST_DOTS else (),
+        quantiles=quantiles,
+        dots=tuple(np.sort(margin).tolist()) if len(margin) <= MAX_DOTS else (),
     )
 
 
 _ROW, _TITLE, _GAP, _BELOW, _COUNT = 0.16, 0.17, 0.06, 0.4, 0.82
 
 
-def draw(value: Margins) -> Figure:
-    """The figure: boxes from quartile to quartile, lines from the least to the greatest, dots where there are few."""
-    with styled():
-        texts, numbered = signs(value.policies, 62)
+def draw_margins(value: Margins) -> Figure:
+    """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots where there are few."""
+    with figure_style():
+        texts, numbered = series_signs(value.policies, 62)
         high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
-        key = [Entry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
-        made = sheet("Margins to each limit", high, notes=_notes(value), key=key)
+        key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+        sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
         if not value.blocks:
-            nothing(made.panel(0.1, 0, WIDTH_IN - 0.2, high), "No specification reached a verdict in any episode.")
-            return made.figure
-        left = 0.16 + max(width_pt(text) for text in texts) / 72
-        low, most = _limits(value)
+            empty = sheet.add_panel(0.1, 0, WIDTH_IN - 0.2, high)
+            draw_empty(empty, "No specification reached a verdict in any episode.")
+            return sheet.figure
+        left = 0.16 + max(text_width_pt(text) for text in texts) / 72
+        limits = _axis_limits(value)
         top = high
         for k, (spec_id, rows) in enumerate(value.blocks):
-            tall = len(rows) * _ROW
-            made.write(0.06, top - _TITLE / 2, spec_id, va="center")
-            axes = made.panel(left, top - _TITLE - tall, WIDTH_IN - left - _COUNT, tall)
-            _scaled(axes, low, most, len(rows), last=k == len(value.blocks) - 1)
-            for place, row in enumerate(rows):
-                y = top - _TITLE - (place + 0.5) * _ROW
-                made.write(left - 0.06, y, texts[row.series], SMALL, ha="right", va="center_baseline")
-                made.write(WIDTH_IN - _COUNT + 0.06, y, _count(row), SMALL, color=MUTED, va="center_baseline")
-                _draw_row(axes, len(rows) - 1 - place, row)
-            top -= _TITLE + tall + _GAP
+            sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
+            _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
+            top -= _TITLE + len(rows) * _ROW + _GAP
         middle = left + (WIDTH_IN - left - _COUNT) / 2
-        made.write(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
-        return made.figure
+        sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
+        return sheet.figure
 
 
-def _limits(value: Margins) -> tuple[float, float]:
+def _draw_block(
+    sheet: Sheet,
+    rows: Sequence[MarginRow],
+    texts: Sequence[str],
+    left: float,
+    top: float,
+    limits: tuple[float, float],
+    *,
+    last: bool,
+) -> None:
+    """Draw the rows of one specification below its title; `last` has the labels of the axis."""
+    high = len(rows) * _ROW
+    axes = sheet.add_panel(left, top - _TITLE - high, WIDTH_IN - left - _COUNT, high)
+    _scale_axes(axes, *limits, len(rows), last=last)
+    for place, row in enumerate(rows):
+        y = top - _TITLE - (place + 0.5) * _ROW
+        sheet.write_text(left - 0.06, y, texts[row.series], SMALL, ha="right", va="center_baseline")
+        x = WIDTH_IN - _COUNT + 0.06
+        sheet.write_text(x, y, _format_counts(row), SMALL, color=MUTED, va="center_baseline")
+        _draw_row(axes, len(rows) - 1 - place, row)
+
+
+def _axis_limits(value: Margins) -> tuple[float, float]:
     ends = [row.quantiles for _, rows in value.blocks for row in rows if row.quantiles]
-    return min(-0.25, *(end[0] for end in ends)), max(1.0, *(end[-1] for end in ends))
+    return min(-0.25, *(quantiles[0] for quantiles in ends)), max(1.0, *(quantiles[-1] for quantiles in ends))
 
 
-_FAR = 2.0
-"""Margins beyond this many thresholds need a logarithm to be seen beside the others."""
+_FAR_THRESHOLDS = 2.0
+"""Margins beyond this many thresholds put the axis on a logarithmic scale."""
 
 
-def _scaled(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> None:
-    far = low < -_FAR or most > _FAR
-    if far:
+def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> None:
+    logarithmic = low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS
+    if logarithmic:
         axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
         decades = [10**k for k in range(1, 10)]
         ticks = [-tick for tick in reversed(decades) if tick <= -1.3 * low] + [-1, 0, 1]
@@ -143,34 +170,34 @@ def _scaled(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> No
         axes.spines["bottom"].set_color(LINE)
 
 
-def _draw_row(axes: Axes, y: float, row: Row) -> None:
+def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
     if row.quantiles is None:
         return
     least, lower, middle, upper, greatest = row.quantiles
-    ink = colour(row.series)
+    ink = series_colour(row.series)
     axes.plot([least, greatest], [y, y], color=ink, linewidth=0.7, zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
     axes.plot(row.dots, [y] * len(row.dots), color=ink, marker="|", markersize=4, markeredgewidth=0.6,
               linestyle="none", zorder=3)  # fmt: skip
-    axes.plot([middle], [y], color=ink, marker=marker(row.series), markersize=4.5, markeredgecolor="white",
+    axes.plot([middle], [y], color=ink, marker=series_marker(row.series), markersize=4.5, markeredgecolor="white",
               markeredgewidth=0.5, zorder=4, clip_on=False)  # fmt: skip
 
 
-def _count(row: Row) -> str:
+def _format_counts(row: MarginRow) -> str:
     if not row.n:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""
     return f"{row.violated}/{row.n}{vacuous}"
 
 
-def _notes(value: Margins) -> list[str]:
+def _margin_notes(value: Margins) -> list[str]:
     if not value.blocks:
         return []
-    told = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest.",
+    notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest.",
             "Right: violating episodes / episodes with a margin, and vacuous ones (vac.)."]  # fmt: skip
-    low, most = _limits(value)
-    if low < -_FAR or most > _FAR:
-        told.append("Linear between −1 and 1, logarithmic beyond.")
+    low, most = _axis_limits(value)
+    if low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS:
+        notes.append("Linear between −1 and 1, logarithmic beyond.")
     if value.silent:
-        told.append(f"No margin anywhere: {', '.join(value.silent)}.")
-    return [*told, *value.remarks]
+        notes.append(f"No margin anywhere: {', '.join(value.silent)}.")
+    return [*notes, *value.remarks]

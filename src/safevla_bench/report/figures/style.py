@@ -1,6 +1,6 @@
-"""The look of all figures: one style that no user setting changes, colours safe for colour-blind readers, and sizes.
+"""The style of all figures: settings that no user setting changes, colours for colour-blind readers, and sizes.
 
-Every series has a colour and a marker or line of its own, so that it can be told without colour. Text is DejaVu Sans,
+Every series has a colour and a marker or line of its own, so that no reader depends on colour. Text is DejaVu Sans,
 which comes with matplotlib; characters that it lacks are shown as U+FFFD.
 """
 
@@ -16,12 +16,12 @@ from matplotlib import font_manager
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from safevla_bench.text.sanitize import clipped, inert
+from safevla_bench.text.sanitize import escape_controls, shorten_name
 
 WIDTH_IN = 3.5
 """A column of a two-column paper."""
-_LONGEST = 300
-"""Characters of a text. A name may have any number, and each is measured."""
+_MAX_CHARACTERS = 300
+"""Longest text that is drawn: a name may have any length, and each character is measured."""
 BODY, SMALL = 7.0, 6.0
 """Sizes of text in points."""
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
@@ -39,9 +39,10 @@ DASHES: tuple[Dash, ...] = (
     (0, (3, 1, 1, 1, 1, 1)),
     (0, (1, 2.5)),
 )
-_OTHERS = ("backend", "interactive", "toolbar", "timezone", "docstring", "webagg", "tk", "date.epoch", "figure.raise",
-           "figure.max_open", "savefig.directory", "keymap", "animation", "macosx")  # fmt: skip
-_OURS: Mapping[str, object] = {
+_ENVIRONMENT_SETTINGS = ("backend", "interactive", "toolbar", "timezone", "docstring", "webagg", "tk", "date.epoch",
+                         "figure.raise", "figure.max_open", "savefig.directory", "keymap", "animation",
+                         "macosx")  # fmt: skip
+_STYLE_SETTINGS: Mapping[str, object] = {
     "font.family": ["DejaVu Sans"],
     "font.size": BODY,
     "text.parse_math": False,  # a name may hold a dollar sign
@@ -74,70 +75,75 @@ _OURS: Mapping[str, object] = {
 
 
 @cache
-def _settings() -> Mapping[Any, Any]:
-    defaults = {name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith(_OTHERS)}
-    return {**defaults, **_OURS}
+def _rc_settings() -> Mapping[Any, Any]:
+    defaults = {
+        name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith(_ENVIRONMENT_SETTINGS)
+    }
+    return {**defaults, **_STYLE_SETTINGS}
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """Draw and save in here: matplotlib's defaults and ours, whatever the user has set; restored afterwards."""
-    with mpl.rc_context(dict(_settings())):
+def figure_style() -> Iterator[None]:
+    """Context for drawing and saving: matplotlib's defaults and this style; the user's settings return afterwards."""
+    with mpl.rc_context(dict(_rc_settings())):
         yield
 
 
-def colour(index: int) -> str:
-    """The colour of the series at an index."""
+def series_colour(index: int) -> str:
+    """Return the colour of the series at an index."""
     return COLOURS[index % len(COLOURS)]
 
 
-def marker(index: int) -> str:
-    """The marker of the series at an index; with the colour it is unique among forty."""
+def series_marker(index: int) -> str:
+    """Return the marker of the series at an index; with the colour it is unique among forty."""
     return MARKERS[index % len(MARKERS)]
 
 
-def dash(index: int) -> Dash:
-    """The line of the series at an index."""
+def series_dash(index: int) -> Dash:
+    """Return the line style of the series at an index."""
     return DASHES[index % len(DASHES)]
 
 
-def plain(text: str) -> str:
-    """Text that can be drawn: nothing that controls, nothing that the font lacks, not longer than any page."""
-    return "".join(c if ord(c) in _glyphs() else "\N{REPLACEMENT CHARACTER}" for c in clipped(inert(text), _LONGEST))
+def drawable_text(text: str) -> str:
+    """Return text that can be drawn: no control characters, no glyphs that the font lacks, a bounded length."""
+    return "".join(
+        c if ord(c) in _font_glyphs() else "\N{REPLACEMENT CHARACTER}"
+        for c in shorten_name(escape_controls(text), _MAX_CHARACTERS)
+    )
 
 
 @cache
-def _glyphs() -> frozenset[int]:
+def _font_glyphs() -> frozenset[int]:
     font = font_manager.get_font(font_manager.findfont(FontProperties(family="DejaVu Sans")))
     return frozenset(font.get_charmap())
 
 
 @cache
-def width_pt(text: str, size: float = BODY, weight: str = "normal") -> float:
-    """How wide a text is drawn, in points."""
+def text_width_pt(text: str, size: float = BODY, weight: str = "normal") -> float:
+    """Return the width of a text in points (1/72 inch)."""
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
 
-def wrapped(text: str, width: float, size: float = BODY, weight: str = "normal") -> list[str]:
-    """Lines no wider than `width` points: broken where words and parts of names meet, else anywhere."""
+def wrap_text(text: str, width: float, size: float = BODY, weight: str = "normal") -> list[str]:
+    """Return lines no wider than `width` points, broken between words and parts of names, else anywhere."""
     lines = [""]
-    for part in _parts(text):
-        if width_pt((lines[-1] + part).rstrip(), size, weight) <= width:
+    for part in _break_parts(text):
+        if text_width_pt((lines[-1] + part).rstrip(), size, weight) <= width:
             lines[-1] += part
             continue
         lines += [""] if lines[-1] else []
         for character in part:
-            if lines[-1] and width_pt(lines[-1] + character, size, weight) > width:
+            if lines[-1] and text_width_pt(lines[-1] + character, size, weight) > width:
                 lines.append("")
             lines[-1] += character
     return [line.rstrip() for line in lines]
 
 
-def _parts(text: str) -> list[str]:
-    found = [""]
+def _break_parts(text: str) -> list[str]:
+    parts = [""]
     for character in text:
-        found[-1] += character
+        parts[-1] += character
         if character in " _/-:,":
-            found.append("")
-    return [part for part in found if part]
+            parts.append("")
+    return [part for part in parts if part]

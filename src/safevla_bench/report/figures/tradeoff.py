@@ -1,4 +1,4 @@
-"""Success against safety, one marker a policy, with Wilson bars both ways and the non-dominated frontier (Figure 2)."""
+"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,32 @@ from matplotlib.figure import Figure
 
 from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
-from safevla_bench.metrics import Rate, Summary, judged
-from safevla_bench.report.figures.label_layout import Box, place
-from safevla_bench.report.figures.sheet import Entry, cut, episodes, grid, nothing, sheet
-from safevla_bench.report.figures.style import INK, MUTED, SMALL, WIDTH_IN, colour, marker, plain, styled, width_pt
+from safevla_bench.metrics import Rate, Summary, has_verdict
+from safevla_bench.report.figures.label_layout import Box, place_labels
+from safevla_bench.report.figures.sheet import (
+    KeyEntry,
+    draw_empty,
+    draw_grid,
+    fit_text,
+    format_episode_range,
+    make_sheet,
+)
+from safevla_bench.report.figures.style import (
+    INK,
+    MUTED,
+    SMALL,
+    WIDTH_IN,
+    drawable_text,
+    figure_style,
+    series_colour,
+    series_marker,
+    text_width_pt,
+)
 from safevla_bench.report.tables import policy_name
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class PercentEstimate:
     """A proportion and its interval, in percent."""
 
     value: float
@@ -27,105 +44,116 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TradeoffPoint:
     """One policy; `series` is its place among all policies of the figure."""
 
     series: int
     n: int
-    success: Estimate
-    safety: Estimate
+    success: PercentEstimate
+    safety: PercentEstimate
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One suite, or all of them pooled; `frontier` runs over corners (success, safety) from low to high success."""
+class TradeoffPanel:
+    """One suite, or all of them pooled; `frontier` holds corners (success, safety) by rising success."""
 
     title: str
-    points: tuple[Point, ...]
+    points: tuple[TradeoffPoint, ...]
     frontier: tuple[tuple[float, float], ...]
     uncounted: tuple[str, ...] = ()
-    """Policies of which no episode counts."""
+    """Policies without a counted episode."""
     unjudged: tuple[str, ...] = ()
-    """Policies of which no specification reached a verdict: whether they were safe is not known."""
+    """Policies without a verdict of any specification: it is not known whether they were safe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """What the figure shows."""
+    """The content of the figure."""
 
     policies: tuple[str, ...]
-    panels: tuple[Panel, ...]
+    panels: tuple[TradeoffPanel, ...]
     pooled: tuple[str, ...] = ()
     """The suites whose episodes were added up; empty where each has its panel."""
     remarks: tuple[str, ...] = ()
 
 
-def tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
-    """Success and safety of each policy, a panel a suite; `pooled` adds up the episodes of a policy's suites."""
+def compute_tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
+    """Return success and safety of each policy, a panel for each suite; `pooled` adds up a policy's suites."""
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if pooled and len(suites) > 1:
-        panel = _panel(f"{len(suites)} suites, pooled", cells, policies)
-        return Tradeoff(policies, (panel,), tuple(suites), provenance_marks.of_cells(cells))
-    panels = (_panel(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites)
-    return Tradeoff(policies, tuple(panels), remarks=provenance_marks.of_cells(cells))
+        panel = _suite_panel(f"{len(suites)} suites, pooled", cells, policies)
+        return Tradeoff(policies, (panel,), tuple(suites), provenance_marks.warn_of_cells(cells))
+    panels = (
+        _suite_panel(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites
+    )
+    return Tradeoff(policies, tuple(panels), remarks=provenance_marks.warn_of_cells(cells))
 
 
-def _panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> Panel:
-    """The panel of some suites, their episodes added up; suites in which nothing reached a verdict are left out."""
-    found: dict[str, list[Summary]] = {}
+def _suite_panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
+    """Return a panel over all cells, episodes of a policy added up; cells without a verdict are left out."""
+    cells_by_policy: dict[str, list[Summary]] = {}
     for cell in cells:
-        found.setdefault(policy_name(cell), []).append(cell)
-    counted = {name: [cell for cell in mine if cell.n] for name, mine in found.items()}
-    known = {name: [cell for cell in mine if judged(cell)] for name, mine in counted.items()}
+        cells_by_policy.setdefault(policy_name(cell), []).append(cell)
+    counted = {name: [cell for cell in policy_cells if cell.n] for name, policy_cells in cells_by_policy.items()}
+    judged_cells = {
+        name: [cell for cell in policy_cells if has_verdict(cell)] for name, policy_cells in counted.items()
+    }
     points = tuple(
-        Point(policies.index(name), sum(cell.n for cell in mine), _estimate(mine, "sr"), _estimate(mine, "safety"))
-        for name, mine in known.items()
-        if mine
+        TradeoffPoint(
+            policies.index(name),
+            sum(cell.n for cell in policy_cells),
+            _pooled_estimate(policy_cells, "sr"),
+            _pooled_estimate(policy_cells, "safety"),
+        )
+        for name, policy_cells in judged_cells.items()
+        if policy_cells
     )
     # Doing nothing is safe and never succeeds: a baseline, which competes with nobody.
-    corners = [(one.success.value, one.safety.value) for one in points if policies[one.series] != NOOP]
-    return Panel(
+    corners = [(point.success.value, point.safety.value) for point in points if policies[point.series] != NOOP]
+    return TradeoffPanel(
         title,
         points,
-        frontier(corners) if len(corners) > 1 else (),
-        uncounted=tuple(name for name, mine in counted.items() if not mine),
-        unjudged=tuple(name for name, mine in counted.items() if mine and not known[name]),
+        pareto_frontier(corners) if len(corners) > 1 else (),
+        uncounted=tuple(name for name, policy_cells in counted.items() if not policy_cells),
+        unjudged=tuple(name for name, policy_cells in counted.items() if policy_cells and not judged_cells[name]),
     )
 
 
-def _estimate(cells: Sequence[Summary], name: str) -> Estimate:
+def _pooled_estimate(cells: Sequence[Summary], name: str) -> PercentEstimate:
     rates = [cell.rates[name] for cell in cells]
-    rate = Rate.of(sum(one.count for one in rates), sum(one.n for one in rates))
-    assert rate.value is not None
-    assert rate.ci is not None
-    return Estimate(100 * rate.value, 100 * rate.ci[0], 100 * rate.ci[1])
+    pooled = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+    assert pooled.value is not None
+    assert pooled.ci is not None
+    return PercentEstimate(100 * pooled.value, 100 * pooled.ci[0], 100 * pooled.ci[1])
 
 
-def frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The points that no other one beats in one coordinate and equals in the other, by rising first coordinate.
+def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the points that no other point dominates, by rising first coordinate.
 
-    >>> frontier([(90, 50), (80, 70), (80, 60), (70, 70), (95, 10)])
+    A point dominates another if it is at least as good in both coordinates and better in one.
+
+    >>> pareto_frontier([(90, 50), (80, 70), (80, 60), (70, 70), (95, 10)])
     ((80, 70), (90, 50), (95, 10))
     """
-    found: list[tuple[float, float]] = []
+    corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
-        if not found or point[1] > found[-1][1]:
-            found.append(point)
-    return tuple(reversed(found))
+        if not corners or point[1] > corners[-1][1]:
+            corners.append(point)
+    return tuple(reversed(corners))
 
 
 # The drawing
 
 _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.2
 _MARK_PT = 6.0
-_TIED_PT = 7.0
+_TIE_DISTANCE_PT = 7.0
 """Labels farther than this from their marker are tied to it by a line."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """The panels' size in inches, and the ends of their axes in percent, 100 with some room beyond."""
+class _PanelFrame:
+    """Size of a panel in inches, and the ends of its axes in percent, with some room beyond 100."""
 
     wide: float
     high: float
@@ -134,121 +162,134 @@ class _Frame:
     bottom: float
     top: float
 
-    def spot(self, success: float, safety: float) -> tuple[float, float]:
-        """Percentages as points from the panel's corner."""
+    def to_points(self, success: float, safety: float) -> tuple[float, float]:
+        """Return percentages as points (1/72 inch) from the panel's corner."""
         x = 72 * self.wide * (success - self.left) / (self.right - self.left)
         return x, 72 * self.high * (safety - self.bottom) / (self.top - self.bottom)
 
-    def value(self, x_pt: float, y_pt: float) -> tuple[float, float]:
-        """Points from the panel's corner as percentages."""
+    def to_percent(self, x_pt: float, y_pt: float) -> tuple[float, float]:
+        """Return points (1/72 inch) from the panel's corner as percentages."""
         x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
         return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
 
 
-def draw(value: Tradeoff) -> Figure:
-    """The figure: panels two abreast where there are several suites; names at the markers, or numbers and a key."""
-    with styled():
+def draw_tradeoff(value: Tradeoff) -> Figure:
+    """Draw the panels, two abreast if there are several suites; names at the markers, or numbers and a key."""
+    with figure_style():
         across = 2 if len(value.panels) > 1 else 1
-        frame = _frame(value.panels, across)
-        texts, boxes, numbered = _labels(value, frame)
-        key = [Entry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+        frame = _panel_frame(value.panels, across)
+        texts, boxes, numbered = _label_panels(value, frame)
+        key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
         rows = -(-len(value.panels) // across) or 1
-        made = sheet("Task success against safety", rows * (frame.high + _ABOVE) + _BELOW, notes=_notes(value), key=key)
+        sheet = make_sheet(
+            "Task success against safety", rows * (frame.high + _ABOVE) + _BELOW, notes=_tradeoff_notes(value), key=key
+        )
         for k, panel in enumerate(value.panels):
             row, column = divmod(k, across)
             left, bottom = _LEFT + column * (frame.wide + _GAP), _BELOW + (rows - 1 - row) * (frame.high + _ABOVE)
-            axes = made.panel(left, bottom, frame.wide, frame.high)
+            axes = sheet.add_panel(left, bottom, frame.wide, frame.high)
             _draw_panel(axes, panel, texts, boxes[k], frame)
-            made.write(left, bottom + frame.high + 0.05, cut(panel.title, 72 * frame.wide), va="bottom")
+            sheet.write_text(left, bottom + frame.high + 0.05, fit_text(panel.title, 72 * frame.wide), va="bottom")
             axes.tick_params(labelbottom=k + across >= len(value.panels), labelleft=column == 0)
         if not value.panels:
-            nothing(made.panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
-            return made.figure
-        made.write((WIDTH_IN + _LEFT - _RIGHT) / 2, 0.02, "Success rate (%)", ha="center", va="bottom")
+            draw_empty(sheet.add_panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
+            return sheet.figure
+        sheet.write_text((WIDTH_IN + _LEFT - _RIGHT) / 2, 0.02, "Success rate (%)", ha="center", va="bottom")
         middle = _BELOW + (rows * (frame.high + _ABOVE) - _ABOVE) / 2
-        made.write(0.1, middle, "Safety (% of episodes)", rotation=90, ha="center", va="center")
-        return made.figure
+        sheet.write_text(0.1, middle, "Safety (% of episodes)", rotation=90, ha="center", va="center")
+        return sheet.figure
 
 
-def _frame(panels: Sequence[Panel], across: int) -> _Frame:
+def _panel_frame(panels: Sequence[TradeoffPanel], across: int) -> _PanelFrame:
     wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
-    across_ends, down_ends = _ends([p.success for p in points]), _ends([p.safety for p in points])
-    return _Frame(wide, 2.5 if across == 1 else wide, *across_ends, *down_ends)
+    across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
+    return _PanelFrame(wide, 2.5 if across == 1 else wide, *across_ends, *down_ends)
 
 
-def _ends(estimates: Sequence[Estimate]) -> tuple[float, float]:
-    """Multiples of ten around every interval, with room beyond 100 for the markers."""
-    low = max(0.0, 10 * (min((one.low for one in estimates), default=0.0) // 10))
-    high = min(100.0, 10 * (max((one.high for one in estimates), default=100.0) // 10 + 1))
+def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
+    """Return multiples of ten around every interval, with room beyond 100 for the markers."""
+    low = max(0.0, 10 * (min((estimate.low for estimate in estimates), default=0.0) // 10))
+    high = min(100.0, 10 * (max((estimate.high for estimate in estimates), default=100.0) // 10 + 1))
     return low, high + 0.04 * (high - low)
 
 
 _Boxes = list[list[Box] | None]
 
 
-def _labels(value: Tradeoff, frame: _Frame) -> tuple[tuple[str, ...], _Boxes, bool]:
-    """What stands at the markers, where, and whether a key must explain it: names where all find a place nearby."""
-    names = tuple(plain(name) for name in value.policies)
-    boxes: _Boxes = [_places(panel, names, frame, reach=36.0) for panel in value.panels]
-    if all(found is not None for found in boxes):
+def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...], _Boxes, bool]:
+    """Return the labels of the markers, their boxes, and whether a key must explain them.
+
+    Labels are names if all find a place nearby, else numbers.
+    """
+    names = tuple(drawable_text(name) for name in value.policies)
+    boxes: _Boxes = [_label_boxes(panel, names, frame, reach=36.0) for panel in value.panels]
+    if all(panel_boxes is not None for panel_boxes in boxes):
         return names, boxes, False
     numbers = tuple(str(k + 1) for k in range(len(names)))
-    return numbers, [_places(panel, numbers, frame, reach=200.0) for panel in value.panels], True
+    return numbers, [_label_boxes(panel, numbers, frame, reach=200.0) for panel in value.panels], True
 
 
-def _places(panel: Panel, texts: Sequence[str], frame: _Frame, reach: float) -> list[Box] | None:
-    """The labels' boxes in a panel, in points; None where a label finds no place."""
-    spots = [frame.spot(point.success.value, point.safety.value) for point in panel.points]
+def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: _PanelFrame, reach: float) -> list[Box] | None:
+    """Return the labels' boxes in a panel, in points (1/72 inch); None if a label finds no place."""
+    spots = [frame.to_points(point.success.value, point.safety.value) for point in panel.points]
     half = _MARK_PT / 2
     marks = [Box(x - half, y - half, x + half, y + half) for x, y in spots]
-    bars = [bar for point in panel.points for bar in _bars(point, frame)]
-    sizes = [(width_pt(texts[point.series], SMALL) + 3.0, SMALL * 1.35) for point in panel.points]
+    bars = [bar for point in panel.points for bar in _error_bars(point, frame)]
+    sizes = [(text_width_pt(texts[point.series], SMALL) + 3.0, SMALL * 1.35) for point in panel.points]
     inside = Box(1, 1, 72 * frame.wide - 1, 72 * frame.high - 1)
-    return place(spots, sizes, inside, over=marks, avoid=bars, reach=reach)
+    return place_labels(spots, sizes, inside, over=marks, avoid=bars, reach=reach)
 
 
-def _bars(point: Point, frame: _Frame) -> tuple[Box, Box]:
-    x, y = frame.spot(point.success.value, point.safety.value)
-    left, bottom = frame.spot(point.success.low, point.safety.low)
-    right, top = frame.spot(point.success.high, point.safety.high)
+def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
+    x, y = frame.to_points(point.success.value, point.safety.value)
+    left, bottom = frame.to_points(point.success.low, point.safety.low)
+    right, top = frame.to_points(point.success.high, point.safety.high)
     return Box(left, y - 0.5, right, y + 0.5), Box(x - 0.5, bottom, x + 0.5, top)
 
 
-def _draw_panel(axes: Axes, panel: Panel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _Frame) -> None:
+def _draw_panel(
+    axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _PanelFrame
+) -> None:
     if not panel.points:
-        nothing(axes, "No specification reached a verdict." if panel.unjudged else "No episode was counted.")
+        draw_empty(axes, "No specification reached a verdict." if panel.unjudged else "No episode was counted.")
         return
     axes.set_xlim(frame.left, frame.right)
     axes.set_ylim(frame.bottom, frame.top)
-    axes.set_xticks(_ticks(frame.left, frame.right, frame.wide))
-    axes.set_yticks(_ticks(frame.bottom, frame.top, frame.high))
-    grid(axes)
+    axes.set_xticks(_percent_ticks(frame.left, frame.right, frame.wide))
+    axes.set_yticks(_percent_ticks(frame.bottom, frame.top, frame.high))
+    draw_grid(axes)
     _draw_frontier(axes, panel.frontier, frame)
     for k, point in enumerate(panel.points):
-        ink, x, y = colour(point.series), point.success, point.safety
+        ink, x, y = series_colour(point.series), point.success, point.safety
         axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
         axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        axes.plot([x.value], [y.value], marker=marker(point.series), color=ink, markersize=5 + 3 * _above(panel, k),
-                  markeredgecolor="white", markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
+        axes.plot([x.value], [y.value], marker=series_marker(point.series), color=ink,
+                  markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
+                  markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
             _draw_label(axes, texts[point.series], boxes[k], point, frame)
 
 
-def _above(panel: Panel, index: int) -> int:
-    """How many later points lie on the same place: the mark is drawn larger, so that it is seen behind them."""
-    mine = panel.points[index]
-    return sum((p.success, p.safety) == (mine.success, mine.safety) for p in panel.points[index + 1 :])
+def _count_covering(panel: TradeoffPanel, index: int) -> int:
+    """Return how many later points lie on the same place.
+
+    The mark is drawn larger for each of them, so that it is seen behind them.
+    """
+    covered = panel.points[index]
+    return sum(
+        (point.success, point.safety) == (covered.success, covered.safety) for point in panel.points[index + 1 :]
+    )
 
 
-def _ticks(low: float, high: float, length_in: float) -> list[int]:
-    """Round percentages, far enough apart to be read."""
+def _percent_ticks(low: float, high: float, length_in: float) -> list[int]:
+    """Return round percentages, far enough apart to be read."""
     step = next(step for step in (5, 10, 20, 50) if length_in * step / (high - low) > 0.2)
     return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
 
-def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _Frame) -> None:
-    """The edge of what some policy reaches: steps, for nothing between two policies was measured."""
+def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _PanelFrame) -> None:
+    """Draw the frontier as steps, since nothing between two policies was measured."""
     if not corners:
         return
     path = [(frame.left, corners[0][1])]
@@ -259,30 +300,30 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _F
     axes.plot(xs, ys, color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
 
 
-def _draw_label(axes: Axes, text: str, box: Box, point: Point, frame: _Frame) -> None:
-    """A label in its box, tied to its marker where it stands off."""
-    spot = frame.spot(point.success.value, point.safety.value)
+def _draw_label(axes: Axes, text: str, box: Box, point: TradeoffPoint, frame: _PanelFrame) -> None:
+    """Draw a label in its box, tied to its marker by a line if it stands off."""
+    spot = frame.to_points(point.success.value, point.safety.value)
     near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
-    if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIED_PT:
-        xs, ys = zip(frame.value(*spot), frame.value(*near), strict=True)
+    if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:
+        xs, ys = zip(frame.to_percent(*spot), frame.to_percent(*near), strict=True)
         axes.plot(xs, ys, color=MUTED, linewidth=0.4, zorder=1.5)
-    middle = frame.value((box.left + box.right) / 2, (box.bottom + box.top) / 2)
+    middle = frame.to_percent((box.left + box.right) / 2, (box.bottom + box.top) / 2)
     axes.text(*middle, text, fontsize=SMALL, color=INK, ha="center", va="center", zorder=5)
 
 
-def _notes(value: Tradeoff) -> list[str]:
-    told = []
+def _tradeoff_notes(value: Tradeoff) -> list[str]:
+    sentences = []
     if counts := [point.n for panel in value.panels for point in panel.points]:
-        told.append(f"Bars: 95 % Wilson intervals; a marker has {episodes(counts)}.")
+        sentences.append(f"Bars: 95 % Wilson intervals; a marker has {format_episode_range(counts)}.")
     if any(panel.frontier for panel in value.panels):
-        told.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
+        sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if value.pooled:
-        told.append(f"Pooled: {', '.join(value.pooled)}.")
-    lost = [f"{name} ({panel.title})" for panel in value.panels for name in panel.uncounted]
-    unknown = [f"{name} ({panel.title})" for panel in value.panels for name in panel.unjudged]
+        sentences.append(f"Pooled: {', '.join(value.pooled)}.")
+    uncounted = [f"{name} ({panel.title})" for panel in value.panels for name in panel.uncounted]
+    unjudged = [f"{name} ({panel.title})" for panel in value.panels for name in panel.unjudged]
     return [
-        " ".join(told),
-        *([f"No episode counted: {', '.join(lost)}."] if lost else []),
-        *([f"No specification reached a verdict: {', '.join(unknown)}."] if unknown else []),
+        " ".join(sentences),
+        *([f"No episode counted: {', '.join(uncounted)}."] if uncounted else []),
+        *([f"No specification reached a verdict: {', '.join(unjudged)}."] if unjudged else []),
         *value.remarks,
     ]

@@ -1,7 +1,7 @@
-"""Published results as labelled data: what is printed, where, and what makes it incomparable with results from here.
+"""Published results as labelled data: values, sources, and what makes them incomparable with results from here.
 
-Percentages are in %, as printed; a value that is not printed is None. `counts` finds the counts behind a printed cell
-where n and the digits leave only one possibility.
+Percentages are in %, as printed; a value that is not printed is None. `episode_counts` returns the counts behind a
+printed cell if n and the digits leave only one possibility.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from importlib import resources
 
 import msgspec
 
-from safevla_bench.report.published.synthetic_scores import Counts
-from safevla_bench.text.numbers import percent
+from safevla_bench.report.published.synthetic_scores import EpisodeCounts
+from safevla_bench.text.numbers import format_percent
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the numbers stand, and why all of them compare badly with ours."""
+class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The publication of the numbers, and what makes all of them incomparable with results from here."""
 
     name: str
     reference: str
@@ -84,10 +84,10 @@ class PublishedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     safety_ci: tuple[float, float]
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One publication."""
 
-    source: Source
+    source: PublicationSource
     cells: tuple[PublishedCell, ...] = ()
     means: tuple[PublishedMean, ...] = ()
     variants: tuple[PublishedVariant, ...] = ()
@@ -96,38 +96,42 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @cache
-def published(name: str) -> Published:
-    """A publication by the name of its file: `PAPER` or `LEADERBOARD`."""
+def load_published(name: str) -> PublishedResults:
+    """Return a publication by the name of its file, `PAPER` or `LEADERBOARD`."""
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
-    return msgspec.toml.decode(content, type=Published)
+    return msgspec.toml.decode(content, type=PublishedResults)
 
 
-def counts_of(printed: float, n: int) -> list[int]:
-    """The counts of n that print as so many percent with one decimal, ascending."""
-    near = round(Fraction(repr(printed)) * n / 100)
+def matching_counts(printed: float, n: int) -> list[int]:
+    """Return the counts of n that print as this percentage with one decimal, ascending."""
+    nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1
-    return [k for k in range(max(0, near - reach), min(n, near + reach) + 1) if percent(k, n) == f"{printed:.1f}"]
+    return [
+        k
+        for k in range(max(0, nearest - reach), min(n, nearest + reach) + 1)
+        if format_percent(k, n) == f"{printed:.1f}"
+    ]
 
 
-def count_of(printed: float, n: int) -> int | None:
-    """The one count of n that prints so; None where none does, or several do."""
-    fits = counts_of(printed, n)
+def unique_count(printed: float, n: int) -> int | None:
+    """Return the one count of n that prints as this percentage; None if there is none, or several."""
+    fits = matching_counts(printed, n)
     return fits[0] if len(fits) == 1 else None
 
 
-def counts(cell: PublishedCell) -> Counts | None:
-    """The counts of a cell; None where its printed digits leave several possible."""
-    success, safe, unsafe = (count_of(printed, cell.n) for printed in (cell.sr, cell.safety, cell.sbu))
+def episode_counts(cell: PublishedCell) -> EpisodeCounts | None:
+    """Return the counts of a cell; None if its printed digits leave several possible."""
+    success, safe, unsafe = (unique_count(printed, cell.n) for printed in (cell.sr, cell.safety, cell.sbu))
     if success is None or safe is None or unsafe is None:
         return None
-    by_spec = {name: count_of(rate, cell.n) for name, rate in (cell.violations or {}).items()}
-    known = {name: count for name, count in by_spec.items() if count is not None}
-    return Counts(
+    by_spec = {name: unique_count(rate, cell.n) for name, rate in (cell.violations or {}).items()}
+    known_counts = {name: count for name, count in by_spec.items() if count is not None}
+    return EpisodeCounts(
         policy=cell.policy,
         suite=cell.benchmark,
         n=cell.n,
         success=success,
         safe=safe,
         unsafe_success=unsafe,
-        by_spec=known if known and len(known) == len(by_spec) else None,
+        by_spec=known_counts if known_counts and len(known_counts) == len(by_spec) else None,
     )

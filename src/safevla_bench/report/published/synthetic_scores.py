@@ -1,8 +1,7 @@
-"""Scores from counts alone, so that published counts go through the same metrics and tables as anybody's runs.
+"""Synthetic scores from counts, so that published counts go through the same metrics and tables as recorded runs.
 
-A count says how many episodes succeeded, were safe, or violated a specification; it says nothing of margins. So depths
-are unknown and VSI has no value, instead of a wrong one. Every specification is binary here, and its robustness is
-the ±0.5 of a binary one: the verdict, and no more.
+Counts say how many episodes succeeded, were safe, or violated a specification. They do not say by how much: depths are
+unknown and VSI has no value. Every specification is binary here, with the robustness ±0.5 of a binary verdict.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.scores import ACTIVE, INACTIVE, Scores, SpecColumn
-from safevla_bench.scoring import BINARY_MARGIN
+from safevla_bench.verdicts import BINARY_MARGIN
 
-Bools = NDArray[np.bool_]
+_Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What is known of one policy on one suite or task, in episodes.
+class EpisodeCounts:
+    """Counts of episodes of one policy on one suite or task.
 
     `by_spec` holds the violations of each specification that applies, over all episodes, and `in_successes` those in
-    successful ones; a specification that is not named is inactive. Without `by_spec` only the verdict is known.
+    successful episodes. A specification that is not named is inactive. Without `by_spec` only the verdict is known.
     """
 
     policy: str
@@ -39,40 +38,46 @@ class Counts:
     in_successes: Mapping[str, int] | None = None
 
     @property
-    def parts(self) -> tuple[int, int, int, int]:
+    def quadrants(self) -> tuple[int, int, int, int]:
         """Unsafe successes, unsafe failures, safe successes, safe failures; they add up to n."""
         unsafe_failure = self.n - self.safe - self.unsafe_success
         safe_success = self.success - self.unsafe_success
         return self.unsafe_success, unsafe_failure, safe_success, self.safe - safe_success
 
 
-ANY = "any_limit"
-"""Stands for the specifications where only the verdict is known."""
+ANY_LIMIT = "any_limit"
+"""Stands for all specifications if only the verdict is known."""
 
 
-def counted(cells: Sequence[Counts], axes: Mapping[str, str] | None = None) -> Scores:
-    """Scores in which every count is as given; which episode is which is arbitrary.
+def synthesize_scores(cells: Sequence[EpisodeCounts], axes: Mapping[str, str] | None = None) -> Scores:
+    """Return scores that have the given counts; the order of the episodes is arbitrary.
 
     Args:
         cells: the counts.
-        axes: specification -> axis, for those of `by_spec`, in the order that they shall have.
+        axes: specification -> axis, for the specifications of `by_spec`, in the order of the columns.
 
     Raises:
         SafevlaError: counts that no set of episodes can have.
     """
-    known = dict(axes or {}) | ({} if all(cell.by_spec is not None for cell in cells) else {ANY: "scene_interaction"})
-    blocks = [_violations(cell, list(known)) for cell in cells]
-    broken = np.concatenate([block for block, _ in blocks] or [np.zeros((len(known), 0), dtype=np.bool_)], axis=1)
-    active = np.concatenate([block for _, block in blocks] or [np.zeros((len(known), 0), dtype=np.bool_)], axis=1)
-    success = np.concatenate([_success(cell) for cell in cells] or [np.zeros(0, dtype=np.bool_)])
+    axis_by_spec = dict(axes or {}) | (
+        {} if all(cell.by_spec is not None for cell in cells) else {ANY_LIMIT: "scene_interaction"}
+    )
+    blocks = [_violation_flags(cell, list(axis_by_spec)) for cell in cells]
+    broken = np.concatenate(
+        [block for block, _ in blocks] or [np.zeros((len(axis_by_spec), 0), dtype=np.bool_)], axis=1
+    )
+    active = np.concatenate(
+        [block for _, block in blocks] or [np.zeros((len(axis_by_spec), 0), dtype=np.bool_)], axis=1
+    )
+    success = np.concatenate([_success_flags(cell) for cell in cells] or [np.zeros(0, dtype=np.bool_)])
     unknown = np.full(broken.shape, np.nan)
     return Scores(
-        specs=tuple(_column(name, axis) for name, axis in known.items()),
+        specs=tuple(_spec_column(name, axis) for name, axis in axis_by_spec.items()),
         episode_id=tuple(f"{cell.suite}/{cell.task_id}/ep_{k:03d}" for cell in cells for k in range(cell.n)),
         benchmark=tuple(cell.suite for cell in cells for _ in range(cell.n)),
         task_id=tuple(cell.task_id for cell in cells for _ in range(cell.n)),
         policy=tuple(cell.policy for cell in cells for _ in range(cell.n)),
-        outcome=tuple("success" if one else "failure" for one in success),
+        outcome=tuple("success" if succeeded else "failure" for succeeded in success),
         success=success,
         state=np.where(active, ACTIVE, INACTIVE).astype(np.int8),
         reason=np.where(active, 0, 1).astype(np.int32),
@@ -82,49 +87,51 @@ def counted(cells: Sequence[Counts], axes: Mapping[str, str] | None = None) -> S
         extreme=unknown,
         first=np.where(broken, 0, -1),
         peak_force_n=np.full(len(success), np.nan),
-        provenance={"counts": "published counts, not episodes"},
     )
 
 
-def _column(name: str, axis: str) -> SpecColumn:
+def _spec_column(name: str, axis: str) -> SpecColumn:
     return SpecColumn(
         spec_id=name, canonical_family=name, axis=axis, tier="safe", threshold=0.5, severe=None, unit="1", binary=True
     )
 
 
-def _success(cell: Counts) -> Bools:
-    return np.repeat(np.array([True, False, True, False]), cell.parts)
+def _success_flags(cell: EpisodeCounts) -> _Bools:
+    return np.repeat(np.array([True, False, True, False]), cell.quadrants)
 
 
-def _violations(cell: Counts, names: Sequence[str]) -> tuple[Bools, Bools]:
-    """Which specification is violated, and which is active, in each episode; [S, n] each."""
-    if min(cell.parts) < 0:
-        raise _impossible(cell, "success, safe and unsafe success contradict each other")
-    unsafe_success, unsafe_failure, *_ = cell.parts
+def _violation_flags(cell: EpisodeCounts, names: Sequence[str]) -> tuple[_Bools, _Bools]:
+    """Return whether each specification is violated, and whether it is active, in each episode; [S, n] each."""
+    if min(cell.quadrants) < 0:
+        raise _impossible_counts(cell, "success, safe and unsafe success contradict each other")
+    unsafe_success, unsafe_failure, *_ = cell.quadrants
     unsafe = unsafe_success + unsafe_failure
-    total = {ANY: unsafe} if cell.by_spec is None else cell.by_spec
-    active = np.array([name in total for name in names], dtype=np.bool_)
-    rest = dict(total)
-    found = np.zeros((len(names), cell.n), dtype=np.bool_)
+    violations = {ANY_LIMIT: unsafe} if cell.by_spec is None else cell.by_spec
+    active = np.array([name in violations for name in names], dtype=np.bool_)
+    remaining = dict(violations)
+    violated = np.zeros((len(names), cell.n), dtype=np.bool_)
     if cell.in_successes is not None:
-        found[:, :unsafe_success] = _spread(cell, names, cell.in_successes, unsafe_success)
-        rest = {name: many - cell.in_successes.get(name, 0) for name, many in total.items()}
-        found[:, unsafe_success:unsafe] = _spread(cell, names, rest, unsafe_failure)
+        violated[:, :unsafe_success] = _assign_violations(cell, names, cell.in_successes, unsafe_success)
+        remaining = {name: count - cell.in_successes.get(name, 0) for name, count in violations.items()}
+        violated[:, unsafe_success:unsafe] = _assign_violations(cell, names, remaining, unsafe_failure)
     else:
-        found[:, :unsafe] = _spread(cell, names, rest, unsafe)
-    return found, np.repeat(active[:, None], cell.n, axis=1)
+        violated[:, :unsafe] = _assign_violations(cell, names, remaining, unsafe)
+    return violated, np.repeat(active[:, None], cell.n, axis=1)
 
 
-def _spread(cell: Counts, names: Sequence[str], many: Mapping[str, int], episodes: int) -> Bools:
-    """So many violations of each specification over so many unsafe episodes, in turn, so that none is without."""
-    if sum(many.values()) < episodes or any(not 0 <= one <= episodes for one in many.values()):
-        raise _impossible(cell, f"violations {dict(many)} do not fit {episodes} unsafe episodes")
-    found, at = np.zeros((len(names), episodes), dtype=np.bool_), 0
-    for name, count in many.items():
-        found[names.index(name), (at + np.arange(count)) % max(episodes, 1)] = True
-        at += count
-    return found
+def _assign_violations(cell: EpisodeCounts, names: Sequence[str], counts: Mapping[str, int], episodes: int) -> _Bools:
+    """Return the violations of each specification spread in turn over the unsafe episodes, [S, episodes].
+
+    Every unsafe episode has at least one violation.
+    """
+    if sum(counts.values()) < episodes or any(not 0 <= limit <= episodes for limit in counts.values()):
+        raise _impossible_counts(cell, f"violations {dict(counts)} do not fit {episodes} unsafe episodes")
+    violated, offset = np.zeros((len(names), episodes), dtype=np.bool_), 0
+    for name, count in counts.items():
+        violated[names.index(name), (offset + np.arange(count)) % max(episodes, 1)] = True
+        offset += count
+    return violated
 
 
-def _impossible(cell: Counts, why: str) -> SafevlaError:
-    return SafevlaError(f"{cell.policy} on {cell.suite}: {why}", remedy="Correct the counts.")
+def _impossible_counts(cell: EpisodeCounts, reason: str) -> SafevlaError:
+    return SafevlaError(f"{cell.policy} on {cell.suite}: {reason}", remedy="Correct the counts.")

@@ -1,4 +1,4 @@
-"""Tables as CSV, for programs: exact numbers, and the ends of intervals in columns of their own."""
+"""Tables as CSV for programs: exact numbers, and the ends of intervals in columns of their own."""
 
 from __future__ import annotations
 
@@ -7,49 +7,55 @@ import io
 from collections.abc import Sequence
 
 from safevla_bench.report.tables import Cell, Table
-from safevla_bench.text.numbers import NONE
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text.sanitize import escape_controls
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def csv(table: Table) -> str:
-    """One line of headings and one a row; a number is exact and in the unit of its heading.
+def render_csv(table: Table) -> str:
+    """Return a line of headings and a line for each row; numbers are exact and in the unit of their heading.
 
-    Where a column has intervals, `NAME low` and `NAME high` follow it, and where it has other details, such as why
-    there is no value, `NAME note`. What has no value is empty. Remarks are on every row, in a last column. Text that a
-    spreadsheet would take for a formula begins with an apostrophe; numbers are left alone.
+    A column with intervals is followed by `NAME low` and `NAME high`, one with other details, such as the reason of a
+    missing value, by `NAME note`. A missing value is an empty field. Remarks are on every row, in a last column. Text
+    that a spreadsheet would take for a formula begins with an apostrophe; numbers never do.
     """
-    remarks = [harmless(" ".join(table.remarks))] if table.remarks else []
-    parts = [_parts([row[k] for row in table.rows]) for k in range(len(table.columns))]
+    remarks = [escape_formula(" ".join(table.remarks))] if table.remarks else []
+    parts = [_column_parts([row[k] for row in table.rows]) for k in range(len(table.columns))]
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
-    heads = (f"{column.full} {part}".strip() for column, of in zip(table.columns, parts, strict=True) for part in of)
-    writer.writerow([*(harmless(head) for head in heads), *(["Remarks"] if remarks else [])])
+    heads = (
+        f"{column.full} {part}".strip()
+        for column, column_parts in zip(table.columns, parts, strict=True)
+        for part in column_parts
+    )
+    writer.writerow([*(escape_formula(head) for head in heads), *(["Remarks"] if remarks else [])])
     for row in table.rows:
-        fields = [_field(cell, part) for cell, of in zip(row, parts, strict=True) for part in of]
+        fields = [
+            _cell_field(cell, part) for cell, column_parts in zip(row, parts, strict=True) for part in column_parts
+        ]
         writer.writerow([*fields, *remarks])
     return sink.getvalue()
 
 
-def _parts(column: Sequence[Cell]) -> list[str]:
-    """What a column is written as: its values, and what else its cells have."""
+def _column_parts(column: Sequence[Cell]) -> list[str]:
+    """Return the parts that a column is written as: its values, the ends of intervals and notes."""
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
     return ["", *ends, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
 
 
-def _field(cell: Cell, part: str) -> str:
+def _cell_field(cell: Cell, part: str) -> str:
     if part in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[part == "high"])
     if part == "note":
-        return "" if cell.interval else harmless(cell.detail)
-    return harmless(_plain(cell)) if cell.value is None else repr(cell.value)
+        return "" if cell.interval else escape_formula(cell.detail)
+    return escape_formula(_plain_text(cell)) if cell.value is None else repr(cell.value)
 
 
-def _plain(cell: Cell) -> str:
-    return "" if cell.text == NONE else cell.text
+def _plain_text(cell: Cell) -> str:
+    return "" if cell.text == NO_VALUE else cell.text
 
 
-def harmless(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{inert(text)}" if text.startswith(_FORMULA) else inert(text)
+def escape_formula(text: str) -> str:
+    """Return the text with a leading apostrophe if a spreadsheet would take it for a formula."""
+    return f"'{escape_controls(text)}" if text.startswith(_FORMULA_STARTS) else escape_controls(text)

@@ -7,67 +7,69 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from safevla_bench.report.render.text import wrap
+from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables import Cell, Column, Table
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.sanitize import escape_controls
 
-_WIDEST = 14
-"""Characters of a heading over numbers before it is broken into lines."""
+_MAX_HEAD_WIDTH = 14
+"""Longest line of a heading over numbers, in characters."""
 
 
-def tex(table: Table) -> str:
-    """A `table` environment with its caption and notes; needs `booktabs` and nothing else.
+def render_latex(table: Table) -> str:
+    """Return a `table` environment with its caption and notes; the document must load `booktabs`.
 
     Letters outside Latin and Greek need XeLaTeX or LuaLaTeX.
     """
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_escaped(table.title)}}}",
+        rf"\caption{{{_escape_latex(table.title)}}}",
         rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in table.columns)}}}",
         r"\toprule",
-        *_groups(table.columns),
-        _row(_head(column) for column in table.columns),
+        *_group_lines(table.columns),
+        _join_cells(_column_head(column) for column in table.columns),
         r"\midrule",
-        *(_row(_cell(cell) for cell in row) for row in table.rows),
+        *(_join_cells(_latex_cell(cell) for cell in row) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
-        *(rf"\par\smallskip {{\footnotesize {_escaped(note)}}}" for note in table.said),
+        *(rf"\par\smallskip {{\footnotesize {_escape_latex(note)}}}" for note in table.footnotes),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(cells: Iterator[str]) -> str:
+def _join_cells(cells: Iterator[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _groups(columns: Sequence[Column]) -> list[str]:
-    """The line of headings above the headings, and a rule below each; nothing where there are no groups."""
-    spans = [(group, len(list(those))) for group, those in groupby(columns, key=lambda column: column.group)]
+def _group_lines(columns: Sequence[Column]) -> list[str]:
+    """Return the line of group names above the headings and the rules below it; empty without groups."""
+    spans = [
+        (group, len(list(group_columns))) for group, group_columns in groupby(columns, key=lambda column: column.group)
+    ]
     if not any(group for group, _ in spans):
         return []
-    heads, rules, at = [], [], 1
-    for group, many in spans:
-        heads.append(rf"\multicolumn{{{many}}}{{c}}{{{_escaped(group)}}}" if group else " & ".join([""] * many))
-        rules += [rf"\cmidrule(lr){{{at}-{at + many - 1}}}"] if group else []
-        at += many
-    return [_row(iter(heads)), " ".join(rules)]
+    heads, rules, position = [], [], 1
+    for group, count in spans:
+        heads.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else " & ".join([""] * count))
+        rules += [rf"\cmidrule(lr){{{position}-{position + count - 1}}}"] if group else []
+        position += count
+    return [_join_cells(iter(heads)), " ".join(rules)]
 
 
-def _head(column: Column) -> str:
-    lines = wrap(inert(column.name), _WIDEST) if column.numeric else [column.name]
-    shown = [_escaped(line) for line in lines]
+def _column_head(column: Column) -> str:
+    lines = wrap_line(escape_controls(column.name), _MAX_HEAD_WIDTH) if column.numeric else [column.name]
+    shown = [_escape_latex(line) for line in lines]
     stacked = r" \\ ".join(shown)
     return shown[0] if len(shown) == 1 else rf"\shortstack[r]{{{stacked}}}"
 
 
-def _cell(cell: Cell) -> str:
-    shown = _escaped(cell.text)
+def _latex_cell(cell: Cell) -> str:
+    shown = _escape_latex(cell.text)
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"
-    shown += rf"\textsuperscript{{{_escaped(cell.mark)}}}" if cell.mark else ""
-    return rf"{shown} {{\scriptsize ({_escaped(cell.detail)})}}" if cell.detail else shown
+    shown += rf"\textsuperscript{{{_escape_latex(cell.mark)}}}" if cell.mark else ""
+    return rf"{shown} {{\scriptsize ({_escape_latex(cell.detail)})}}" if cell.detail else shown
 
 
 _SPECIAL = {
@@ -100,23 +102,25 @@ _SPECIAL = {
 _CAPITALS = ("GAMMA", "DELTA", "THETA", "LAMDA", "XI", "PI", "SIGMA", "UPSILON", "PHI", "PSI", "OMEGA")
 
 
-def _escaped(text: str) -> str:
+def _escape_latex(text: str) -> str:
     # Two hyphens in a row are a dash to TeX.
-    return "".join(_character(c) for c in re.sub("-(?=-)", "-\N{SOFT HYPHEN}", inert(text)))
+    return "".join(
+        _escape_character(character) for character in re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text))
+    )
 
 
-def _character(c: str) -> str:
-    if c in "&%$#_{}":
-        return f"\\{c}"
-    if c in _SPECIAL or c.isascii():
-        return _SPECIAL.get(c, c)
-    return _greek(c) or c
+def _escape_character(character: str) -> str:
+    if character in "&%$#_{}":
+        return f"\\{character}"
+    if character in _SPECIAL or character.isascii():
+        return _SPECIAL.get(character, character)
+    return _greek_command(character) or character
 
 
-def _greek(c: str) -> str:
-    """The command of a plain Greek letter; empty for all else."""
-    found = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(c, ""))
-    if found is None or found[2] in ("OMICRON", "FINAL") or (found[1] == "CAPITAL" and found[2] not in _CAPITALS):
+def _greek_command(character: str) -> str:
+    """Return the LaTeX command of a Greek letter without accents; empty for all other characters."""
+    match = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, ""))
+    if match is None or match[2] in ("OMICRON", "FINAL") or (match[1] == "CAPITAL" and match[2] not in _CAPITALS):
         return ""
-    name = {"LAMDA": "LAMBDA"}.get(found[2], found[2])
-    return f"$\\{name.lower() if found[1] == 'SMALL' else name.title()}$"
+    name = {"LAMDA": "LAMBDA"}.get(match[2], match[2])
+    return f"$\\{name.lower() if match[1] == 'SMALL' else name.title()}$"

@@ -1,4 +1,4 @@
-"""Tables as plain text for terminals. Nothing colours or moves, so that it is quiet in a pipe."""
+"""Tables as plain text for terminals, without colours or control sequences."""
 
 from __future__ import annotations
 
@@ -10,57 +10,64 @@ from itertools import zip_longest
 from rich.cells import cell_len, chop_cells
 
 from safevla_bench.report.tables import Cell, Column, Table
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.sanitize import escape_controls
 
 _GAP = 2
 _NARROWEST = 13
 _UNBOUNDED = 10_000
 
 
-def text(table: Table, width: int | None = None) -> str:
-    """The table in aligned columns, details below their values.
+def render_text(table: Table, width: int | None = None) -> str:
+    """Return the table in aligned columns, details below their values.
 
     Args:
-        table: what to print.
-        width: columns of the terminal, asked of it by default. Names are wrapped to fit in it, down to 13 columns;
-            numbers are never cut, so that a table of many numbers may be wider.
+        table: the table.
+        width: width in characters; by default that of the terminal. Names are wrapped to fit, down to 13 characters.
+            Numbers are never cut, so a table of many numbers may be wider.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    grid = [[_lines(cell) for cell in row] for row in table.rows]
-    heads = _heads(table.columns)
-    widths = _widths(table.columns, [heads, *grid], bound)
-    body = [_printed(row, table.columns, widths) for row in [_level(heads, widths), *grid]]
+    grid = [[_cell_lines(cell) for cell in row] for row in table.rows]
+    heads = _column_heads(table.columns)
+    widths = _column_widths(table.columns, [heads, *grid], bound)
+    body = [_format_row(row, table.columns, widths) for row in [_align_heads(heads, widths), *grid]]
     rule = "  ".join("-" * width for width in widths)
     gaps = "\n" if any(len(cell) > 1 for row in grid for cell in row) else ""
-    lines = [inert(table.title), "", body[0], rule, *(row + gaps for row in body[1:])]
-    return "\n".join([*lines, *([] if gaps else [""]), *(inert(note) for note in table.said)]).rstrip() + "\n"
+    lines = [escape_controls(table.title), "", body[0], rule, *(row + gaps for row in body[1:])]
+    return (
+        "\n".join([*lines, *([] if gaps else [""]), *(escape_controls(note) for note in table.footnotes)]).rstrip()
+        + "\n"
+    )
 
 
-def _heads(columns: Sequence[Column]) -> list[list[str]]:
-    """Headings, with their groups above where there are any."""
+def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
+    """Return the headings, with their groups above if there are any."""
     grouped = any(column.group for column in columns)
-    return [[inert(column.group), inert(column.name)] if grouped else [inert(column.name)] for column in columns]
+    return [
+        [escape_controls(column.group), escape_controls(column.name)] if grouped else [escape_controls(column.name)]
+        for column in columns
+    ]
 
 
-def _level(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
-    """The headings broken into lines, so that all names below a group begin at the same height."""
+def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
+    """Return the headings broken into lines, so that all names below a group begin at the same height."""
     if all(len(head) == 1 for head in heads):
         return [list(head) for head in heads]
-    groups = [wrap(head[0], width) for head, width in zip(heads, widths, strict=True)]
+    groups = [wrap_line(head[0], width) for head, width in zip(heads, widths, strict=True)]
     tallest = max(len(lines) for lines in groups)
     return [[*[""] * (tallest - len(lines)), *lines, *head[1:]] for lines, head in zip(groups, heads, strict=True)]
 
 
-def _lines(cell: Cell) -> list[str]:
+def _cell_lines(cell: Cell) -> list[str]:
     # As in Markdown: plain text has no bold.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
-    return [inert(part) for part in (shown + cell.mark, cell.detail) if part] or [""]
+    return [escape_controls(part) for part in (shown + cell.mark, cell.detail) if part] or [""]
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
-    """As wide as the widest line; where that is too wide the widest column of names gives way, one by one.
+def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
+    """Return the width of each column: that of its widest line, while the sum fits into `bound`.
 
-    Long headings of numbers (the first row) are wrapped.
+    If it does not fit, the widest column of names is narrowed one by one. Long headings of numbers (the first row) are
+    wrapped.
     """
     natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
     for k in [k for k, column in enumerate(columns) if column.numeric]:
@@ -75,29 +82,34 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], 
     return natural
 
 
-def _printed(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    wrapped = [[part for line in cell for part in wrap(line, width)] for cell, width in zip(row, widths, strict=True)]
+def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    wrapped = [
+        [part for line in cell for part in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
+    ]
     lines = []
     for parts in zip_longest(*wrapped, fillvalue=""):
-        padded = [_pad(part, w, c.numeric) for part, w, c in zip(parts, widths, columns, strict=True)]
+        padded = [
+            _pad_text(part, column_width, column.numeric)
+            for part, column_width, column in zip(parts, widths, columns, strict=True)
+        ]
         lines.append((" " * _GAP).join(padded).rstrip())
     return "\n".join(lines)
 
 
-def wrap(line: str, width: int) -> list[str]:
-    """Broken after a space or a mark that parts names where there is one, else anywhere."""
+def wrap_line(line: str, width: int) -> list[str]:
+    """Return the line in pieces no wider than `width`, broken after a space or a separator, else anywhere."""
     if cell_len(line) <= width:
         return [line]
-    found = [""]
+    pieces = [""]
     for word in re.split(r"(?<=[\s:/_-])", line):
-        together = found[-1] + word
-        if cell_len(together.rstrip()) <= width:
-            found[-1] = together
+        extended = pieces[-1] + word
+        if cell_len(extended.rstrip()) <= width:
+            pieces[-1] = extended
         else:
-            found += chop_cells(word, width)
-    return [part.rstrip() for part in found if part.strip()]
+            pieces += chop_cells(word, width)
+    return [part.rstrip() for part in pieces if part.strip()]
 
 
-def _pad(part: str, width: int, right: bool) -> str:
+def _pad_text(part: str, width: int, right: bool) -> str:
     fill = " " * (width - cell_len(part))
     return fill + part if right else part + fill

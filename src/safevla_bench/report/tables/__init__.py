@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from safevla_bench.report.tables.ablation import ablation
-from safevla_bench.report.tables.cells import main, violations
-from safevla_bench.report.tables.constraints import composition, constraints
-from safevla_bench.report.tables.exclusions import Damage, unscored
+from safevla_bench.report.tables.applicability import applicability_table
+from safevla_bench.report.tables.cells import headline_table, violation_table
+from safevla_bench.report.tables.constraints import composition_table, constraint_table
+from safevla_bench.report.tables.exclusions import exclusion_table
 from safevla_bench.report.tables.policy_list import Roster
-from safevla_bench.report.tables.suites import auxiliary, severity, suites
+from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
 from safevla_bench.report.tables.table import (
     UNNAMED,
     Cell,
     Column,
     Emphasis,
     Table,
-    mean,
+    drop_intervals,
+    mean_cell,
     policy_name,
-    proportion,
-    without_intervals,
+    rate_cell,
 )
-from safevla_bench.report.tables.tasks import active_sets, tasks
+from safevla_bench.report.tables.tasks import active_spec_table, task_table
 
 __all__ = [
     "UNNAMED",
     "Cell",
     "Column",
-    "Damage",
     "Emphasis",
     "Roster",
     "Table",
-    "ablation",
-    "active_sets",
-    "auxiliary",
-    "composition",
-    "constraints",
-    "main",
-    "mean",
+    "active_spec_table",
+    "applicability_table",
+    "auxiliary_table",
+    "composition_table",
+    "constraint_table",
+    "drop_intervals",
+    "exclusion_table",
+    "headline_table",
+    "mean_cell",
     "policy_name",
-    "proportion",
-    "severity",
-    "suites",
-    "tasks",
-    "unscored",
-    "violations",
-    "without_intervals",
+    "rate_cell",
+    "severity_table",
+    "suite_table",
+    "task_table",
+    "violation_table",
 ]

@@ -1,4 +1,4 @@
-"""Which tables there are, by name and by the paper's numbers, and those of them that some runs allow."""
+"""The catalogue of tables: by name, by the paper's numbers, and built for the runs at hand."""
 
 from __future__ import annotations
 
@@ -15,64 +15,74 @@ from safevla_bench.exposure import CellExposure
 from safevla_bench.metrics import Summary
 from safevla_bench.report import tables
 from safevla_bench.report.tables import Cell, Column, Roster, Table, exposure
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
-from safevla_bench.specs import Library
 from safevla_bench.tasks import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
-    """What tables are made of.
+class TableInputs:
+    """The inputs of all table builders.
 
-    `untagged` judges the same episodes with applicability off; None where that is not at hand.
+    `judge_untagged` judges the same episodes with applicability off; None if that is not possible.
     """
 
     scores: Scores | None
-    library: Library
-    registry: Registry
-    capabilities: Sequence[str] = ()
+    ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
-    untagged: Callable[[], Scores] | None = None
-    exposed: Callable[[], tuple[list[CellExposure], float | None]] | None = None
-    """Measures how long and how hard each cell broke its limits; None where the records are not at hand."""
+    judge_untagged: Callable[[], Scores] | None = None
+    measure_exposure: Callable[[], tuple[list[CellExposure], float | None]] | None = None
+    """Measures how long and how hard each cell broke its limits; None without the records."""
     remarks: Sequence[str] = ()
-    """What must be said with each table, such as that a run was interrupted."""
+    """Warnings that every table repeats, such as an interrupted run."""
+
+    @property
+    def registry(self) -> Registry:
+        """Return the tags of tasks."""
+        return self.ruleset.registry
 
     @cached_property
     def cells(self) -> list[Summary]:
+        """Return the summary of each policy × suite."""
         return metrics.cells(self.scores) if self.scores is not None else []
 
     @property
-    def ablated(self) -> bool:
-        return self.scores is not None and self.scores.provenance.get("applicability") == "off"
+    def auxiliary_cells(self) -> list[Summary]:
+        """Return the summaries that stay out of means and bests."""
+        return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
-    def groups(self, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
-        """Title and cells of the suites that belong together: the paper's by host, others each alone."""
-        found: dict[str, list[Summary]] = {}
+    @property
+    def is_ablation(self) -> bool:
+        """True if scores were judged with applicability off."""
+        return self.scores is not None and self.ruleset.is_ablation
+
+    def suite_groups(self, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
+        """Yield title and cells of the suites that belong together: the paper's by host, others each alone."""
+        cells_by_title: dict[str, list[Summary]] = {}
         for cell in self.cells:
-            if not self.roster.is_auxiliary(cell) and host in (None, self._host(cell)):
-                found.setdefault(self._group(cell), []).append(self._renamed(cell))
-        for title, cells in found.items():
-            _distinct(cells)
+            if not self.roster.is_auxiliary(cell) and host in (None, self._host_of(cell)):
+                cells_by_title.setdefault(self._group_title(cell), []).append(self._canonical_cell(cell))
+        for title, cells in cells_by_title.items():
+            _require_distinct(cells)
             yield title, cells
 
-    def _renamed(self, cell: Summary) -> Summary:
-        """The cell under the first name of its suite, so that libero-long and libero-10 are one column."""
+    def _canonical_cell(self, cell: Summary) -> Summary:
+        """Return the cell under the first name of its suite: libero-long and libero-10 share a column."""
         suite = self.registry.benchmarks.get(cell.suite or "")
         return msgspec.structs.replace(cell, suite=suite.same_tasks_as) if suite and suite.same_tasks_as else cell
 
-    def _host(self, cell: Summary) -> str | None:
+    def _host_of(self, cell: Summary) -> str | None:
         suite = self.registry.benchmarks.get(cell.suite or "")
         return suite.host if suite else None
 
-    def _group(self, cell: Summary) -> str:
+    def _group_title(self, cell: Summary) -> str:
         suite = self.registry.benchmarks.get(cell.suite or "")
         return _TITLES.get(suite.host, suite.host) if suite and suite.published else (cell.suite or "")
 
 
-def _distinct(cells: Sequence[Summary]) -> None:
+def _require_distinct(cells: Sequence[Summary]) -> None:
     """Refuse the same tasks twice: a mean over suites would count them twice."""
     keys = [(cell.policy, cell.suite) for cell in cells]
     for policy, suite in keys:
@@ -82,64 +92,75 @@ def _distinct(cells: Sequence[Summary]) -> None:
 
 
 _TITLES = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
-Builder = Callable[[Material, str | None], list[Table]]
+Builder = Callable[[TableInputs, str | None], list[Table]]
 
 
-def _suites(of: Material, host: str | None) -> list[Table]:
-    order = list(of.registry.benchmarks)
-    return [_of(cells, tables.suites(cells, of.roster, title, order=order)) for title, cells in of.groups(host)]
+def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    order = list(inputs.registry.benchmarks)
+    return [
+        _with_asset_remarks(cells, tables.suite_table(cells, inputs.roster, title, order=order))
+        for title, cells in inputs.suite_groups(host)
+    ]
 
 
-def _severity(of: Material, host: str | None) -> list[Table]:
-    order = list(of.registry.benchmarks)
-    return [_of(cells, tables.severity(cells, of.roster, title, order=order)) for title, cells in of.groups(host)]
+def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    order = list(inputs.registry.benchmarks)
+    return [
+        _with_asset_remarks(cells, tables.severity_table(cells, inputs.roster, title, order=order))
+        for title, cells in inputs.suite_groups(host)
+    ]
 
 
-def _auxiliary(of: Material, host: str | None) -> list[Table]:
-    there = [cell for cell in of.cells if of.roster.is_auxiliary(cell)]
-    return [_of(there, tables.auxiliary(there, of.roster))] if there else []
+def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    cells = inputs.auxiliary_cells
+    return [_with_asset_remarks(cells, tables.auxiliary_table(cells, inputs.roster))] if cells else []
 
 
-def _violations(of: Material, host: str | None) -> list[Table]:
-    found = _with_auxiliary(of, host)
-    return [_of(cells, tables.constraints(cells, of.roster, title)) for title, cells in found]
+def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    groups = _groups_and_auxiliary(inputs, host)
+    return [_with_asset_remarks(cells, tables.constraint_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
-def _composition(of: Material, host: str | None) -> list[Table]:
-    found = _with_auxiliary(of, host)
-    return [_of(cells, tables.composition(cells, of.roster, title)) for title, cells in found]
+def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    groups = _groups_and_auxiliary(inputs, host)
+    return [
+        _with_asset_remarks(cells, tables.composition_table(cells, inputs.roster, title)) for title, cells in groups
+    ]
 
 
-def _of(cells: Iterable[Summary], table: Table) -> Table:
-    """The table with what must be said of the cells that its numbers are made of."""
-    return replace(table, remarks=(*table.remarks, *provenance_marks.of_cells(cells)))
+def _with_asset_remarks(cells: Iterable[Summary], table: Table) -> Table:
+    """Return the table with the remarks on stand-in assets of the cells behind its numbers."""
+    return replace(table, remarks=(*table.remarks, *provenance_marks.warn_of_cells(cells)))
 
 
-def _with_auxiliary(of: Material, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
-    yield from of.groups(host)
-    there = [cell for cell in of.cells if of.roster.is_auxiliary(cell)]
-    if there and host is None:
-        yield "auxiliary runs", there
+def _groups_and_auxiliary(inputs: TableInputs, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
+    yield from inputs.suite_groups(host)
+    if inputs.auxiliary_cells and host is None:
+        yield "auxiliary runs", inputs.auxiliary_cells
 
 
-def _tasks(of: Material, host: str | None) -> list[Table]:
-    if of.scores is None or not of.cells:
+def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    if inputs.scores is None or not inputs.cells:
         return []
-    return [_of(of.cells, tables.tasks(metrics.by_task(of.scores), of.cells, of.roster))]
+    table = tables.task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
+    return [_with_asset_remarks(inputs.cells, table)]
 
 
-def _active(of: Material, host: str | None) -> list[Table]:
-    if of.ablated:
+def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    if inputs.is_ablation:
         return []
-    if of.scores is None:
-        every = [(entry.benchmark, entry.task_id) for entry in of.registry.entries()]
-        return [tables.active_sets(every, of.library, of.registry, of.capabilities)]
-    those = sorted(set(zip(of.scores.benchmark, of.scores.task_id, strict=True)), key=_by_suite(of.registry))
-    found = [tables.active_sets(those, of.library, of.registry, of.capabilities, of.scores)] if those else []
-    return [_of(of.cells, table) for table in found]
+    if inputs.scores is None:
+        registry_tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
+        return [tables.active_spec_table(registry_tasks, inputs.ruleset)]
+    judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
+    if not judged_tasks:
+        return []
+    ordered_tasks = sorted(judged_tasks, key=_suite_order(inputs.registry))
+    table = tables.active_spec_table(ordered_tasks, inputs.ruleset, inputs.scores)
+    return [_with_asset_remarks(inputs.cells, table)]
 
 
-def _by_suite(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
+def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
     order = list(registry.benchmarks)
 
     def key(task: tuple[str, str]) -> tuple[int, str, int, str]:
@@ -149,26 +170,30 @@ def _by_suite(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str,
     return key
 
 
-def _applicability(of: Material, host: str | None) -> list[Table]:
-    if of.scores is None or of.untagged is None or of.ablated or not len(of.scores):
+def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    if inputs.scores is None or inputs.judge_untagged is None or inputs.is_ablation or not len(inputs.scores):
         return []
-    those = set(zip(of.scores.benchmark, of.scores.task_id, strict=True))
-    templates = {task: _template(of.registry, task) for task in those}
-    return [_of(of.cells, tables.ablation(of.scores, of.untagged(), templates))]
+    judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
+    templates = {task: _template_name(inputs.registry, task) for task in judged_tasks}
+    table = tables.applicability_table(inputs.scores, inputs.judge_untagged(), templates)
+    return [_with_asset_remarks(inputs.cells, table)]
 
 
-def _beyond(of: Material, host: str | None) -> list[Table]:
-    return [_of(of.cells, table) for table in exposure.tables(*of.exposed())] if of.exposed and of.cells else []
+def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    if not inputs.measure_exposure or not inputs.cells:
+        return []
+    cells, force_threshold_n = inputs.measure_exposure()
+    return [_with_asset_remarks(inputs.cells, table) for table in exposure.exposure_tables(cells, force_threshold_n)]
 
 
-def _template(registry: Registry, task: tuple[str, str]) -> str:
-    entry = registry.entry(*task)
+def _template_name(registry: Registry, task: tuple[str, str]) -> str:
+    entry = registry.find_entry(*task)
     return entry.template or " + ".join(entry.components)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A sort of table: what it is called, what it shows, and how it is made."""
+class TableKind:
+    """A sort of table: its name, its content, and its builder."""
 
     name: str
     meaning: str
@@ -178,71 +203,73 @@ class Kind:
 
 
 KINDS = (
-    Kind("main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suites, {"4": "libero", "5": "robocasa"}),
-    Kind("severity", "P[U|S], VSI, VSI|U by suite with means", _severity, {}),
-    Kind("auxiliary", "auxiliary runs, outside every mean", _auxiliary, {"6": None}),
-    Kind("violations", "violation rates by specification", _violations, {"7": "libero", "8": "robocasa"}),
-    Kind("composition", "what unsafe successes violate", _composition, {"10": "libero", "11": "robocasa"}),
-    Kind("tasks", "SR, Safety, SBU by task", _tasks, {"12": None}),
-    Kind("active", "which specifications apply to each task", _active, {"23": None}),
-    Kind("applicability", "violations that the registry removes", _applicability, {}),
-    Kind("beyond", "time in violation, impulse, phases of the task", _beyond, {}),
+    TableKind(
+        "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": "libero", "5": "robocasa"}
+    ),
+    TableKind("severity", "P[U|S], VSI, VSI|U by suite with means", _severity_tables, {}),
+    TableKind("auxiliary", "auxiliary runs, outside every mean", _auxiliary_tables, {"6": None}),
+    TableKind("violations", "violation rates by specification", _violation_tables, {"7": "libero", "8": "robocasa"}),
+    TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": "libero", "11": "robocasa"}),
+    TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
+    TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}),
+    TableKind("applicability", "violations that the registry removes", _applicability_tables, {}),
+    TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables, {}),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
 
-def build(of: Material, which: Iterable[str] = ()) -> list[Table]:
-    """The tables that are asked for, in that order; all that the runs allow where none is named.
+def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
+    """Build the requested tables, in that order; without names all that the runs allow.
 
     Args:
-        of: what they are made of.
+        inputs: the scores, rules and policies that the tables are about.
         which: names of kinds, or the paper's numbers.
 
     Raises:
-        RunError: there is no such table, or these runs do not allow it.
+        RunError: a table is unknown, or these runs do not allow it.
     """
-    asked = list(dict.fromkeys(which))
-    found = [table for one in asked for table in _asked(of, one)]
-    if not asked:
-        found = [table for kind in KINDS for table in kind.build(of, None)]
-    if not found:
+    requested = list(dict.fromkeys(which))
+    built = [table for name in requested for table in _build_kind(inputs, name)]
+    if not requested:
+        built = [table for kind in KINDS for table in kind.build(inputs, None)]
+    if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    found = [replace(table, remarks=(*table.remarks, *of.remarks)) for table in _told_apart(found)]
-    return [_branded(table) for table in found] if of.ablated else found
+    built = [replace(table, remarks=(*table.remarks, *inputs.remarks)) for table in _number_duplicates(built)]
+    return [_mark_ablation(table) for table in built] if inputs.is_ablation else built
 
 
-def _told_apart(found: Iterable[Table]) -> Iterator[Table]:
-    """The tables, a number behind a name that an earlier one has: names of suites may differ by a sign alone."""
-    seen: Counter[str] = Counter()
-    for table in found:
-        seen[table.name] += 1
-        many = seen[table.name]
-        yield replace(table, name=f"{table.name}-{many}") if many > 1 else table
+def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
+    """Yield the tables, with a number added to a name used before: suite names may differ by a sign alone."""
+    name_counts: Counter[str] = Counter()
+    for table in built:
+        name_counts[table.name] += 1
+        occurrence = name_counts[table.name]
+        yield replace(table, name=f"{table.name}-{occurrence}") if occurrence > 1 else table
 
 
-def _branded(table: Table) -> Table:
-    """The table with the mark of the ablation in every row, so that it stays in forms without notes."""
+def _mark_ablation(table: Table) -> Table:
+    """Return the table with the ablation marked in every row, so that forms without notes keep it."""
     rows = tuple((row[0], Cell("off", emphasis="bad"), *row[1:]) for row in table.rows)
     columns = (table.columns[0], Column("Applicability", numeric=False), *table.columns[1:])
     return replace(table, columns=columns, rows=rows, notes=(ABLATED, *table.notes))
 
 
-def _asked(of: Material, one: str) -> list[Table]:
+def _build_kind(inputs: TableInputs, name: str) -> list[Table]:
     for kind in KINDS:
-        if one == kind.name or one in kind.numbers:
-            found = kind.build(of, kind.numbers.get(one))
-            if not found:
-                raise RunError(f"these runs allow no table {one!r}", remedy=_why(of, kind, one))
-            return found
-    known = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
-    raise RunError(f"there is no table {one!r}", remedy=_ELSEWHERE.get(one, f"There are: {known}."))
+        if name == kind.name or name in kind.numbers:
+            built = kind.build(inputs, kind.numbers.get(name))
+            if not built:
+                raise RunError(f"these runs allow no table {name!r}", remedy=_unavailable_reason(inputs, kind, name))
+            return built
+    kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
+    raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"There are: {kind_names}."))
 
 
-def _why(of: Material, kind: Kind, one: str) -> str:
-    suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in of.cells)) or "no episode"
+def _unavailable_reason(inputs: TableInputs, kind: TableKind, name: str) -> str:
+    suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."
     if kind.name in ("active", "applicability"):
         return "Judge with --applicability on."
-    host = _TITLES.get(kind.numbers.get(one) or "", "")
-    return f"Table {one} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."
+    host = _TITLES.get(kind.numbers.get(name) or "", "")
+    return f"Table {name} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."

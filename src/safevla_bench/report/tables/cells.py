@@ -1,4 +1,4 @@
-"""One row a cell: the headline numbers, and how often each specification was violated."""
+"""Tables with one row a cell: the headline numbers, and the violations of each specification."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from safevla_bench import provenance_marks
-from safevla_bench.metrics import SpecSummary, Summary, judged
+from safevla_bench.metrics import SpecSummary, Summary, has_verdict
 from safevla_bench.report.tables.table import (
     INTERVALS,
     Cell,
     Column,
     Table,
-    count,
-    lost,
+    add_notes,
+    count_cell,
+    dash_cell,
     lost_cells,
     lost_columns,
-    mean,
-    none,
+    lost_kinds,
+    mean_cell,
     policy_name,
-    proportion,
-    with_notes,
+    rate_cell,
 )
-from safevla_bench.text.numbers import NONE
+from safevla_bench.text.numbers import NO_VALUE
 
 LOST = "Crashed and stopped episodes are outside n, in no rate."
 
@@ -37,13 +37,13 @@ _HEADLINE = (
 )
 
 
-def main(
+def headline_table(
     cells: Sequence[Summary],
     aggregate: Summary | None = None,
     *,
     privileged: Collection[str | None] = (),
 ) -> Table:
-    """The headline numbers, one row a policy × suite, and all episodes pooled where there are several cells.
+    """Tabulate the headline numbers, one row a policy × suite; several cells are pooled in a last row.
 
     Args:
         cells: one summary a row.
@@ -51,43 +51,45 @@ def main(
         privileged: the policies that used simulator state no real robot has; their rows say so.
     """
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []
-    gone = lost(cells)
+    lost_names = lost_kinds(cells)
     columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), *_HEADLINE)
-    rows = [(*_names(cell, privileged), *_headline(cell), *lost_cells([cell], gone)) for cell in cells]
-    for one in pooled:
-        names = Cell("All, pooled", emphasis="total"), Cell("", detail=_assets(one))
-        rows.append((*names, *_headline(one), *lost_cells([one], gone)))
-    table = Table("Headline numbers", (*columns, *lost_columns(gone)), tuple(rows), name="headline")
-    return replace(with_notes(table, INTERVALS, LOST if gone else ""), remarks=provenance_marks.of_cells(cells))
-
-
-def _names(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
-    detail = "privileged state" if cell.policy in privileged else ""
-    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NONE, detail=_assets(cell))
-
-
-def _assets(cell: Summary) -> str:
-    return provenance_marks.STANDIN if cell.standin_assets else ""
-
-
-def _headline(cell: Summary) -> tuple[Cell, ...]:
-    """The numbers of a cell; where no specification reached a verdict, only its success is known."""
-    no_episode = "" if cell.n else "no episode"
-    if cell.n and not judged(cell):
-        return (count(cell.n), proportion(cell.rates["sr"]), *[none("no verdict")] * 5)
-    return (
-        count(cell.n),
-        proportion(cell.rates["sr"], no_episode),
-        proportion(cell.rates["safety"], no_episode),
-        proportion(cell.rates["sbu"], no_episode),
-        proportion(cell.rates["p_unsafe_given_success"], no_episode or "no success"),
-        mean(cell.means["vsi"], no_episode),
-        mean(cell.means["vsi_given_unsafe"], no_episode or "none unsafe"),
+    rows = [(*_name_cells(cell, privileged), *_headline_cells(cell), *lost_cells([cell], lost_names)) for cell in cells]
+    for pooled_cell in pooled:
+        names = Cell("All, pooled", emphasis="total"), Cell("", detail=_assets_note(pooled_cell))
+        rows.append((*names, *_headline_cells(pooled_cell), *lost_cells([pooled_cell], lost_names)))
+    table = Table("Headline numbers", (*columns, *lost_columns(lost_names)), tuple(rows), name="headline")
+    return replace(
+        add_notes(table, INTERVALS, LOST if lost_names else ""), remarks=provenance_marks.warn_of_cells(cells)
     )
 
 
-def violations(cells: Sequence[Summary], *, scored: bool = True) -> Table:
-    """How often each specification was violated; one row a cell and specification.
+def _name_cells(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
+    detail = "privileged state" if cell.policy in privileged else ""
+    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NO_VALUE, detail=_assets_note(cell))
+
+
+def _assets_note(cell: Summary) -> str:
+    return provenance_marks.STANDIN if cell.standin_assets else ""
+
+
+def _headline_cells(cell: Summary) -> tuple[Cell, ...]:
+    """Return the numbers of a cell; if no specification reached a verdict, only its success is known."""
+    no_episode = "" if cell.n else "no episode"
+    if cell.n and not has_verdict(cell):
+        return (count_cell(cell.n), rate_cell(cell.rates["sr"]), *[dash_cell("no verdict")] * 5)
+    return (
+        count_cell(cell.n),
+        rate_cell(cell.rates["sr"], no_episode),
+        rate_cell(cell.rates["safety"], no_episode),
+        rate_cell(cell.rates["sbu"], no_episode),
+        rate_cell(cell.rates["p_unsafe_given_success"], no_episode or "no success"),
+        mean_cell(cell.means["vsi"], no_episode),
+        mean_cell(cell.means["vsi_given_unsafe"], no_episode or "none unsafe"),
+    )
+
+
+def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
+    """Tabulate the violations of each specification, one row a cell and specification.
 
     A specification that is inactive in every episode of a cell has dashes: it was not judged there.
 
@@ -98,14 +100,14 @@ def violations(cells: Sequence[Summary], *, scored: bool = True) -> Table:
     several = len(cells) > 1
     naming = (Column("Policy", numeric=False), Column("Suite", numeric=False)) if several else ()
     rows = tuple(
-        (*(_names(cell, ()) if several else ()), *_violation(cell, spec))
+        (*(_name_cells(cell, ()) if several else ()), *_violation_cells(cell, spec))
         for cell in cells
         for spec in cell.specs
         if (spec.tier == "safe") == scored
     )
     title = "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score"
     table = Table(title, (*naming, *_VIOLATION), rows, name="violations-by-cell" if scored else "diagnostics")
-    return with_notes(table, "An episode counts once for each specification that it violates.")
+    return add_notes(table, "An episode counts once for each specification that it violates.")
 
 
 _VIOLATION = (
@@ -120,20 +122,20 @@ _VIOLATION = (
 )
 
 
-def _violation(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
+def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
     inactive = sum(spec.inactive.values())
-    outside = (count(spec.vacuous), count(inactive))
+    outside = (count_cell(spec.vacuous), count_cell(inactive))
     if not spec.active:
-        return (Cell(spec.spec_id), none("inactive" if inactive else "no episode"), *[none()] * 4, *outside)
+        return (Cell(spec.spec_id), dash_cell("inactive" if inactive else "no episode"), *[dash_cell()] * 4, *outside)
     if spec.vacuous == spec.active:
-        return (Cell(spec.spec_id), none("vacuous"), *[none()] * 4, *outside)
+        return (Cell(spec.spec_id), dash_cell("vacuous"), *[dash_cell()] * 4, *outside)
     broken = spec.violations.count
     return (
         Cell(spec.spec_id),
         Cell(f"{broken}/{cell.n}", broken, emphasis="bad" if broken else ""),
-        proportion(spec.violations),
+        rate_cell(spec.violations),
         Cell(f"{broken}/{spec.active}", broken),
-        count(spec.unsafe_success),
-        mean(spec.nsv, "ungraded"),
+        count_cell(spec.unsafe_success),
+        mean_cell(spec.nsv, "ungraded"),
         *outside,
     )

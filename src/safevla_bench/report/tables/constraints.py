@@ -1,11 +1,11 @@
-"""Which limits were broken: rates by specification (paper Tables 7, 8), and what SBU is made of (10, 11)."""
+"""Violated limits: rates by specification (paper Tables 7, 8), and the composition of SBU (10, 11)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from safevla_bench.metrics import Rate, SpecSummary, Summary, judged
+from safevla_bench.metrics import Rate, SpecSummary, Summary, has_verdict
 from safevla_bench.report.tables.cells import LOST
 from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.table import (
@@ -13,76 +13,82 @@ from safevla_bench.report.tables.table import (
     Cell,
     Column,
     Table,
-    count,
-    file_name,
-    lost,
+    add_notes,
+    count_cell,
+    dash_cell,
     lost_cells,
     lost_columns,
-    none,
-    proportion,
-    with_notes,
+    lost_kinds,
+    rate_cell,
+    table_file_name,
 )
-from safevla_bench.text.numbers import NONE, fixed
+from safevla_bench.text.numbers import NO_VALUE, format_fixed
 
 _NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
 
 
-def constraints(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """The share of a cell's episodes that violate each scored specification, one row a policy × suite.
+def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
+    """Tabulate the share of episodes that violate each scored specification, one row a policy × suite.
 
     The denominator is all episodes of the cell, as in the paper. Where a specification is inactive in every episode
     there is a dash, never a zero.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
-    gone = lost(cells)
+    lost_names = lost_kinds(cells)
     columns = [Column(spec, group=axis.replace("_", " ").capitalize()) for spec, axis in specs.items()]
     rows = tuple(
-        (*_named(cell, roster), _unsafe(cell), *_rates(cell, specs), *lost_cells([cell], gone)) for cell in cells
+        (
+            *_name_cells(cell, roster),
+            _unsafe_cell(cell),
+            *_violation_rates(cell, specs),
+            *lost_cells([cell], lost_names),
+        )
+        for cell in cells
     )
     unsafe = Column("Unsafe %", meaning="episodes that violate any of them")
-    name = file_name("violations", title)
+    name = table_file_name("violations", title)
     table = Table(
         f"Violation rates by specification{': ' if title else ''}{title}",
-        (*_NAMING, unsafe, *columns, *lost_columns(gone)),
+        (*_NAMING, unsafe, *columns, *lost_columns(lost_names)),
         rows,
         name=name,
     )
-    rates = (
+    rate_note = (
         "In %, of all episodes of the cell. An episode may violate several, so that the rates do not add up to Unsafe."
     )
-    return with_notes(table, WILSON, rates, LOST if gone else "", dash=_INACTIVE)
+    return add_notes(table, WILSON, rate_note, LOST if lost_names else "", dash=_INACTIVE)
 
 
 _INACTIVE = (
-    f"{NONE} without a reason below it: inactive. The specification applies to no episode there, or its signal is not "
-    "measured; it is never a zero."
+    f"{NO_VALUE} without a reason below it: inactive. The specification applies to no episode there, or its signal is "
+    "not measured; it is never a zero."
 )
 
 
-def _named(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
-    return roster.named(cell), Cell(cell.suite or NONE), count(cell.n)
+def _name_cells(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
+    return roster.summary_cell(cell), Cell(cell.suite or NO_VALUE), count_cell(cell.n)
 
 
-def _unsafe(cell: Summary) -> Cell:
-    if not judged(cell):
-        return none("no verdict" if cell.n else "no episode")
-    return proportion(Rate.of(cell.success_unsafe + cell.failure_unsafe, cell.n))
+def _unsafe_cell(cell: Summary) -> Cell:
+    if not has_verdict(cell):
+        return dash_cell("no verdict" if cell.n else "no episode")
+    return rate_cell(Rate.of(cell.success_unsafe + cell.failure_unsafe, cell.n))
 
 
-def _rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
-    found = {spec.spec_id: spec for spec in cell.specs}
+def _violation_rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
+    spec_summaries = {spec.spec_id: spec for spec in cell.specs}
     for name in specs:
-        yield _violated(found[name])
+        yield _violation_rate_cell(spec_summaries[name])
 
 
-def _violated(spec: SpecSummary) -> Cell:
+def _violation_rate_cell(spec: SpecSummary) -> Cell:
     if not spec.active:
-        return none()
-    return none("vacuous") if spec.vacuous == spec.active else proportion(spec.violations)
+        return dash_cell()
+    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations)
 
 
-def composition(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """What the unsafe successes of each cell violated; specifications that never did so are left out.
+def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
+    """Tabulate what the unsafe successes of each cell violated; specifications without one have no row.
 
     An unsafe success counts once for each specification that it violates; shares are of all these violations in the
     cell and add up to 100 %.
@@ -95,22 +101,22 @@ def composition(cells: Sequence[Summary], roster: Roster, title: str = "") -> Ta
         Column("Violations", meaning="in unsafe successes"),
         Column("Share %", meaning="of the cell's violations"),
     )
-    rows = tuple(row for cell in cells for row in _composed(cell, roster))
-    name = file_name("composition", title)
+    rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
+    name = table_file_name("composition", title)
     table = Table(f"What unsafe successes violate{': ' if title else ''}{title}", columns, rows, name=name)
-    return with_notes(table, "An unsafe success counts once for each specification that it violates.")
+    return add_notes(table, "An unsafe success counts once for each specification that it violates.")
 
 
-def _composed(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    if not judged(cell):
+def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
+    if not has_verdict(cell):
         why = "no verdict" if cell.n else "no episode"
-        yield (*_named(cell, roster), none(why), none(), none(), none(), none())
+        yield (*_name_cells(cell, roster), dash_cell(why), dash_cell(), dash_cell(), dash_cell(), dash_cell())
         return
-    head = (*_named(cell, roster), count(cell.success_unsafe), proportion(cell.rates["sbu"]))
+    head = (*_name_cells(cell, roster), count_cell(cell.success_unsafe), rate_cell(cell.rates["sbu"]))
     fired = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
     total = sum(spec.unsafe_success for spec in fired)
-    for spec in sorted(fired, key=lambda one: -one.unsafe_success):
+    for spec in sorted(fired, key=lambda spec: -spec.unsafe_success):
         share = Fraction(100 * spec.unsafe_success, total)
-        yield (*head, Cell(spec.spec_id), count(spec.unsafe_success), Cell(fixed(share, 0), float(share)))
+        yield (*head, Cell(spec.spec_id), count_cell(spec.unsafe_success), Cell(format_fixed(share, 0), float(share)))
     if not fired:
-        yield (*head, none("no unsafe success"), count(0), none())
+        yield (*head, dash_cell("no unsafe success"), count_cell(0), dash_cell())

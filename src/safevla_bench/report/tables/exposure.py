@@ -1,4 +1,4 @@
-"""Tables beyond the four numbers: how long, how hard, when, and in which phase limits were broken."""
+"""Tables of exposure: how long, how hard, when, and in which phase limits were broken."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from safevla_bench.exposure import CellExposure, SpecExposure
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
-from safevla_bench.text.numbers import NONE, fixed, percent, short, span
+from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval, format_percent
 
 _NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False))
 
 
-def tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
-    """Exposure of each cell; of each specification that some cell violated; and of each phase of the task."""
-    return exposure(cells, force_threshold_n), by_specification(cells), by_phase(cells)
+def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
+    """Tabulate exposure by cell, by violated specification, and by phase of the task."""
+    return exposure_table(cells, force_threshold_n), spec_exposure_table(cells), phase_table(cells)
 
 
-def exposure(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    """One row a cell: means over its episodes, and unsafe episodes among successes and among failures."""
-    limit = NONE if force_threshold_n is None else f"{short(force_threshold_n)} N"
+def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
+    """Tabulate means over each cell's episodes, and unsafe episodes among successes and among failures."""
+    limit = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
     columns = (
         *_NAMES,
         Column("n", meaning="episodes counted"),
@@ -35,24 +35,24 @@ def exposure(cells: Sequence[CellExposure], force_threshold_n: float | None) -> 
         "impulse is that of whole control steps, not only what exceeds the threshold.",
         "Below each mean its 95 % interval, percentile bootstrap of episodes.",
     )
-    return Table("Beyond the four numbers", columns, tuple(_row(cell) for cell in cells), notes, "exposure")
+    return Table("Beyond the four numbers", columns, tuple(_exposure_row(cell) for cell in cells), notes, "exposure")
 
 
-def _row(cell: CellExposure) -> tuple[Cell, ...]:
+def _exposure_row(cell: CellExposure) -> tuple[Cell, ...]:
     return (
-        *_naming(cell),
+        *_name_cells(cell),
         Cell(str(cell.n), cell.n),
-        _mean(cell.violation_s, cell.n),
-        _mean(cell.above_force_s, cell.n),
-        _mean(cell.above_impulse_ns, cell.n),
-        _seconds(cell.first_s, "none unsafe"),
-        _count(cell.unsafe_successes, "no success"),
-        _count(cell.unsafe_failures, "no failure"),
+        _mean_seconds_cell(cell.violation_s, cell.n),
+        _mean_seconds_cell(cell.above_force_s, cell.n),
+        _mean_seconds_cell(cell.above_impulse_ns, cell.n),
+        _seconds_cell(cell.first_s, "none unsafe"),
+        _fraction_cell(cell.unsafe_successes, "no success"),
+        _fraction_cell(cell.unsafe_failures, "no failure"),
     )
 
 
-def by_specification(cells: Sequence[CellExposure]) -> Table:
-    """One row a cell and specification that it violated."""
+def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
+    """Tabulate one row a cell and specification that it violated."""
     columns = (
         *_NAMES,
         Column("Specification", numeric=False),
@@ -61,28 +61,28 @@ def by_specification(cells: Sequence[CellExposure]) -> Table:
         Column("in successes", meaning="of those where it applies"),
         Column("in failures", meaning="of those where it applies"),
     )
-    rows = tuple(_spec_row(cell, spec) for cell in cells for spec in cell.specs if _violated(spec))
+    rows = tuple(_spec_row(cell, spec) for cell in cells for spec in cell.specs if _has_violation(spec))
     notes = () if rows else ("No specification was violated.",)
     return Table("Violations in time, and in successes and failures apart", columns, rows, notes, "exposure-specs")
 
 
-def _violated(spec: SpecExposure) -> bool:
+def _has_violation(spec: SpecExposure) -> bool:
     return bool(spec.in_successes.count + spec.in_failures.count)
 
 
 def _spec_row(cell: CellExposure, spec: SpecExposure) -> tuple[Cell, ...]:
     return (
-        *_naming(cell),
+        *_name_cells(cell),
         Cell(spec.spec_id),
-        _mean(spec.violation_s, spec.violation_s.n),
-        _seconds(spec.first_s, ""),
-        _count(spec.in_successes, "no success"),
-        _count(spec.in_failures, "no failure"),
+        _mean_seconds_cell(spec.violation_s, spec.violation_s.n),
+        _seconds_cell(spec.first_s, ""),
+        _fraction_cell(spec.in_successes, "no success"),
+        _fraction_cell(spec.in_failures, "no failure"),
     )
 
 
-def by_phase(cells: Sequence[CellExposure]) -> Table:
-    """One row a cell and phase; cells whose tasks hold nothing have none."""
+def phase_table(cells: Sequence[CellExposure]) -> Table:
+    """Tabulate one row a cell and phase; cells whose tasks hold nothing have none."""
     columns = (
         *_NAMES,
         Column("Phase", numeric=False),
@@ -93,47 +93,49 @@ def by_phase(cells: Sequence[CellExposure]) -> Table:
     )
     rows = tuple(
         (
-            *_naming(cell),
+            *_name_cells(cell),
             Cell(phase.phase),
-            Cell(fixed(phase.total_s, 1), phase.total_s),
-            Cell(fixed(phase.violation_s, 2), phase.violation_s, emphasis="bad" if phase.violation_s else ""),
-            _share(phase.violation_s, phase.total_s),
+            Cell(format_fixed(phase.total_s, 1), phase.total_s),
+            Cell(format_fixed(phase.violation_s, 2), phase.violation_s, emphasis="bad" if phase.violation_s else ""),
+            _time_share_cell(phase.violation_s, phase.total_s),
             Cell(str(phase.first_violations), phase.first_violations),
         )
         for cell in cells
         for phase in cell.phases
     )
-    lacking, whole = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
+    lacking, total = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
     notes = [
         "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
         "from the last grip on. Handling: the rest between the first grip and the last."
     ]
     if lacking:
-        notes.append(f"Left out: {lacking} of {whole} episodes; the task holds nothing, or the record lacks the grip.")
+        notes.append(f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip.")
     return Table("Violations by phase of the task", columns, rows, tuple(notes), "phases")
 
 
-def _naming(cell: CellExposure) -> tuple[Cell, Cell]:
+def _name_cells(cell: CellExposure) -> tuple[Cell, Cell]:
     return Cell(cell.policy or UNNAMED), Cell(cell.suite)
 
 
-def _mean(of: Mean, n: int) -> Cell:
-    """A mean with its interval; where it is over fewer than n episodes it says so."""
-    if of.value is None or of.ci is None:
-        return Cell(NONE, detail="not recorded" if n else "no episode")
-    fewer = f", n = {of.n}" if of.n < n else ""
-    return Cell(fixed(of.value, 2), of.value, (span(*of.ci, digits=2) if of.n > 1 else "one episode") + fewer)
+def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
+    """Return a mean with its interval; n is added where it covers fewer episodes than the cell."""
+    if mean.value is None or mean.ci is None:
+        return Cell(NO_VALUE, detail="not recorded" if n else "no episode")
+    interval = format_interval(*mean.ci, digits=2) if mean.n > 1 else "one episode"
+    fewer = f", n = {mean.n}" if mean.n < n else ""
+    return Cell(format_fixed(mean.value, 2), mean.value, interval + fewer)
 
 
-def _seconds(value: float | None, why_none: str) -> Cell:
-    return Cell(NONE, detail=why_none) if value is None else Cell(fixed(value, 2), value)
+def _seconds_cell(value: float | None, why_none: str) -> Cell:
+    return Cell(NO_VALUE, detail=why_none) if value is None else Cell(format_fixed(value, 2), value)
 
 
-def _count(rate: Rate, why_none: str) -> Cell:
+def _fraction_cell(rate: Rate, why_none: str) -> Cell:
     if not rate.n:
-        return Cell(NONE, detail=why_none)
-    return Cell(f"{rate.count}/{rate.n}", rate.value, f"{percent(rate.count, rate.n)} %", "bad" if rate.count else "")
+        return Cell(NO_VALUE, detail=why_none)
+    share = f"{format_percent(rate.count, rate.n)} %"
+    return Cell(f"{rate.count}/{rate.n}", rate.value, share, "bad" if rate.count else "")
 
 
-def _share(part: float, whole: float) -> Cell:
-    return Cell(fixed(100 * part / whole, 1), part / whole) if whole else Cell(NONE, detail="no time in it")
+def _time_share_cell(part: float, whole: float) -> Cell:
+    return Cell(format_fixed(100 * part / whole, 1), part / whole) if whole else Cell(NO_VALUE, detail="no time in it")

@@ -1,4 +1,4 @@
-"""What came from elsewhere, as tables: results that hold successes only, and how far replays went from recordings."""
+"""Tables of foreign data: imported results with successes only, and replays against their recordings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from safevla_bench.foreign import ForeignEpisode, ForeignResults
 from safevla_bench.foreign.results import LACKS
 from safevla_bench.metrics import Rate
 from safevla_bench.report.tables import Cell, Column, Table
-from safevla_bench.report.tables.table import WILSON, count, proportion
-from safevla_bench.text.numbers import NONE, significant
+from safevla_bench.report.tables.table import WILSON, count_cell, rate_cell
+from safevla_bench.text.numbers import NO_VALUE, format_significant
 from safevla_bench.trajectory import Batch
 
 NOT_RECORDED = "not recorded"
 
 
-def imported(found: ForeignResults, source: str) -> Table:
-    """SR of each suite and task; Safety, SBU and VSI are not recorded, and never zero."""
-    errors = any(one.success is None for one in found.episodes)
+def foreign_results_table(results: ForeignResults, source: str) -> Table:
+    """Tabulate SR by suite and task; Safety, SBU and VSI are not recorded, and never zero."""
+    errors = any(episode.success is None for episode in results.episodes)
     columns = (
         Column("Suite", numeric=False),
         Column("Task", numeric=False),
@@ -27,31 +27,31 @@ def imported(found: ForeignResults, source: str) -> Table:
         *(Column(name) for name in ("Safety %", "SBU %", "VSI")),
     )
     grouped: dict[str, dict[str, list[ForeignEpisode]]] = {}
-    for one in found.episodes:
-        grouped.setdefault(one.suite, {}).setdefault(one.task, []).append(one)
+    for episode in results.episodes:
+        grouped.setdefault(episode.suite, {}).setdefault(episode.task, []).append(episode)
     rows = []
     for suite, tasks in grouped.items():
-        rows.append(_row(suite, "all", [one for listed in tasks.values() for one in listed], errors))
-        rows += [_row(suite, task, listed, errors) for task, listed in tasks.items()]
-    notes = (WILSON, f"{found.kind} lacks {LACKS}.", *(f"{remark}." for remark in found.remarks))
-    return Table(f"{found.kind}: {source}", columns, tuple(rows), notes)
+        rows.append(_results_row(suite, "all", [episode for listed in tasks.values() for episode in listed], errors))
+        rows += [_results_row(suite, task, listed, errors) for task, listed in tasks.items()]
+    notes = (WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks))
+    return Table(f"{results.kind}: {source}", columns, tuple(rows), notes)
 
 
-def _row(suite: str, task: str, episodes: Sequence[ForeignEpisode], errors: bool) -> tuple[Cell, ...]:
-    known = [one.success for one in episodes if one.success is not None]
-    lost = len(episodes) - len(known)
+def _results_row(suite: str, task: str, episodes: Sequence[ForeignEpisode], errors: bool) -> tuple[Cell, ...]:
+    successes = [episode.success for episode in episodes if episode.success is not None]
+    lost = len(episodes) - len(successes)
     return (
         Cell(suite),
         Cell(task, emphasis="total" if task == "all" else ""),
-        count(len(known)),
-        *([count(lost, "bad" if lost else "")] if errors else []),
-        proportion(Rate.of(sum(known), len(known)), "no episode"),
-        *(Cell(NONE, detail=NOT_RECORDED) for _ in range(3)),
+        count_cell(len(successes)),
+        *([count_cell(lost, "bad" if lost else "")] if errors else []),
+        rate_cell(Rate.of(sum(successes), len(successes)), "no episode"),
+        *(Cell(NO_VALUE, detail=NOT_RECORDED) for _ in range(3)),
     )
 
 
-def replayed(batch: Batch) -> Table | None:
-    """How far each replay went from its recording; None where there is no replay."""
+def replay_table(batch: Batch) -> Table | None:
+    """Tabulate the divergence of each replay from its recording; None without a replay."""
     columns = (
         Column("Episode", numeric=False),
         Column("Recorded as", numeric=False),
@@ -63,32 +63,35 @@ def replayed(batch: Batch) -> Table | None:
     )
     rows, notes = [], []
     for header, extra in zip(batch.headers, batch.extra, strict=True):
-        told = extra.get("header", {})
-        replay = told.get("replay") if isinstance(told, Mapping) else None
+        header_extra = extra.get("header", {})
+        replay = header_extra.get("replay") if isinstance(header_extra, Mapping) else None
         if isinstance(replay, Mapping):
-            rows.append((Cell(header.episode_id), Cell(str(replay["episode"])), Cell(header.result), *_apart(replay)))
+            names = Cell(header.episode_id), Cell(str(replay["episode"])), Cell(header.outcome_label)
+            rows.append((*names, *_divergence_cells(replay)))
             notes.append(f"start: {replay['start']}")
             if "tolerance" in replay:
                 notes.append(f"tolerance: {replay['tolerance']:g} m, rad")
     return Table("Replays", columns, tuple(rows), tuple(dict.fromkeys(notes))) if rows else None
 
 
-def _apart(replay: Mapping[str, object]) -> tuple[Cell, ...]:
-    found = replay.get("divergence")
-    if not replay.get("compared") or not isinstance(found, Mapping):
-        return tuple(Cell(NONE, detail="no states recorded") for _ in range(4))
-    states = count(int(str(replay["compared"])))
+def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
+    divergence = replay.get("divergence")
+    if not replay.get("compared") or not isinstance(divergence, Mapping):
+        return tuple(Cell(NO_VALUE, detail="no states recorded") for _ in range(4))
+    states = count_cell(int(str(replay["compared"])))
     if replay["exact"]:
-        return states, Cell("0", 0.0, "every bit"), Cell("0", 0.0, "every bit"), Cell(NONE, detail="never")
-    steps = [one["first_step"] for one in found.values() if one["first_step"] is not None]
-    first = Cell(str(min(steps)), min(steps), emphasis="bad") if steps else Cell(NONE, detail="never")
-    return states, _largest(found, "m", 1000, "mm"), _largest(found, "rad", 1000, "mrad"), first
+        return states, Cell("0", 0.0, "every bit"), Cell("0", 0.0, "every bit"), Cell(NO_VALUE, detail="never")
+    steps = [coordinate["first_step"] for coordinate in divergence.values() if coordinate["first_step"] is not None]
+    first = Cell(str(min(steps)), min(steps), emphasis="bad") if steps else Cell(NO_VALUE, detail="never")
+    return states, _largest_cell(divergence, "m", 1000, "mm"), _largest_cell(divergence, "rad", 1000, "mrad"), first
 
 
-def _largest(found: Mapping[str, Mapping[str, object]], unit: str, scale: int, shown: str) -> Cell:
-    """The coordinate that went furthest, by its name."""
-    there = {name: float(str(one["max"])) for name, one in found.items() if one["unit"] == unit}
-    if not there:
-        return Cell(NONE)
-    name = max(there, key=there.__getitem__)
-    return Cell(f"{significant(scale * there[name])} {shown}", there[name], name.rpartition(" ")[0])
+def _largest_cell(divergence: Mapping[str, Mapping[str, object]], unit: str, scale: int, shown_unit: str) -> Cell:
+    """Return the coordinate with the largest divergence, by its name."""
+    largest = {
+        name: float(str(coordinate["max"])) for name, coordinate in divergence.items() if coordinate["unit"] == unit
+    }
+    if not largest:
+        return Cell(NO_VALUE)
+    name = max(largest, key=largest.__getitem__)
+    return Cell(f"{format_significant(scale * largest[name])} {shown_unit}", largest[name], name.rpartition(" ")[0])

@@ -1,19 +1,19 @@
-"""What the gates said: as a table, and as JUnit XML for continuous integration."""
+"""Gate outcomes as a table, and as JUnit XML for continuous integration."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from safevla_bench.gates import Checked, Outcome
+from safevla_bench.gates import GateOutcome, GateReport
 from safevla_bench.report.tables import Cell, Column, Emphasis, Table
-from safevla_bench.text.numbers import NONE, fixed, short, span
-from safevla_bench.text.sanitize import inert
+from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval
+from safevla_bench.text.sanitize import escape_controls
 
 
-def table(found: Checked, remarks: Sequence[str] = ()) -> Table:
-    """One row a scope and gate, and one for whatever was not scored."""
-    level = "" if found.confidence is None else f"{short(100 * found.confidence)} %"
+def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
+    """Tabulate one row a scope and gate, and one for whatever was not scored."""
+    level = "" if checked.confidence is None else f"{format_compact(100 * checked.confidence)} %"
     columns = (
         Column("Policy", numeric=False),
         Column("Suite", numeric=False),
@@ -24,65 +24,64 @@ def table(found: Checked, remarks: Sequence[str] = ()) -> Table:
         Column("Verdict", numeric=False),
         Column("Why", numeric=False),
     )
-    rows = tuple(_row(one, bool(level)) for one in found.outcomes)
+    rows = tuple(_outcome_row(outcome, bool(level)) for outcome in checked.outcomes)
     return Table(
-        title=f"Gates: {found.verdict}", columns=columns, rows=rows, notes=tuple(remarks), remarks=found.warnings
+        title=f"Gates: {checked.verdict}", columns=columns, rows=rows, notes=tuple(remarks), remarks=checked.warnings
     )
 
 
-def _row(one: Outcome, with_interval: bool) -> tuple[Cell, ...]:
-    emphasis: Emphasis = "" if one.verdict == "passed" else "bad"
-    interval = Cell(NONE) if one.ci is None else Cell(span(*one.ci, digits=3))
+def _outcome_row(outcome: GateOutcome, with_interval: bool) -> tuple[Cell, ...]:
+    emphasis: Emphasis = "" if outcome.verdict == "passed" else "bad"
+    interval = Cell(NO_VALUE) if outcome.ci is None else Cell(format_interval(*outcome.ci, digits=3))
     return (
-        Cell(one.policy or "all"),
-        Cell(one.suite or "all"),
-        Cell(_name(one)),
-        Cell(str(one.n), one.n),
-        Cell(NONE) if one.value is None else Cell(fixed(one.value, 3), one.value),
+        Cell(outcome.policy or "all"),
+        Cell(outcome.suite or "all"),
+        Cell(_gate_name(outcome)),
+        Cell(str(outcome.n), outcome.n),
+        Cell(NO_VALUE) if outcome.value is None else Cell(format_fixed(outcome.value, 3), outcome.value),
         *([interval] if with_interval else []),
-        Cell(one.verdict, emphasis=emphasis),
-        Cell(one.reason),
+        Cell(outcome.verdict, emphasis=emphasis),
+        Cell(outcome.reason),
     )
 
 
-def _name(one: Outcome) -> str:
-    return "every planned episode scored" if one.gate is None else one.gate.name
+def _gate_name(outcome: GateOutcome) -> str:
+    return "every planned episode scored" if outcome.gate is None else outcome.gate.name
 
 
-def junit(found: Checked, judged_by: str = "") -> bytes:
-    """JUnit XML: a test case an outcome; a failed gate is a failure, an undecided one an error.
+def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
+    """Format JUnit XML: a test case an outcome; a failed gate is a failure, an undecided one an error.
 
-    With what was judged is a property of the suite.
-
-    No times, so that the same run gives the same bytes.
+    `judged_by` is a property of the suite. There are no times, so that the same run gives the same bytes.
     """
-    count = {verdict: sum(one.verdict == verdict for one in found.outcomes) for verdict in ("failed", "undecided")}
+    verdicts = [outcome.verdict for outcome in checked.outcomes]
     totals = {
-        "tests": str(len(found.outcomes)),
-        "failures": str(count["failed"]),
-        "errors": str(count["undecided"]),
+        "tests": str(len(verdicts)),
+        "failures": str(verdicts.count("failed")),
+        "errors": str(verdicts.count("undecided")),
         "skipped": "0",
     }
     root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
-    told = [("judged_by", judged_by)] if judged_by else []
-    told += [("warning", warning) for warning in found.warnings]
-    if told:
+    property_values = [("judged_by", judged_by)] if judged_by else []
+    property_values += [("warning", warning) for warning in checked.warnings]
+    if property_values:
         properties = ElementTree.SubElement(suite, "properties")
-        for name, value in told:
-            ElementTree.SubElement(properties, "property", {"name": name, "value": inert(value)})
-    for one in found.outcomes:
-        where = f"{one.policy or 'all'} / {one.suite or 'all'}"
-        case = ElementTree.SubElement(suite, "testcase", {"classname": inert(where), "name": inert(_name(one))})
-        if one.verdict != "passed":
-            kind = "failure" if one.verdict == "failed" else "error"
-            said = inert(_said(one))
-            ElementTree.SubElement(case, kind, {"type": one.verdict, "message": said}).text = said
+        for name, value in property_values:
+            ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
+    for outcome in checked.outcomes:
+        where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
+        name = escape_controls(_gate_name(outcome))
+        case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
+        if outcome.verdict != "passed":
+            kind = "failure" if outcome.verdict == "failed" else "error"
+            message = escape_controls(_format_outcome(outcome))
+            ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _said(one: Outcome) -> str:
-    value = "" if one.value is None else f"{fixed(one.value, 3)} over {one.n} episodes"
-    interval = "" if one.ci is None else f", interval {span(*one.ci, digits=3)}"
-    return f"{value}{interval}: {one.reason}" if value else one.reason
+def _format_outcome(outcome: GateOutcome) -> str:
+    value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {outcome.n} episodes"
+    interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
+    return f"{value}{interval}: {outcome.reason}" if value else outcome.reason

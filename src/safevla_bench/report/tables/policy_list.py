@@ -1,4 +1,4 @@
-"""What is known of policies besides their episodes."""
+"""The roster of policies: training kinds, privileged and auxiliary ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Summary
 from safevla_bench.report.tables.table import UNNAMED, Cell, policy_name
-from safevla_bench.text.numbers import NONE
+from safevla_bench.text.numbers import NO_VALUE
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
 """Suites that are always auxiliary: the paper's five-task check, sampled by another protocol (its Table 6)."""
@@ -23,30 +23,32 @@ class Roster:
     auxiliary: Collection[str] = ()
 
     def is_auxiliary(self, cell: Summary) -> bool:
-        """Whether the cell stays out of means and bests."""
+        """True if the cell stays out of means and bests."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES
 
     def is_privileged(self, policy: str | None) -> bool:
+        """True if the policy saw privileged state."""
         return policy in self.privileged
 
-    def competing(self, policies: Iterable[str | None]) -> set[str | None]:
-        """The policies among which a best is sought: those that act, without privileged state where there are any."""
-        every = set(policies)
-        acting = every - {NOOP} or every
-        return {one for one in acting if not self.is_privileged(one)} or acting
+    def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
+        """Return the policies that compete for the best: acting ones, without privileged state if any is."""
+        all_policies = set(policies)
+        acting = all_policies - {NOOP} or all_policies
+        return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
-    def named(self, cell: Summary) -> Cell:
-        """The cell that names the policy, with what must be known of it."""
-        return self.name(cell.policy, auxiliary=self.is_auxiliary(cell))
+    def summary_cell(self, cell: Summary) -> Cell:
+        """Return the cell that names the policy of a summary, with its remarks."""
+        return self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell))
 
-    def name(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        told = [
+    def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
+        """Return the cell that names a policy, with its remarks."""
+        remarks = [
             ("privileged state", self.is_privileged(policy)),
             ("does nothing", policy == NOOP),
             ("auxiliary", auxiliary),
         ]
-        return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in told if holds))
+        return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks if holds))
 
-    def trained(self, policy: str | None) -> Cell:
-        """How the policy was trained; a dash where nobody said."""
-        return Cell(self.training.get(policy or "", NONE))
+    def training_cell(self, policy: str | None) -> Cell:
+        """Return the training kind of a policy; a dash if it is unknown."""
+        return Cell(self.training.get(policy or "", NO_VALUE))

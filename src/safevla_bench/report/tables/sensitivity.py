@@ -1,4 +1,4 @@
-"""Tables of what other thresholds do: the paper's Table 9 for one's own runs, and sweeps."""
+"""Tables of sensitivity to thresholds: the variants of the paper's Table 9, and sweeps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fractions import Fraction
 from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
-from safevla_bench.sensitivity import Ablation, Curve, Point, Sweep
-from safevla_bench.text.numbers import NONE, fixed, short, span, unit_text
+from safevla_bench.sensitivity import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
+from safevla_bench.text.numbers import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
 
 _METRICS = (
     Column("Safety %", meaning="share of episodes that break no limit"),
@@ -24,101 +24,105 @@ _NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False), Colum
 _WHY = "SR does not depend on thresholds."
 
 
-def ablation(found: Ablation) -> Table:
-    """One row a cell and variant; behind several cells their unweighted means, as in the paper's Table 9.
+def variant_table(ablation: ThresholdAblation) -> Table:
+    """Tabulate one row a cell and variant; several cells are followed by their unweighted means.
 
     The policy that does nothing is in no mean.
     """
-    names = [variant.name for variant in found.variants]
-    rows = [row for curve in found.curves for row in _rows(curve, [Cell(name) for name in names])]
-    averaged = [curve for curve in found.curves if curve.policy != NOOP]
+    names = [variant.name for variant in ablation.variants]
+    rows = [row for curve in ablation.curves for row in _curve_rows(curve, [Cell(name) for name in names])]
+    averaged = [curve for curve in ablation.curves if curve.policy != NOOP]
     if len(averaged) > 1:
         rows += [
-            (Cell("Mean of cells", emphasis="total"), Cell(""), Cell(""), Cell(name), *_means(averaged, k))
+            (Cell("Mean of cells", emphasis="total"), Cell(""), Cell(""), Cell(name), *_mean_cells(averaged, k))
             for k, name in enumerate(names)
         ]
     notes = [
         _WHY,
-        *([f"Means are without {NOOP}, which does nothing."] if 1 < len(averaged) < len(found.curves) else []),
-        *([f"Left out, as the library has no such family: {', '.join(found.left_out)}."] if found.left_out else []),
+        *([f"Means are without {NOOP}, which does nothing."] if 1 < len(averaged) < len(ablation.curves) else []),
     ]
+    if ablation.left_out:
+        notes.append(f"Left out, as the library has no such family: {', '.join(ablation.left_out)}.")
     return Table(
         title="Sensitivity to thresholds (variants of the paper's Table 9)",
         columns=(*_NAMES, Column("Variant", numeric=False), *_METRICS),
         rows=tuple(rows),
         notes=tuple(notes),
-        remarks=found.warnings,
+        remarks=ablation.warnings,
     )
 
 
-def sweep(found: Sweep) -> Table:
-    """One row a cell and threshold; the library's own threshold stands out where it is on the grid."""
-    unit, scale = unit_text(found.unit, found.default)
+def sweep_table(sweep: ThresholdSweep) -> Table:
+    """Tabulate one row a cell and threshold; a dagger marks the library's own threshold."""
+    unit, scale = display_unit(sweep.unit, sweep.default)
     rows = []
-    for curve in found.curves:
-        cells = [_threshold(value, scale, value == found.default) for value in found.thresholds]
-        rows += _rows(curve, cells)
+    for curve in sweep.curves:
+        cells = [_threshold_cell(value, scale, value == sweep.default) for value in sweep.thresholds]
+        rows += _curve_rows(curve, cells)
     return Table(
-        title=f"Sweep of {found.name} ({', '.join(found.spec_ids)})",
+        title=f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
         columns=(*_NAMES, Column(f"Threshold{f' [{unit}]' if unit else ''}"), *_METRICS),
         rows=tuple(rows),
         notes=(
-            f"† The library's threshold, {short(found.default * scale)} {unit}".rstrip()
+            f"† The library's threshold, {format_compact(sweep.default * scale)} {unit}".rstrip()
             + ". K = severe/threshold stays. "
             + _WHY,
         ),
-        remarks=found.warnings,
+        remarks=sweep.warnings,
     )
 
 
-def _threshold(value: float, scale: int, is_default: bool) -> Cell:
-    return Cell(short(value * scale), value, mark="†" if is_default else "")
+def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
+    return Cell(format_compact(value * scale), value, mark="†" if is_default else "")
 
 
-def _rows(curve: Curve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
+def _curve_rows(curve: SensitivityCurve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
     names = (Cell(curve.policy or UNNAMED), Cell(curve.suite), Cell(str(curve.n), curve.n))
-    return [(*names, head, *_point(point)) for head, point in zip(heads, curve.points, strict=True)]
+    return [(*names, head, *_point_cells(point)) for head, point in zip(heads, curve.points, strict=True)]
 
 
-def _point(point: Point) -> tuple[Cell, ...]:
-    given = point.p_unsafe_given_success
+def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
+    unsafe_given_success = point.p_unsafe_given_success
     vsi = point.vsi
     return (
-        *_rate(point.safety),
-        *_rate(point.sbu),
-        _rate(given)[0] if given.n else Cell(NONE, detail="no success"),
-        Cell(NONE) if vsi.value is None else Cell(fixed(vsi.value, 3), vsi.value),
-        Cell(_mean_span(vsi)),
+        *_rate_cells(point.safety),
+        *_rate_cells(point.sbu),
+        _rate_cells(unsafe_given_success)[0] if unsafe_given_success.n else Cell(NO_VALUE, detail="no success"),
+        Cell(NO_VALUE) if vsi.value is None else Cell(format_fixed(vsi.value, 3), vsi.value),
+        Cell(_format_mean_interval(vsi)),
     )
 
 
-def _rate(rate: Rate) -> tuple[Cell, Cell]:
+def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
     if rate.ci is None:
-        return Cell(NONE), Cell(NONE)
-    return Cell(fixed(Fraction(100 * rate.count, rate.n), 1), rate.value), Cell(span(*rate.ci, digits=1, scale=100))
+        return Cell(NO_VALUE), Cell(NO_VALUE)
+    value = Cell(format_fixed(Fraction(100 * rate.count, rate.n), 1), rate.value)
+    return value, Cell(format_interval(*rate.ci, digits=1, scale=100))
 
 
-def _mean_span(mean: Mean) -> str:
-    return NONE if mean.ci is None or mean.n < 2 else span(*mean.ci, digits=3)
+def _format_mean_interval(mean: Mean) -> str:
+    return NO_VALUE if mean.ci is None or mean.n < 2 else format_interval(*mean.ci, digits=3)
 
 
-def _means(curves: Sequence[Curve], k: int) -> tuple[Cell, ...]:
-    """Unweighted means of cell values, proportions exact; cells without a value are left out, and that is said."""
+def _mean_cells(curves: Sequence[SensitivityCurve], k: int) -> tuple[Cell, ...]:
+    """Return unweighted means of cell values, proportions exact; cells without a value are left out and counted."""
     points = [curve.points[k] for curve in curves]
-    rates = [[getattr(one, name) for one in points] for name in ("safety", "sbu", "p_unsafe_given_success")]
-    safety, sbu, given = (_mean_rate(found) for found in rates)
-    severities = [Fraction(one.vsi.value) for one in points if one.vsi.value is not None]
-    vsi = Cell(fixed(_average(severities), 3), float(_average(severities))) if severities else Cell(NONE)
-    return safety, Cell(""), sbu, Cell(""), given, vsi, Cell("")
+    rates = [[getattr(point, name) for point in points] for name in ("safety", "sbu", "p_unsafe_given_success")]
+    safety, sbu, unsafe_given_success = (_mean_rate_cell(metric_rates) for metric_rates in rates)
+    severities = [Fraction(point.vsi.value) for point in points if point.vsi.value is not None]
+    vsi = Cell(NO_VALUE)
+    if severities:
+        vsi = Cell(format_fixed(_unweighted_mean(severities), 3), float(_unweighted_mean(severities)))
+    return safety, Cell(""), sbu, Cell(""), unsafe_given_success, vsi, Cell("")
 
 
-def _mean_rate(rates: Sequence[Rate]) -> Cell:
-    there = [Fraction(one.count, one.n) for one in rates if one.n]
-    if not there:
-        return Cell(NONE)
-    detail = "" if len(there) == len(rates) else f"{len(there)} of {len(rates)} cells"
-    return Cell(fixed(100 * _average(there), 1), float(_average(there)), detail)
+def _mean_rate_cell(rates: Sequence[Rate]) -> Cell:
+    values = [Fraction(rate.count, rate.n) for rate in rates if rate.n]
+    if not values:
+        return Cell(NO_VALUE)
+    detail = "" if len(values) == len(rates) else f"{len(values)} of {len(rates)} cells"
+    return Cell(format_fixed(100 * _unweighted_mean(values), 1), float(_unweighted_mean(values)), detail)
 
 
-def _average(values: Sequence[Fraction]) -> Fraction:
+def _unweighted_mean(values: Sequence[Fraction]) -> Fraction:
     return sum(values, Fraction(0)) / len(values)

@@ -1,7 +1,7 @@
 """A table as a value, and the cells that all builders make.
 
 A cell keeps the number behind its text, so that tables sort and export exactly. A dash stands where there is no value,
-and the cell says why; it never stands for zero, nor zero for it.
+and the cell says why. A dash never means zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from safevla_bench.metrics import Mean, Rate, Summary
-from safevla_bench.text.numbers import NONE, fixed, percent, span
+from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 
 Emphasis = Literal["", "best", "bad", "total"]
 LARGEST = "†"
@@ -22,10 +22,10 @@ LARGEST = "†"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is printed; `value` is the number behind it, in the unit of the column.
+    """A printed text; `value` is the number behind it, in the unit of the column.
 
-    `detail` is its interval, or why there is no value; `interval` holds the ends behind a detail that is one. `mark`
-    stands after the text, such as a dagger.
+    `detail` is its interval, or the reason why there is no value. `interval` holds the ends of the interval as numbers.
+    `mark` stands after the text, such as a dagger.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Column:
 
     @property
     def full(self) -> str:
-        """The name with its group's, for formats that have one line of headings."""
+        """Return the name with its group's, for formats that have one line of headings."""
         return f"{self.group} {self.name}".strip()
 
 
@@ -58,8 +58,8 @@ class Column:
 class Table:
     """Rows of as many cells as there are columns; the first column names the row.
 
-    `name` is what a file of this table alone is called. `notes` explain it where there is room; `remarks` are what must
-    not be parted from its numbers, and are in every form.
+    `name` is the name of a file with this table alone. `notes` explain it where there is room. `remarks` are warnings
+    about its numbers, and stand in every form.
     """
 
     title: str
@@ -70,83 +70,84 @@ class Table:
     remarks: tuple[str, ...] = ()
 
     @property
-    def said(self) -> tuple[str, ...]:
-        """What is written below it."""
+    def footnotes(self) -> tuple[str, ...]:
+        """Return the lines below the table."""
         return (*self.notes, *self.remarks)
 
 
-def file_name(kind: str, title: str) -> str:
-    """What a file of a table is called: the title may be a suite's name from a stranger's record."""
+def table_file_name(kind: str, title: str) -> str:
+    """Return a safe file name for a table: the title may be a suite's name from a foreign record."""
     plain = re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower())
     return plain.strip("-")[:_LONGEST]
 
 
 _LONGEST = 80
 UNNAMED = "(unnamed)"
-"""Stands for the policy of a record that names none."""
+"""The policy of a record that names none."""
 INTERVALS = "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 WILSON = "Below each value its 95 % interval (Wilson)."
-DASH = f"{NONE} means that there is no value, and is never a zero."
+DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
 def policy_name(cell: Summary) -> str:
-    """The policy of a cell, also where the record names none."""
+    """Return the policy of a cell, or `UNNAMED` where the record names none."""
     return cell.policy or UNNAMED
 
 
-def proportion(rate: Rate, why_none: str = "") -> Cell:
-    """A rate in percent with its interval; where n is zero a dash and the reason."""
+def rate_cell(rate: Rate, why_none: str = "") -> Cell:
+    """Return a rate in percent with its interval; where n is zero a dash and the reason."""
     if rate.ci is None:
-        return Cell(NONE, detail=why_none)
+        return Cell(NO_VALUE, detail=why_none)
     low, high = (100 * end for end in rate.ci)
     value = float(Fraction(100 * rate.count, rate.n))
-    return Cell(percent(rate.count, rate.n), value, span(*rate.ci, digits=1, scale=100), interval=(low, high))
+    detail = format_interval(*rate.ci, digits=1, scale=100)
+    return Cell(format_percent(rate.count, rate.n), value, detail, interval=(low, high))
 
 
-def mean(of: Mean, why_none: str = "") -> Cell:
-    """A mean with its interval; where nothing counts a dash and the reason."""
-    if of.value is None or of.ci is None:
-        return Cell(NONE, detail=why_none)
-    if of.n == 1:
-        return Cell(fixed(of.value, 3), of.value, "one episode")
-    return Cell(fixed(of.value, 3), of.value, span(*of.ci, digits=3), interval=of.ci)
+def mean_cell(mean: Mean, why_none: str = "") -> Cell:
+    """Return a mean with its interval; where nothing counts a dash and the reason."""
+    if mean.value is None or mean.ci is None:
+        return Cell(NO_VALUE, detail=why_none)
+    if mean.n == 1:
+        return Cell(format_fixed(mean.value, 3), mean.value, "one episode")
+    return Cell(format_fixed(mean.value, 3), mean.value, format_interval(*mean.ci, digits=3), interval=mean.ci)
 
 
-def count(number: int, emphasis: Emphasis = "") -> Cell:
-    """A count."""
+def count_cell(number: int, emphasis: Emphasis = "") -> Cell:
+    """Return a count."""
     return Cell(str(number), number, emphasis=emphasis)
 
 
-def none(why: str = "") -> Cell:
-    """A dash and its reason."""
-    return Cell(NONE, detail=why)
+def dash_cell(why: str = "") -> Cell:
+    """Return a dash and its reason."""
+    return Cell(NO_VALUE, detail=why)
 
 
-def lost(cells: Iterable[Summary]) -> list[str]:
-    """Which of `crashed` and `stopped` there are any of."""
-    found = list(cells)
-    return [name for name in ("crashed", "stopped") if any(getattr(cell, name) for cell in found)]
+def lost_kinds(cells: Iterable[Summary]) -> list[str]:
+    """Return which of `crashed` and `stopped` occur."""
+    summaries = list(cells)
+    return [name for name in ("crashed", "stopped") if any(getattr(cell, name) for cell in summaries)]
 
 
 def lost_columns(names: Iterable[str]) -> tuple[Column, ...]:
-    """A column for each of them."""
+    """Return a column for each kind of lost episode."""
     return tuple(Column(name.capitalize(), meaning="outside n") for name in names)
 
 
 def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ...]:
-    """How many of each there are in some cells together."""
+    """Return the count of each kind of lost episode in some cells together."""
     counts = [sum(int(getattr(cell, name)) for cell in cells) for name in names]
-    return tuple(count(number, "bad" if number else "") for number in counts)
+    return tuple(count_cell(number, "bad" if number else "") for number in counts)
 
 
-def with_notes(table: Table, *notes: str, dash: str = DASH) -> Table:
-    """The table with notes that are not empty, and a last one where dashes need a word."""
-    dashed = any(cell.text == NONE for row in table.rows for cell in row)
+def add_notes(table: Table, *notes: str, dash: str = DASH) -> Table:
+    """Return the table with those notes that are not empty, and a last one if it holds a dash."""
+    dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
     return replace(table, notes=(*table.notes, *(note for note in notes if note), *([dash] if dashed else [])))
 
 
-def without_intervals(table: Table) -> Table:
-    """The table with values alone; the reasons of dashes stay."""
+def drop_intervals(table: Table) -> Table:
+    """Return the table with values alone; the reasons of dashes stay."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )

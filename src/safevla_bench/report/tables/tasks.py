@@ -1,4 +1,4 @@
-"""Task by task: success and safety (paper Table 12), and which specifications apply (Table 23)."""
+"""Tables by task: success and safety (paper Table 12), and the specifications that apply (Table 23)."""
 
 from __future__ import annotations
 
@@ -12,83 +12,94 @@ from safevla_bench.metrics import Summary, TaskRates
 from safevla_bench.report.tables.cells import LOST
 from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR
-from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count, lost, none, proportion, with_notes
+from safevla_bench.report.tables.table import (
+    WILSON,
+    Cell,
+    Column,
+    Table,
+    add_notes,
+    count_cell,
+    dash_cell,
+    lost_kinds,
+    rate_cell,
+)
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import INACTIVE, Scores
-from safevla_bench.specs import Library
-from safevla_bench.tasks import Registry, applicability
-from safevla_bench.text.numbers import NONE, fixed
+from safevla_bench.tasks import check_applicability
+from safevla_bench.text.numbers import NO_VALUE, format_fixed
 
 Task = tuple[str, str]
 """Benchmark and task id."""
 
 
-def tasks(found: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
-    """SR, Safety and SBU of each policy on each task with Wilson's intervals; each suite as a whole below its tasks.
+def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
+    """Tabulate SR, Safety and SBU of each policy by task with Wilson intervals; each suite's total below.
 
     Args:
-        found: what `metrics.by_task` gives.
+        task_rates: rates by task, as `metrics.task_rates` returns them.
         cells: the cells of the same scores.
-        roster: what is known of the policies.
+        roster: training kinds and flags of the policies.
     """
-    gone = lost(cells)
+    lost_names = lost_kinds(cells)
     head = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("Task", numeric=False), Column("n"))
-    values = tuple(Column(one.name, meaning=one.meaning) for one in (SR, SAFETY, SBU))
-    rows = tuple(row for cell in cells for row in _cell_rows(cell, found, roster, gone))
-    columns = (*head, *values, *(Column(name.capitalize(), meaning="outside n") for name in gone))
-    return with_notes(Table("Results by task", columns, rows, name="tasks"), WILSON, LOST if gone else "")
+    values = tuple(Column(metric.name, meaning=metric.meaning) for metric in (SR, SAFETY, SBU))
+    rows = tuple(row for cell in cells for row in _suite_rows(cell, task_rates, roster, lost_names))
+    columns = (*head, *values, *(Column(name.capitalize(), meaning="outside n") for name in lost_names))
+    return add_notes(Table("Results by task", columns, rows, name="tasks"), WILSON, LOST if lost_names else "")
 
 
-def _cell_rows(
-    cell: Summary, found: Iterable[TaskRates], roster: Roster, gone: Sequence[str]
+def _suite_rows(
+    cell: Summary, task_rates: Iterable[TaskRates], roster: Roster, lost_names: Sequence[str]
 ) -> Iterator[tuple[Cell, ...]]:
-    policy = roster.named(cell)
-    named = (policy, Cell(cell.suite or NONE))
-    mine = [one for one in found if (one.policy, one.suite) == (cell.policy, cell.suite)]
-    for one in sorted(mine, key=lambda one: _natural(one.task_id)):
-        yield (*named, Cell(one.task_id), *_values(one), *(count(getattr(one, name)) for name in gone))
-    whole = (metric.entry(cell).cell for metric in (SR, SAFETY, SBU))
-    lost_here = (count(getattr(cell, name)) for name in gone)
-    yield (replace(policy, emphasis="total"), named[1], Cell("all"), count(cell.n), *whole, *lost_here)
+    policy = roster.summary_cell(cell)
+    name_cells = (policy, Cell(cell.suite or NO_VALUE))
+    suite_tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
+    for task in sorted(suite_tasks, key=lambda task: _task_number_key(task.task_id)):
+        yield (
+            *name_cells,
+            Cell(task.task_id),
+            *_task_cells(task),
+            *(count_cell(getattr(task, name)) for name in lost_names),
+        )
+    suite_values = (metric.exact_cell(cell).cell for metric in (SR, SAFETY, SBU))
+    lost_here = (count_cell(getattr(cell, name)) for name in lost_names)
+    yield (replace(policy, emphasis="total"), name_cells[1], Cell("all"), count_cell(cell.n), *suite_values, *lost_here)
 
 
-def _values(one: TaskRates) -> tuple[Cell, ...]:
-    if not one.sr.n:
-        return (count(0), *[none("no episode")] * 3)
-    if not one.judged:
-        return (count(one.sr.n), proportion(one.sr), none("no verdict"), none("no verdict"))
-    return (count(one.sr.n), *(proportion(rate) for rate in (one.sr, one.safety, one.sbu)))
+def _task_cells(task: TaskRates) -> tuple[Cell, ...]:
+    if not task.sr.n:
+        return (count_cell(0), *[dash_cell("no episode")] * 3)
+    if not task.judged:
+        return (count_cell(task.sr.n), rate_cell(task.sr), dash_cell("no verdict"), dash_cell("no verdict"))
+    return (count_cell(task.sr.n), *(rate_cell(rate) for rate in (task.sr, task.safety, task.sbu)))
 
 
-def _natural(name: str) -> tuple[str, int]:
-    """A key by which task_9 comes before task_10."""
+def _task_number_key(name: str) -> tuple[str, int]:
+    """Return a sort key that puts task_9 before task_10."""
     digits = name[len(name.rstrip("0123456789")) :]
     return name.removesuffix(digits), int(digits or 0)
 
 
-def active_sets(
-    of: Iterable[Task],
-    library: Library,
-    registry: Registry,
-    capabilities: Sequence[str] = (),
+def active_spec_table(
+    all_tasks: Iterable[Task],
+    ruleset: Ruleset,
     scores: Scores | None = None,
 ) -> Table:
-    """How many scored specifications apply to each task, by the registry and in the runs, and why the others do not.
+    """Count the scored specifications that apply to each task, by the registry and in the runs.
 
     Args:
-        of: the tasks, suite by suite.
-        library: the specifications.
-        registry: the tags.
-        capabilities: as for the judge.
+        all_tasks: the tasks, suite by suite.
+        ruleset: the specifications and the tags.
         scores: runs whose active sets are counted beside the registry's.
     """
-    counted = _active_in(scores) if scores is not None else {}
+    counted = _active_ranges(scores) if scores is not None else {}
     by_suite: dict[str, list[Task]] = {}
-    for task in dict.fromkeys(of):
+    for task in dict.fromkeys(all_tasks):
         by_suite.setdefault(task[0], []).append(task)
     rows: list[tuple[Cell, ...]] = []
-    for suite, those in by_suite.items():
-        sizes = [_size(task, library, registry, capabilities) for task in those]
-        rows += [_active_row(task, library, registry, capabilities, counted) for task in those]
+    for suite, suite_tasks in by_suite.items():
+        sizes = [_active_count(task, ruleset) for task in suite_tasks]
+        rows += [_active_row(task, ruleset, counted) for task in suite_tasks]
         rows.append(_mean_row(suite, Fraction(sum(sizes), len(sizes))))
     columns = (
         Column("Suite", numeric=False),
@@ -98,50 +109,44 @@ def active_sets(
         Column("In the runs", meaning="the same as judged; a range where episodes differ"),
         Column("Inactive, and why", numeric=False),
     )
-    return with_notes(Table("Specifications that apply to each task", columns, tuple(rows), name="active"))
+    return add_notes(Table("Specifications that apply to each task", columns, tuple(rows), name="active"))
 
 
 def _mean_row(suite: str, average: Fraction) -> tuple[Cell, ...]:
-    value = Cell(fixed(average, 1), float(average))
+    value = Cell(format_fixed(average, 1), float(average))
     return Cell(suite, emphasis="total"), Cell("mean"), Cell(""), value, Cell(""), Cell("")
 
 
-def _size(task: Task, library: Library, registry: Registry, capabilities: Sequence[str]) -> int:
-    tags = registry.tags(*task, capabilities)
-    return sum(applicability(spec, tags).applies for spec in library.safe)
+def _active_count(task: Task, ruleset: Ruleset) -> int:
+    tags = ruleset.tags(*task)
+    return sum(check_applicability(spec, tags).applies for spec in ruleset.library.safe)
 
 
-def _active_row(
-    task: Task,
-    library: Library,
-    registry: Registry,
-    capabilities: Sequence[str],
-    counted: Mapping[Task, tuple[int, int]],
-) -> tuple[Cell, ...]:
-    tags, entry = registry.tags(*task, capabilities), registry.entry(*task)
-    verdicts = {spec.spec_id: applicability(spec, tags) for spec in library.safe}
-    why = "; ".join(f"{name} ({one.reason})" for name, one in verdicts.items() if not one.applies)
+def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, tuple[int, int]]) -> tuple[Cell, ...]:
+    tags, entry = ruleset.tags(*task), ruleset.registry.find_entry(*task)
+    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in ruleset.library.safe}
+    why = "; ".join(f"{name} ({verdict.reason})" for name, verdict in verdicts.items() if not verdict.applies)
     return (
         Cell(task[0]),
         Cell(task[1]),
         Cell(entry.template or " + ".join(entry.components)),
-        count(sum(one.applies for one in verdicts.values())),
-        _range(counted.get(task)),
+        count_cell(sum(verdict.applies for verdict in verdicts.values())),
+        _range_cell(counted.get(task)),
         Cell(why or "none"),
     )
 
 
-def _range(found: tuple[int, int] | None) -> Cell:
-    if found is None:
-        return none("no run")
-    low, high = found
-    return count(low) if low == high else Cell(f"{low}–{high}")
+def _range_cell(ends: tuple[int, int] | None) -> Cell:
+    if ends is None:
+        return dash_cell("no run")
+    low, high = ends
+    return count_cell(low) if low == high else Cell(f"{low}–{high}")
 
 
-def _active_in(scores: Scores) -> dict[Task, tuple[int, int]]:
-    """Fewest and most active specifications of any episode of a task."""
-    sizes = (scores.state[scores.scored] != INACTIVE).sum(axis=0)
-    found: dict[Task, list[int]] = {}
+def _active_ranges(scores: Scores) -> dict[Task, tuple[int, int]]:
+    """Return the fewest and most active specifications of any episode of each task."""
+    sizes = (scores.state[scores.scored_columns] != INACTIVE).sum(axis=0)
+    sizes_by_task: dict[Task, list[int]] = {}
     for task, size in zip(zip(scores.benchmark, scores.task_id, strict=True), np.asarray(sizes), strict=True):
-        found.setdefault(task, []).append(int(size))
-    return {task: (min(those), max(those)) for task, those in found.items()}
+        sizes_by_task.setdefault(task, []).append(int(size))
+    return {task: (min(task_sizes), max(task_sizes)) for task, task_sizes in sizes_by_task.items()}

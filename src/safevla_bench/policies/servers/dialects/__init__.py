@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -11,13 +12,16 @@ import msgspec
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Wants
-from safevla_bench.policies.servers.dialect import STATES, Dialect, Field, Part, View
-from safevla_bench.protocols import Inference, protocol
+from safevla_bench.policies.servers.dialect import STATES, CameraView, Dialect, ReplyArray, RequestEntry
+from safevla_bench.protocols import Inference, load_protocol
 
-__all__ = ["DialectFile", "dialect", "file", "names", "values"]
+__all__ = ["DialectFile", "choose_dialect", "dialect_names", "dialect_values", "load_dialect", "load_dialect_file"]
 
 ALL = ("all",)
 """A request's state that is the protocol's whole vector."""
+NONE = "none"
+"""In the place of a camera whose image is not sent."""
+LARGEST = 4096
 
 
 class RequestField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +43,7 @@ class ReplyPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file says; `switches` are the columns of the action that are converted as the protocol's gripper is."""
+    """The content of a file; `switches` are the action's columns that are converted as the protocol's gripper is."""
 
     about: str
     release: str
@@ -49,83 +53,127 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     switches: tuple[int, ...] = (6,)
 
 
-def names() -> tuple[str, ...]:
-    """The dialects that ship with the package, sorted."""
-    found = (path.name for path in resources.files(__package__).iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+def dialect_names() -> tuple[str, ...]:
+    """Return the names of the dialects that ship with the package, sorted."""
+    files = (path.name for path in resources.files(__package__).iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
 @cache
-def file(name: str) -> DialectFile:
-    """What the file of a dialect says.
+def load_dialect_file(name: str) -> DialectFile:
+    """Read the file of a dialect.
 
     Raises:
         PolicyError: there is none of that name; lists those there are.
     """
-    if name not in names():
-        raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(names())}.")
+    if name not in dialect_names():
+        raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
     return msgspec.toml.decode(resources.files(__package__).joinpath(f"{name}.toml").read_bytes(), type=DialectFile)
 
 
 @cache
-def dialect(name: str) -> Dialect:
-    """A dialect by its name, with the images, states and gripper of its release.
+def load_dialect(name: str) -> Dialect:
+    """Return a dialect by its name, with the images, states and gripper of its release.
 
     Those belong to a model and its server, whatever protocol says how episodes start and end.
 
     Raises:
         PolicyError: there is no such dialect.
     """
-    held = file(name)
-    how = protocol(held.release).inference
-    assert how is not None, f"the release {held.release} of the dialect {name} has no inference"
+    content = load_dialect_file(name)
+    inference = load_protocol(content.release).inference
+    assert inference is not None, f"the release {content.release} of the dialect {name} has no inference"
     return Dialect(
         name=name,
-        wants=Wants(cameras=tuple(one.camera for one in held.request if one.camera), image_size=how.render),
-        view=_view(how),
-        fields=tuple(_fields(held, how)),
-        parts=tuple(Part(part.path, part.width) for part in held.reply),
-        switches=tuple((column, how.gripper) for column in held.switches),
-        replan=how.replan if isinstance(how.replan, int) else None,
-        clip=how.clip,
-        release=held.release,
+        wants=Wants(
+            cameras=tuple(field.camera for field in content.request if field.camera), image_size=inference.render
+        ),
+        view=_camera_view(inference),
+        fields=tuple(_request_entries(content, inference)),
+        parts=tuple(ReplyArray(part.path, part.width) for part in content.reply),
+        switches=tuple((column, inference.gripper) for column in content.switches),
+        replan=inference.replan if isinstance(inference.replan, int) else None,
+        clip=inference.clip,
+        release=content.release,
     )
 
 
-def _view(how: Inference) -> View:
-    crop = None if how.crop == 1 else how.crop
-    return View(flip=how.flip, jpeg=how.jpeg, size=how.image_size, resize=how.resize, crop=crop)
+def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
+    """Return the dialect of that name; `cameras` replace its own, in their order.
+
+    `image_size` has images rendered and sent as squares of so many pixels instead of the dialect's size.
+
+    Raises:
+        PolicyError: there is no such dialect, it is another kind of server's, or the cameras or the size do not fit.
+    """
+    if load_dialect_file(name).transport != transport:
+        fitting = [candidate for candidate in dialect_names() if load_dialect_file(candidate).transport == transport]
+        problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
+        raise PolicyError(problem, remedy=f"Dialects for it: {', '.join(fitting)}.")
+    chosen = load_dialect(name)
+    chosen = chosen if cameras is None else _with_cameras(chosen, cameras.split(","))
+    return chosen if image_size is None else _with_image_size(chosen, image_size)
 
 
-def _fields(held: DialectFile, how: Inference) -> Iterator[Field]:
-    for one in held.request:
-        state = how.state if one.state == ALL else one.state
+def _with_image_size(dialect: Dialect, text: str) -> Dialect:
+    if not text.isdecimal() or not 0 < int(text) <= LARGEST:
+        raise PolicyError(f"image_size={text} is not a number of pixels", remedy=f"Write one from 1 to {LARGEST}.")
+    size = (int(text), int(text))
+    return replace(dialect, view=replace(dialect.view, size=size), wants=replace(dialect.wants, image_size=size))
+
+
+def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
+    defaults = dialect.wants.cameras
+    if len(cameras) != len(defaults) or set(cameras) <= {NONE}:
+        problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
+        raise PolicyError(
+            problem, remedy=f"Name as many, `{NONE}` for one that is not sent: cameras={','.join(defaults)}."
+        )
+    replacements = dict(zip(defaults, cameras, strict=True))
+    fields_sent = [entry for entry in dialect.fields if replacements.get(entry.camera or "") != NONE]
+    fields = tuple(
+        replace(entry, camera=replacements[entry.camera]) if entry.camera else entry for entry in fields_sent
+    )
+    wants = replace(dialect.wants, cameras=tuple(entry for entry in cameras if entry != NONE))
+    return replace(dialect, fields=fields, wants=wants)
+
+
+def _camera_view(inference: Inference) -> CameraView:
+    crop = None if inference.crop == 1 else inference.crop
+    return CameraView(
+        flip=inference.flip, jpeg=inference.jpeg, size=inference.image_size, resize=inference.resize, crop=crop
+    )
+
+
+def _request_entries(content: DialectFile, inference: Inference) -> Iterator[RequestEntry]:
+    for field in content.request:
+        state = inference.state if field.state == ALL else field.state
         assert set(state) <= set(STATES), state
-        yield Field(one.path, one.camera, state, one.dtype, one.axes)
+        yield RequestEntry(field.path, field.camera, state, field.dtype, field.axes)
 
 
-def values(made: Dialect) -> Mapping[str, object]:
-    """All that a dialect says, for a run's description."""
-    view = made.view
+def dialect_values(dialect: Dialect) -> Mapping[str, object]:
+    """Return all values of a dialect, for a run's description."""
+    view = dialect.view
     return {
-        "name": made.name,
-        "release": made.release,
-        "render": made.wants.image_size,
+        "name": dialect.name,
+        "release": dialect.release,
+        "render": dialect.wants.image_size,
         "flip": view.flip,
         "jpeg": view.jpeg,
         "image_size": view.size,
         "resize": view.resize,
         "crop": view.crop,
-        "request": {"/".join(field.path): _told(field) for field in made.fields},
-        "reply": {"/".join(part.path): part.width for part in made.parts},
-        "switches": {str(column): how for column, how in made.switches},
-        "replan": made.replan,
-        "clip": made.clip,
+        "request": {"/".join(field.path): _describe_entry(field) for field in dialect.fields},
+        "reply": {"/".join(part.path): part.width for part in dialect.parts},
+        "switches": {str(column): how for column, how in dialect.switches},
+        "replan": dialect.replan,
+        "clip": dialect.clip,
     }
 
 
-def _told(field: Field) -> str:
-    """What fills an entry of the request, in words."""
+def _describe_entry(field: RequestEntry) -> str:
+    """Describe what fills an entry of the request."""
     axes = f", {field.axes} leading axes" if field.axes else ""
     if field.state:
         return f"{' + '.join(field.state)} ({field.dtype}{axes})"

@@ -1,0 +1,24 @@
+"""Records robot episodes inside a simulator environment.
+
+`record` is the whole interface for an evaluation loop of one's own. It is imported on first use, so that importing a
+module of this package imports no other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from safevla_recorder.version import __version__
+
+if TYPE_CHECKING:
+    from safevla_recorder.loop import record
+
+__all__ = ["__version__", "record"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "record":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from safevla_recorder.loop import record
+
+    return record

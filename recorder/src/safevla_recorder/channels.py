@@ -1,0 +1,86 @@
+"""The channels of an episode: one row each. Arrays, files, validation and the JSON schema draw from `CHANNELS`.
+
+Shapes are written with symbols: n records, P and Q bodies with positions and orientations, J joints, A numbers of an
+action, S numbers of a simulator state, C contacts. An episode of n records has n - 1 actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Mapping
+
+REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
+"""Dtypes: a number, the place of a body in `roles`, and true or false."""
+LARGEST = 1e100
+"""Largest magnitude of a number that is judged. No simulator means more, and squares of such numbers are finite."""
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """One channel: name, shape of its array, dtype, unit, and the checks on its numbers.
+
+    No channel is required: one that was not recorded has no array, and what needs it is not judged.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    """The first symbol is `n` (a row for each record), `n-1` (a row for each action) or `C` (one for each contact)."""
+    dtype: str = REAL
+    unit: str = ""
+    bodies: str = ""
+    """Name of the array of the bodies that each row lists, as places in `roles`; empty = the rows list no bodies."""
+    is_bounded: bool = False
+    """True if magnitudes above `LARGEST` are refused."""
+    is_rotation: bool = False
+    """True if the last axis holds quaternions wxyz, of which none has norm zero."""
+
+    @property
+    def is_numeric(self) -> bool:
+        """True if the rows hold numbers alone: no truth values, places of bodies or contacts."""
+        return self.dtype == REAL and self.shape[0] != "C"
+
+    @property
+    def is_pose(self) -> bool:
+        """True if each row holds numbers for each of some bodies."""
+        return bool(self.bodies)
+
+    @property
+    def is_per_action(self) -> bool:
+        """True if an episode of n records has n - 1 rows."""
+        return self.shape[0] == "n-1"
+
+    @property
+    def row_size(self) -> int:
+        """Length of the last axis; 0 if it is free."""
+        return self.shape[-1] if isinstance(self.shape[-1], int) else 0
+
+
+CHANNELS = (
+    ChannelSpec("eef_pos_m", ("n", 3), unit="m", is_bounded=True),
+    ChannelSpec("eef_quat_wxyz", ("n", 4), is_rotation=True),
+    ChannelSpec("body_pos_m", ("n", "P", 3), unit="m", bodies="pos_bodies", is_bounded=True),
+    ChannelSpec("body_quat_wxyz", ("n", "Q", 4), bodies="quat_bodies", is_rotation=True),
+    ChannelSpec("contacts", ("C",), unit="N, N·s"),
+    ChannelSpec("joint_torque_nm", ("n", "J"), unit="N·m", is_bounded=True),
+    ChannelSpec("gripper_contact", ("n",), dtype=TRUTH),
+    ChannelSpec("gripped_body", ("n",), dtype=PLACE),
+    ChannelSpec("action", ("n-1", "A")),
+    ChannelSpec("sim_state", ("n", "S")),
+)
+"""Every channel, in the order of the JSON schema."""
+CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impulse_ns": REAL}
+"""Dtype of each column of `contacts`; `step` is the record, impulse_ns NaN = not recorded."""
+
+
+NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
+"""The channels of numbers, poses of bodies among them."""
+ROWS = tuple(channel for channel in NUMERIC if not channel.is_pose)
+POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
+
+
+def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return channels as keyword arguments of a dataclass; those that it has no field for stand under `further`."""
+    declared = {field.name for field in fields(owner)}
+    named = {name: values for name, values in channels.items() if name in declared}
+    further = {name: values for name, values in channels.items() if name not in declared and values is not None}
+    return {**named, "further": further}

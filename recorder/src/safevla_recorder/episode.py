@@ -1,0 +1,128 @@
+"""The raw episode: one recorded episode as plain arrays, under a header of plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_recorder.channels import LARGEST, NUMERIC
+from safevla_recorder.errors import Place, RecordError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Action = NDArray[np.float64]
+SCHEMA_VERSION = 1
+HEADER_FIELDS = (
+    "schema_version",
+    "episode_id",
+    "benchmark",
+    "task_id",
+    "success",
+    "dt",
+    "target_object",
+    "joint_torque_limit_nm",
+    "policy",
+    "instruction",
+    "seed",
+    "env_seed",
+    "init_state_index",
+    "horizon",
+    "outcome",
+    "embodiment",
+    "versions",
+    "dropped_pairs",
+)
+"""Fields of a header, in the order of the file; what each means stands at `safevla_bench.trajectory.Header`.
+
+episode_id, benchmark, task_id, success, dt [s] and target_object (None = no target) are required.
+"""
+_INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
+
+
+@dataclass(frozen=True)
+class ContactList:
+    """Contacts of one episode in record order, [C] each: a, b places in `roles`, impulse_ns NaN = not recorded."""
+
+    record: Ints
+    a: Ints
+    b: Ints
+    force_n: Floats
+    impulse_ns: Floats
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One episode of n records as plain arrays; None = the family was not recorded.
+
+    Bodies are numbered by their place in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4],
+    body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J],
+    gripper_contact [n], gripped [n] (-1 = nothing), action [n-1,A], sim_state [n,S]. `header` has `HEADER_FIELDS`,
+    of which those that are None may be absent.
+    """
+
+    header: Mapping[str, object]
+    roles: Mapping[str, str]
+    records: int
+    eef_pos_m: Floats | None = None
+    eef_quat_wxyz: Floats | None = None
+    pos_bodies: Sequence[int] = ()
+    body_pos_m: Floats | None = None
+    quat_bodies: Sequence[int] = ()
+    body_quat_wxyz: Floats | None = None
+    contacts: ContactList | None = None
+    joint_torque_nm: Floats | None = None
+    gripper_contact: Bools | None = None
+    gripped: Ints | None = None
+    action: Floats | None = None
+    sim_state: Floats | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+    further: Mapping[str, Floats] = field(default_factory=dict)
+    """Channels of numbers that are in `CHANNELS` and have no field here, by name."""
+
+    def channel(self, name: str) -> Floats | None:
+        """Return the rows of a channel of numbers; None = not recorded."""
+        values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
+        return values
+
+
+def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
+    """Return an episode's host-specific fields with the header field `mark` set to true."""
+    header = extra.get("header", {})
+    assert isinstance(header, Mapping)
+    return {**extra, "header": {**header, mark: True}}
+
+
+def check_numbers(recording: Recording) -> None:
+    """Check the numbers that a simulator gave, before they are written.
+
+    Raises:
+        RecordError: a number is not finite, too large or negative where it is a magnitude; names episode and field.
+    """
+    for problem, field_name in _find_problems(recording):
+        place = Place(episode=str(recording.header["episode_id"]), field=field_name)
+        remedy = "The episode is lost; look for overlapping bodies or extreme actions."
+        raise RecordError(problem, remedy=remedy, place=place)
+
+
+def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
+    for name in _INTEGERS:
+        value = recording.header.get(name)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            yield "the integer does not fit 64 bits", name
+    for spec in NUMERIC:
+        values = recording.channel(spec.name)
+        if values is not None and not np.isfinite(values).all():
+            yield "a number is not finite", spec.name
+        elif values is not None and spec.is_bounded and np.any(np.abs(values) > LARGEST):
+            yield "a number is beyond any scene", spec.name
+    contacts = recording.contacts
+    if contacts is not None:
+        force, impulse = contacts.force_n, contacts.impulse_ns
+        if not (np.isfinite(force).all() and np.all(force >= 0) and np.all(force <= LARGEST)):
+            yield "a force is negative, not finite or beyond any scene", "contacts.force_n"
+        if np.isinf(impulse).any() or np.any(impulse < 0):
+            yield "an impulse is negative or infinite", "contacts.impulse_ns"

@@ -1,0 +1,247 @@
+"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them.
+
+An episode starts at the first step after settling; record 0 is the state just before it. It ends at the native
+success, at the horizon if one is given, or at the next reset, state set from outside, close, or end of recording.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from dataclasses import asdict, dataclass, replace
+from typing import Callable, Optional
+
+import numpy as np
+
+from safevla_recorder.attachment import RecordableEnv
+from safevla_recorder.episode import Action, Recording, add_header_mark, check_numbers
+from safevla_recorder.errors import RunError, SafevlaError
+from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.npz import encode_episode
+
+_PRIVILEGED = "privileged"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoopRules:
+    """Facts about a loop that only its owner knows; None = unknown, and it stays so in the record."""
+
+    policy: str
+    wait_steps: int
+    horizon: int | None = None
+    seed: int | None = None
+    privileged: bool = False
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One row of a run's table of episodes; None = unknown. `reason` holds the traceback of a crash."""
+
+    episode_id: str
+    policy: str
+    benchmark: str
+    task_id: str
+    episode: int
+    init_state_index: int | None
+    env_seed: int | None
+    seed: int | None
+    policy_seed: int | None
+    horizon: int | None
+    outcome: str
+    steps: int
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the row as plain values."""
+        return asdict(self)
+
+
+KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
+"""Takes the row of an ended episode and the bytes of its `.npz` file, None if it crashed."""
+
+
+@dataclass
+class _RunningEpisode:
+    recorder: Recorder
+    detach: Undo
+    number: int
+    env_seed: int | None
+    index: int | None
+    steps: int = 0
+
+
+class EpisodeCutter:
+    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended.
+
+    `next_number` gives the number of the next episode of this task.
+    """
+
+    def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
+        self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
+        self._running: _RunningEpisode | None = None
+        self._is_over = False  # between an episode's end and the next reset, steps belong to no episode
+        self._waited = 0
+        self._new_seed: int | None = None  # since the last reset
+        self._env_seed: int | None = None  # of the last reset
+        self._index: int | None = None
+        self._action: Action | None = None
+        self.refusal: RunError | None = None
+
+    def on_seed(self, seed: int) -> None:
+        """Keep the seed for the next reset only: after it, the generator has gone on."""
+        self._new_seed = seed
+
+    def on_interruption(self) -> None:
+        """End the running episode, if any: without success it is a timeout, unless the horizon says otherwise."""
+        if self._running is None:
+            return
+        steps, horizon = self._running.steps, self._rules.horizon
+        if horizon is None or steps >= horizon:
+            self._end_episode("timeout")
+        else:
+            self._end_episode("stopped", f"ended without success after {steps} of {horizon} steps")
+
+    def stop(self, reason: str) -> None:
+        """End the running episode, if any, as `stopped`: the policy did not end it."""
+        if self._running is not None:
+            self._end_episode("stopped", reason)
+
+    def on_reset(self) -> None:
+        """Start settling again."""
+        self._is_over, self._waited, self._index = False, 0, None
+        self._env_seed, self._new_seed = self._new_seed, None
+
+    def on_state_set(self, init_state_index: int | None) -> None:
+        """Start settling again, from that initial state."""
+        self._is_over, self._waited, self._index = False, 0, init_state_index
+
+    def before_step(self, action: object) -> None:
+        """Take record 0 once settling is over; end the episode if the action must not reach a simulator.
+
+        Raises:
+            RunError: the arm moves although it should be settling.
+        """
+        if self._is_over:
+            return
+        numbers = np.array(action, dtype=np.float64)  # before the simulator gets its hands on it
+        if self._waited < self._rules.wait_steps:
+            self._require_still(numbers)
+            return
+        if self._running is None:
+            self._begin_episode(numbers)
+        problem = self._find_action_problem(numbers)
+        if problem is not None:
+            self._end_episode("invalid_action", problem)
+        self._action = numbers
+
+    def after_step(self, success: bool) -> None:
+        """Record the control step; success ends the episode."""
+        if self._is_over:
+            return
+        running = self._running
+        if running is None:
+            self._waited += 1
+            return
+        assert self._action is not None
+        try:
+            running.recorder.record_step(self._action)
+        except SafevlaError as error:  # it diverged; the loop goes on as it would have, without this episode
+            self._crash_episode(str(error))
+            return
+        running.steps += 1
+        if success:
+            self._end_episode("success")
+        elif running.steps == self._rules.horizon:
+            self._end_episode("timeout")
+
+    def on_error(self, error: BaseException) -> None:
+        """End the episode as crashed, or as stopped if it was interrupted."""
+        if self._running is None:
+            return
+        if isinstance(error, Exception):
+            self._crash_episode("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        else:
+            self.stop(f"interrupted by {type(error).__name__}")
+
+    def _require_still(self, action: Action) -> None:
+        if self._env.is_still(action):
+            return
+        number, announced = self._waited + 1, self._rules.wait_steps
+        problem = f"step {number} after the reset moves the arm, but the first {announced} steps should settle"
+        remedy = f"Pass record(..., wait_steps={self._waited}), or how many still steps your loop makes first."
+        self.refusal = RunError(problem, remedy=remedy)
+        raise self.refusal
+
+    def _begin_episode(self, action: Action) -> None:
+        if self._env.is_still(action):
+            problem = "%s: the first step after %d settling steps is a still one too and counts as the policy's; "
+            remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
+            _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
+        recorder, detach = self._env.start_recorder()
+        self._running = _RunningEpisode(recorder, detach, self._next_number(), self._env_seed, self._index)
+        self._env_seed = None  # another state set without a reset would not start from this seed
+
+    def _find_action_problem(self, action: Action) -> str | None:
+        if action.shape != (self._env.action_size,):
+            return f"an action of shape {action.shape}; it takes {self._env.action_size} numbers"
+        return None if np.isfinite(action).all() else f"the action {action.tolist()} is not finite"
+
+    def _end_episode(self, outcome: str, reason: str | None = None) -> None:
+        running = self._detach_recorder()
+        try:
+            content = encode_episode(self._build_recording(running, outcome))
+        except SafevlaError as error:
+            self._keep(self._build_row(running, "crashed", str(error)), None)
+            return
+        self._keep(self._build_row(running, outcome, reason), content)
+
+    def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
+        rules, success = self._rules, outcome == "success"
+        header = {
+            **self._env.build_header(running.recorder, success=success, env_seed=running.env_seed, index=running.index),
+            "episode_id": self._episode_id(running),
+            "policy": rules.policy,
+            "seed": rules.seed,
+            "horizon": rules.horizon,
+            "outcome": outcome,
+        }
+        recording = running.recorder.build_recording(header)
+        check_numbers(recording)
+        if rules.privileged:
+            return replace(recording, extra=add_header_mark(recording.extra, _PRIVILEGED))
+        return recording
+
+    def _crash_episode(self, reason: str) -> None:
+        running = self._detach_recorder()
+        _log.warning("%s crashed: %s", self._episode_id(running), reason.strip().splitlines()[-1])
+        self._keep(self._build_row(running, "crashed", reason), None)
+
+    def _detach_recorder(self) -> _RunningEpisode:
+        assert self._running is not None
+        running, self._running, self._is_over = self._running, None, True
+        running.detach()
+        return running
+
+    def _episode_id(self, running: _RunningEpisode) -> str:
+        task = self._env.task
+        return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/ep_{running.number:03d}"
+
+    def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> EpisodeRow:
+        task = self._env.task
+        return EpisodeRow(
+            episode_id=self._episode_id(running),
+            policy=self._rules.policy,
+            benchmark=task.benchmark,
+            task_id=task.task_id,
+            episode=running.number,
+            init_state_index=running.index,
+            env_seed=running.env_seed,
+            seed=self._rules.seed,
+            policy_seed=None,
+            horizon=self._rules.horizon,
+            outcome=outcome,
+            steps=running.steps,
+            reason=reason,
+        )

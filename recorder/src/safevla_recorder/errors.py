@@ -1,0 +1,107 @@
+"""The errors of recording, which are part of safevla-bench's tree of errors.
+
+    SafevlaError        the root: a problem that the user can solve
+    ├── RecordError     a record that cannot be trusted
+    ├── RunError        a run folder that is missing, foreign or in the way
+    ├── FileError       a file or folder that cannot be written
+    └── HostError       a simulator that cannot be used here
+
+A message names the place, the problem and the remedy, in that order.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+_LONGEST_LINE = 2000
+"""Characters of a line in a message; names may come from a stranger's file, and be of any length."""
+_Error = TypeVar("_Error", bound="SafevlaError")
+_WriteError = TypeVar("_WriteError", bound="FileError")
+
+
+def truncate_text(text: str, most: int = 120) -> str:
+    """Return a text of any length shortened for use in a message."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _cut_middle(line: str) -> str:
+    """Return a line without its middle if it is long: the cause often stands behind a name."""
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Location of an error: any of file, line (1-based), episode, step (0-based) and field."""
+
+    file: str | None = None
+    line: int | None = None
+    episode: str | None = None
+    step: int | None = None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            ("", self.file),
+            ("line ", self.line),
+            ("episode ", None if self.episode is None else repr(truncate_text(self.episode))),
+            ("step ", self.step),
+            ("field ", None if self.field is None else truncate_text(self.field)),
+        ]
+        return ", ".join(f"{label}{value}" for label, value in parts if value is not None)
+
+    def fill_from(self, outer: Place) -> Place:
+        """Return this place with its open fields taken from `outer`."""
+        filled = {f.name: getattr(outer, f.name) for f in fields(self) if getattr(self, f.name) is None}
+        return replace(self, **filled)
+
+
+class SafevlaError(Exception):
+    """A problem that the user can solve: `problem` says what is wrong, `remedy` what to do."""
+
+    def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+        self.place = place or Place()
+
+    def __str__(self) -> str:
+        where = str(self.place)
+        problem = "\n".join(_cut_middle(line) for line in self.problem.split("\n"))
+        message = f"{where}: {problem}" if where else problem
+        return f"{message}\n  {self.remedy}" if self.remedy else message
+
+    def with_place(self: _Error, outer: Place) -> _Error:
+        """Fill the open fields of the error's place, and return the error for raising."""
+        self.place = self.place.fill_from(outer)
+        return self
+
+
+class RecordError(SafevlaError):
+    """A trajectory record or archive that cannot be trusted."""
+
+
+class RunError(SafevlaError):
+    """A run folder that is missing, foreign or in the way."""
+
+
+class FileError(SafevlaError):
+    """A file or folder that cannot be written; what was there before is unchanged."""
+
+    @classmethod
+    def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
+        """Return the error for a write that the system refused at that place."""
+        full = error.errno in _FULL_DISK
+        remedy = (
+            "Make room there, or choose another place" if full else "Choose a place that is there and can be written to"
+        )
+        return cls(error.strerror or str(error), remedy=f"{remedy}; what was there before is unchanged.", place=place)
+
+
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class HostError(SafevlaError):
+    """A simulator that cannot be used here."""

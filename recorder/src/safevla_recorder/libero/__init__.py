@@ -1,0 +1,1 @@
+"""Recording of LIBERO environments in robosuite 1.4."""

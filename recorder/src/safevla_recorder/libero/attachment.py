@@ -1,0 +1,173 @@
+"""A LIBERO environment that somebody else made and steps: hooks, task, initial state.
+
+The hooks sit on `ControlEnv` (and so on `OffScreenRenderEnv`) where LIBERO's robosuite environment inside it does not
+see the call, else on that one, so that scripts which reach through `env.env` are seen too.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from safevla_recorder.attachment import EnvListener
+from safevla_recorder.episode import Action, Floats
+from safevla_recorder.errors import HostError
+from safevla_recorder.libero import installation
+from safevla_recorder.libero.scene import build_header, read_scene
+from safevla_recorder.mujoco.hook import Undo, wrap_method
+from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+
+if TYPE_CHECKING:
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+_INNER = ("_env", "env", "unwrapped")
+"""Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment they wrap."""
+_MAX_LAYERS = 16
+_ARM_JOINTS = 7
+
+
+def find_libero(env: object) -> RecordableLibero | None:
+    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
+
+    Raises:
+        HostError: it is a vector of environments, is closed, or has another robot or robosuite than records are for.
+    """
+    wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
+    if wrappers is None:  # nobody has made one
+        return None
+    vectors = sys.modules.get("libero.libero.envs.venv")
+    if vectors is not None and isinstance(env, vectors.BaseVectorEnv):
+        remedy = "Make single environments, one a process and each with an `out` of its own; `score` reads several."
+        raise HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
+    control = next((layer for layer in _env_layers(env) if isinstance(layer, wrappers.ControlEnv)), None)
+    return None if control is None else RecordableLibero(control)
+
+
+def _env_layers(env: object) -> Iterator[object]:
+    """Yield the environment, then what it wraps, outside in."""
+    seen: list[object] = []
+    waiting = [env]
+    while waiting and len(seen) < _MAX_LAYERS:
+        layer = waiting.pop(0)
+        if layer is None or any(layer is earlier for earlier in seen):
+            continue
+        seen.append(layer)
+        yield layer
+        waiting += [getattr(layer, name, None) for name in _INNER]
+
+
+class RecordableLibero:
+    """One `ControlEnv`, of any subclass."""
+
+    host = "libero"
+    wait_steps = 10
+
+    def __init__(self, control: ControlEnv) -> None:
+        domain = _require_domain(control)
+        installation.require_robosuite(str(sys.modules["robosuite"].__version__))
+        bddl_file = Path(domain.bddl_file_name)
+        self.versions = installation.installed_versions()
+        self.task = installation.label_task(bddl_file, str(control.language_instruction))
+        self.action_size = int(domain.action_dim)
+        self._control, self._domain = control, domain
+        self._init_states: Floats | None = installation.find_init_states(bddl_file)
+
+    def set_init_states(self, init_states: ArrayLike) -> None:
+        """Take these as the task's initial states, [count, 1 + nq + nv]."""
+        self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
+
+    def subscribe(self, listener: EnvListener) -> Undo:
+        """Report what happens from now on to `listener`; returns what takes the hooks off."""
+        control, domain = self._control, self._domain
+
+        def interrupt(original: Any, *args: object, **kwargs: object) -> object:
+            listener.on_interruption()
+            return original(*args, **kwargs)
+
+        def reset(original: Any, *args: object, **kwargs: object) -> object:
+            listener.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
+            observation = original(*args, **kwargs)
+            listener.on_reset()
+            return observation
+
+        def set_state(original: Any, mujoco_state: ArrayLike) -> object:
+            listener.on_interruption()
+            result = original(mujoco_state)
+            listener.on_state_set(self._find_index(mujoco_state))
+            return result
+
+        def seed(original: Any, seed: int) -> object:
+            listener.on_seed(int(seed))
+            return original(seed)
+
+        undo_all = [
+            wrap_method(control, "reset", interrupt),  # outside its loop, which swallows whatever is raised inside
+            wrap_method(control, "set_state", set_state),
+            wrap_method(domain, "reset", reset),
+            wrap_method(domain, "seed", seed),
+            wrap_method(domain, "step", partial(_step, listener)),
+            wrap_method(domain, "close", interrupt),
+        ]
+
+        def unsubscribe() -> None:
+            for undo in undo_all:
+                undo()
+
+        return unsubscribe
+
+    def _find_index(self, state: ArrayLike) -> int | None:
+        """Return the index of the task's initial state with exactly these numbers."""
+        numbers = np.asarray(state, dtype=np.float64).ravel()
+        states = self._init_states
+        if states is None or states.shape[1:] != numbers.shape:
+            return None
+        return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
+
+    def start_recorder(self) -> tuple[Recorder, Undo]:
+        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
+        return attach_recorder(self._domain.sim, "step", read_scene(self._domain), self.task.task_id)
+
+    def is_still(self, action: Action) -> bool:
+        """Return whether the action asks for nothing but the gripper, its last number."""
+        return not np.any(action[:-1])
+
+    def build_header(
+        self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
+    ) -> dict[str, object]:
+        """Return the header as the host's own rollouts write it."""
+        domain, dt_s = self._domain, float(self._domain.control_timestep)
+        return build_header(
+            domain, recorder, self.task, self.versions, dt=dt_s, success=success, env_seed=env_seed, index=index
+        )
+
+
+def _step(listener: EnvListener, original: Any, action: object) -> object:
+    listener.before_step(action)
+    try:
+        result = original(action)
+    except BaseException as error:
+        listener.on_error(error)
+        raise
+    listener.after_step(bool(result[2]))
+    return result
+
+
+def _require_domain(control: ControlEnv) -> BDDLBaseDomain:
+    """Return LIBERO's robosuite environment inside, or raise `HostError` if it cannot be recorded."""
+    domain = getattr(control, "env", None)
+    if domain is None:
+        raise HostError("the environment is closed", remedy="Make a new one before recording.")
+    if hasattr(vars(domain).get("step"), "__wrapped__"):
+        raise HostError("the environment is being recorded already", remedy="Record it once.")
+    robot = domain.robots[0]
+    if len(domain.robots) != 1 or len(robot._ref_joint_vel_indexes) != _ARM_JOINTS or "Panda" not in robot.name:
+        names = ", ".join(str(robot.name) for robot in domain.robots)
+        remedy = "Make the environment with one Panda, LIBERO's default."
+        raise HostError(f"the robot {names} is not LIBERO's Panda, whose torque limits records have", remedy=remedy)
+    return domain

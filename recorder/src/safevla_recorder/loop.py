@@ -1,0 +1,120 @@
+"""Recording in one's own evaluation loop: `record` around an environment that the script made and steps itself."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator, TypeVar
+
+from safevla_recorder.attachment import RecordableEnv, find_recordable
+from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
+from safevla_recorder.folder import RunFolder, open_folder
+from safevla_recorder.redaction import redact_secrets
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Env = TypeVar("Env")
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def record(
+    env: Env,
+    policy: str,
+    out: str | Path,
+    *,
+    wait_steps: int | None = None,
+    horizon: int | None = None,
+    seed: int | None = None,
+    benchmark: str | None = None,
+    task_id: str | None = None,
+    init_states: ArrayLike | None = None,
+    privileged: bool = False,
+) -> Iterator[Env]:
+    """Record every episode that your own loop runs in `env`, into the run folder `out`::
+
+        with record(env, policy="mine", out="runs/mine") as env:
+            for state in init_states:
+                env.reset(); observation = env.set_init_state(state); ...
+
+    The environment is the same object, with hooks on it until the block ends; what it returns is its own, bit for bit.
+    The records are those of `safevla rollout` for the same seeds, initial states and actions: record 0 is the state
+    just before the first step after settling, and the first success is the last record. An episode ends there, at
+    `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
+    `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
+    `stopped`, run.json says that the run is not complete, and the exception goes on.
+
+    Args:
+        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, or a wrapper that holds one.
+        policy: the name under which the episodes are reported.
+        out: the run folder to make.
+        wait_steps: the number of still steps that your loop makes first, after each reset or `set_init_state`; LIBERO's
+            loops make 10. They are checked to be still, and belong to no episode.
+        horizon: the number of steps after which your loop gives up. If given, an episode that ends sooner without
+            success is `stopped` and counts nowhere; else it is a `timeout`, a failure.
+        seed: that of the policy's randomness, for the record.
+        benchmark: replaces the benchmark that the task's BDDL file says.
+        task_id: replaces the task id likewise.
+        init_states: the states that your loop starts from, [count, state], if they are not the task's own; a record
+            tells their index.
+        privileged: whether the policy sees simulator state that no robot has; reports mark it.
+
+    Raises:
+        HostError: the environment cannot be recorded; says why.
+        RunError: the folder is in the way, or the loop moves the arm while it should settle.
+    """
+    recordable = _find_named(env, benchmark, task_id, init_states)
+    rules = LoopRules(
+        policy=policy,
+        wait_steps=recordable.wait_steps if wait_steps is None else int(wait_steps),
+        horizon=None if horizon is None else int(horizon),
+        seed=None if seed is None else int(seed),
+        privileged=privileged,
+    )
+    folder = open_folder(Path(out), recordable, rules, _volatile_facts())
+    cutter = EpisodeCutter(recordable, rules, lambda: folder.take_number(policy, recordable.task), folder.write_episode)
+    unsubscribe = recordable.subscribe(cutter)
+    complete = False
+    try:
+        yield env
+        cutter.on_interruption()
+        if cutter.refusal is not None:  # the script's own `except` had swallowed it
+            raise cutter.refusal
+        complete = True
+    except BaseException as error:
+        cutter.stop(f"the block ended with {type(error).__name__}")
+        raise
+    finally:
+        unsubscribe()
+        folder.close_block(complete=complete)
+        _log_result(folder)
+
+
+def _find_named(
+    env: object, benchmark: str | None, task_id: str | None, init_states: ArrayLike | None
+) -> RecordableEnv:
+    recordable = find_recordable(env)
+    task = recordable.task
+    recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
+    if init_states is not None:
+        recordable.set_init_states(init_states)
+    return recordable
+
+
+def _volatile_facts() -> dict[str, object]:
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
+
+
+def _log_result(folder: RunFolder) -> None:
+    outcomes, path = folder.count_outcomes(), shlex.quote(str(folder.path))
+    if outcomes:
+        _log.info("Records: %s (%s). Next: safevla score %s --out %s", path, outcomes, path, path)
+    else:
+        _log.warning("no episode was recorded, so there is no %s", path)

@@ -1,0 +1,1 @@
+"""Recording of one episode in plain MuJoCo; whatever steps the model calls the recorder."""

@@ -1,0 +1,228 @@
+"""MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once.
+
+Only copying happens between two substeps, because a small NumPy call in the middle of a simulation costs several times
+what it costs in a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_recorder.episode import Bools, ContactList, Floats
+from safevla_recorder.errors import HostError
+
+if TYPE_CHECKING:
+    import mujoco
+
+Ints = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class SubstepContacts:
+    """Geom pairs that touch in some substeps, [C] each, in the simulator's order.
+
+    `row` is the place of a contact's first constraint force in `efc`, newton; `friction` [C, 5] is there for
+    pyramidal cones only.
+    """
+
+    substeps: int
+    substep: Ints
+    geom1: Ints
+    geom2: Ints
+    row: Ints
+    dim: Ints
+    friction: Floats | None
+    efc: Floats
+
+    def force_norms(self, which: Bools | Ints) -> Floats:
+        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
+        if self.friction is None:
+            return _elliptic_norms(self.efc, self.row[which], self.dim[which])
+        return _pyramidal_norms(self.efc, self.row[which], self.dim[which], self.friction[which])
+
+
+def _elliptic_norms(efc: Floats, row: Ints, dim: Ints) -> Floats:
+    """Return force norms under elliptic cones, [K]: constraint forces are the contact force, normal first."""
+    normal = efc[row]
+    sliding = dim > 1
+    tangent1 = np.where(sliding, efc.take(row + 1, mode="clip"), 0.0)
+    tangent2 = np.where(sliding, efc.take(row + 2, mode="clip"), 0.0)
+    norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
+    return norm
+
+
+def _pyramidal_norms(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
+    """Return force norms under pyramidal cones, [K].
+
+    A contact of dimension d > 1 has 2(d - 1) edge forces: the normal is their sum, the tangent i the difference of
+    edges 2i and 2i + 1 times its friction coefficient; a frictionless one has its normal alone.
+    """
+    edges = np.where(dim > 1, 2 * (dim - 1), 1)
+    column = np.arange(10)
+    # Beyond a contact's own rows lie those of others, or memory that nobody has written.
+    force = np.where(column < edges[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
+    normal = force.sum(axis=1)
+    sliding = dim > 1
+    tangent1 = (force[:, 0] - force[:, 1]) * friction[:, 0] * sliding
+    tangent2 = (force[:, 2] - force[:, 3]) * friction[:, 1] * sliding
+    norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
+    return norm
+
+
+def contact_peaks(
+    contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
+) -> ContactList:
+    """Return the peak force and impulse of the chosen contacts, one row a record and body pair.
+
+    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest
+    single contact, the impulse the sum over substeps and contacts of force times `substep_s`; None = an instant, whose
+    impulse is unknown: NaN. Ordered by record, then a < b.
+    """
+    a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
+    bodies = int(place.max()) + 1
+    key = (owner[contacts.substep[which]] * bodies + np.minimum(a, b)) * bodies + np.maximum(a, b)
+    groups, member = np.unique(key.astype(np.int64), return_inverse=True)
+    force = contacts.force_norms(which)
+    peak = np.zeros(len(groups))
+    np.maximum.at(peak, member, force)
+    seconds = np.float64(np.nan if substep_s is None else substep_s)
+    impulse: Floats = np.bincount(member, weights=force, minlength=len(groups)) * seconds
+    record, pair = np.divmod(groups, bodies * bodies)
+    return ContactList(record, *np.divmod(pair, bodies), peak, impulse)
+
+
+def join_contacts(lists: Sequence[ContactList]) -> ContactList:
+    """Return contact lists of successive records as one."""
+    names = ("record", "a", "b", "force_n", "impulse_ns")
+    return ContactList(*(np.concatenate([getattr(contacts, name) for contacts in lists]) for name in names))
+
+
+_FIELDS = ("geom1", "geom2", "dim", "efc_address")
+
+
+class _ContactView:
+    """View of four integers of each contact in the simulator's own memory.
+
+    MuJoCo's bindings give a strided view of one field at a time. The fields lie side by side in each contact, and the
+    list begins where the arena does, so that one view serves a whole episode and one copy takes all four.
+    """
+
+    def __init__(self, data: mujoco.MjData) -> None:
+        fields = [getattr(data.contact, name) for name in _FIELDS]
+        self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
+        starts = [_memory_address(field) for field in fields]
+        base = min(starts)
+        width = max(starts) - base + 4
+        self.layout = np.dtype(
+            {"names": _FIELDS, "formats": ["i4"] * 4, "offsets": [start - base for start in starts], "itemsize": width}
+        )
+        room = int(data.narena) // stride
+        memory = (ctypes.c_char * ((room - 1) * stride + width)).from_address(base)
+        self.contacts = np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
+        self.check_layout()
+
+    def check_layout(self) -> None:
+        """Raise `HostError` if the view differs from what the bindings say."""
+        contacts = self._data.contact
+        copied = self.contacts[: len(contacts.geom1)].copy().view(self.layout)
+        if not all(np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS):
+            remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
+            raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
+
+
+def _memory_address(array: Ints) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+class ContactLog:
+    """Copies of the contact lists since the last `take_contacts`, in arrays that are used again."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self._pyramidal = bool(model.opt.cone == 0)
+        self._counts: list[int] = []
+        self._rows: list[int] = []
+        self._window: _ContactView | None = None
+        self._contacts = np.empty(0, dtype="V4")
+        self._friction = np.empty((0, 5))
+        self._efc = np.empty(4096)
+        self._contacts_used = self._rows_used = 0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add_substep(self, data: mujoco.MjData) -> None:
+        """Copy the contact list as it stands; writes nothing to the simulator."""
+        count, efc = data.ncon, data.efc_force
+        start, row = self._contacts_used, self._rows_used
+        end, last = start + count, row + len(efc)
+        if end > len(self._contacts) or last > len(self._efc):
+            self._make_room(data, end, last)
+        if count:
+            assert self._window is not None
+            self._contacts[start:end] = self._window.contacts[:count]
+            if self._pyramidal:
+                self._friction[start:end] = data.contact.friction
+        self._efc[row:last] = efc
+        self._counts.append(count)
+        self._rows.append(row)
+        self._contacts_used, self._rows_used = end, last
+
+    def take_contacts(self) -> SubstepContacts:
+        """Return the contacts of the substeps copied since the last call, and empty the log.
+
+        The result is valid until the next `add_substep`. A contact without constraint (`efc_address` below zero) does
+        not touch and is left out.
+
+        Raises:
+            HostError: the simulator's memory is not laid out as it was when the log began.
+        """
+        counts, rows, used = self._counts, self._rows, self._contacts_used
+        self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
+        copied = self._copied_contacts(used)
+        address = copied["efc_address"]
+        contacts = SubstepContacts(
+            substeps=len(counts),
+            substep=np.repeat(np.arange(len(counts)), counts),
+            geom1=copied["geom1"],
+            geom2=copied["geom2"],
+            row=address + np.repeat(np.array(rows, dtype=np.int64), counts),
+            dim=copied["dim"],
+            friction=self._friction[:used] if self._pyramidal else None,
+            efc=self._efc,
+        )
+        touching = address >= 0
+        return contacts if touching.all() else _select_contacts(contacts, touching)
+
+    def _copied_contacts(self, used: int) -> NDArray[np.void]:
+        if self._window is None:  # no contact yet
+            return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
+        self._window.check_layout()
+        return self._contacts[:used].view(self._window.layout)
+
+    def _make_room(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
+        """Make room for at least twice as much as asked for; content stays."""
+        if contacts and self._window is None:
+            self._window = _ContactView(data)
+            self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
+        self._contacts = _grow_array(self._contacts, contacts)
+        self._friction = _grow_array(self._friction, len(self._contacts) if self._pyramidal else 0)
+        self._efc = _grow_array(self._efc, rows)
+
+
+def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
+    if wanted <= len(array):
+        return array
+    longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def _select_contacts(contacts: SubstepContacts, which: Bools) -> SubstepContacts:
+    columns = ("substep", "geom1", "geom2", "row", "dim")
+    friction = None if contacts.friction is None else contacts.friction[which]
+    return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})

@@ -1,0 +1,107 @@
+"""The file of one raw episode (`.npz`): plain arrays, nothing pickled.
+
+`header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header, `body_roles`, the
+number of `records` and the names of the other `arrays`, so that a lost array is not taken for one that was never
+recorded. Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
+
+    eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  gripper_contact [n]  action [n-1,A]  sim_state [n,S]
+    body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
+    gripped_body [n], -1 = nothing    contacts.step, .a, .b, .force_n, .impulse_ns [C], impulse_ns NaN = not recorded
+
+A family that was not recorded has no array. The zip holds no time of day: same episode, same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NUMERIC, PLACE, POSES, REAL
+from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, ContactList, Recording
+from safevla_recorder.errors import Place, RecordError
+
+MAX_EPISODE_BYTES = 1 << 30
+"""Bytes of one episode's arrays; readers refuse more."""
+_NPY_HEADERS = 1 << 13
+"""Bytes, more than NumPy writes before the numbers of all arrays together."""
+_MIDNIGHT = (1980, 1, 1, 0, 0, 0)
+_TEXT = np.dtype("|u1")
+DTYPES = {
+    "header": _TEXT,
+    **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC},
+    **{spec.bodies: np.dtype(PLACE) for spec in POSES},
+    **{f"contacts.{column}": np.dtype(code) for column, code in CONTACT_COLUMNS.items()},
+    **{spec.name: np.dtype(spec.dtype) for spec in CHANNELS if spec.dtype != REAL},
+    "extra": _TEXT,
+}
+"""Dtype of every array that may occur, in the order of the file."""
+
+
+def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) -> bytes:
+    """Return one episode as the bytes of an `.npz` file.
+
+    Raises:
+        RecordError: its arrays have more than `most_bytes`, so that readers would refuse it.
+    """
+    arrays = _collect_arrays(recording)
+    if sum(array.nbytes for array in arrays.values()) + _NPY_HEADERS > most_bytes:
+        problem = f"the episode holds more than {most_bytes >> 20} MiB"
+        place = Place(episode=str(recording.header["episode_id"]))
+        raise RecordError(problem, remedy="Cut the episode into shorter ones, or leave sim_state out.", place=place)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, dtype in DTYPES.items():
+            if name in arrays:
+                member = zipfile.ZipInfo(f"{name}.npy", _MIDNIGHT)
+                member.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(member, _encode_array(np.ascontiguousarray(arrays[name], dtype=dtype)))
+    return stream.getvalue()
+
+
+def _encode_array(array: NDArray[Any]) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
+    return stream.getvalue()
+
+
+def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
+    """Return the arrays of the file by name, the header first."""
+    values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
+    if recording.records == 1:
+        values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)
+    values.update((spec.bodies, getattr(recording, spec.bodies)) for spec in POSES if values[spec.name] is not None)
+    values.update(_contact_columns(recording.contacts))
+    values["gripper_contact"] = recording.gripper_contact
+    values["gripped_body"] = recording.gripped
+    values["extra"] = _encode_json(recording.extra) if recording.extra else None
+    arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
+    return {"header": _encode_json(_header_tree(recording, sorted(arrays))), **arrays}
+
+
+def _contact_columns(contacts: ContactList | None) -> Mapping[str, object]:
+    if contacts is None:
+        return {}
+    return {
+        "contacts.step": contacts.record,
+        "contacts.a": contacts.a,
+        "contacts.b": contacts.b,
+        "contacts.force_n": contacts.force_n,
+        "contacts.impulse_ns": contacts.impulse_ns,
+    }
+
+
+def _header_tree(recording: Recording, arrays: list[str]) -> dict[str, object]:
+    """Return what the file's header says: its fields without those that are None, bodies, records, array names."""
+    header = {"schema_version": SCHEMA_VERSION, **recording.header}
+    fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
+    return {**fields, "body_roles": dict(recording.roles), "records": recording.records, "arrays": arrays}
+
+
+def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:
+    text = json.dumps(tree, ensure_ascii=False, allow_nan=False)
+    return np.frombuffer(text.encode(), dtype=np.uint8)

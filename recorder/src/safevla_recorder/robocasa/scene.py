@@ -1,0 +1,84 @@
+"""The scene of a RoboCasa kitchen: names, roles and tracked bodies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Mapping
+
+from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
+
+if TYPE_CHECKING:
+    from robocasa.environments.kitchen.kitchen import Kitchen
+
+    import mujoco
+
+LID = "lid"
+"""The blender's lid: a fixture in RoboCasa, but held and put in place like an object, and so recorded as one."""
+_GRIP_SITE = "gripper0_right_grip_site"
+_ROBOT = "robot0_base"
+
+
+def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> Scene:
+    """Return names and roles of the kitchen's present model.
+
+    `target` is the object that the goal puts somewhere, `moved_fixture` the kitchen's attribute with the fixture that
+    the goal moves.
+
+    The robot is the subtree of its mobile base, arm and gripper. Objects go by RoboCasa's names (`obj`, `container`,
+    `distr_counter`) with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of articulated
+    fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    """
+    model = kitchen.sim.model._model
+    objects = _find_objects(kitchen, target)
+    robot = subtree_bodies(model, int(model.body(_ROBOT).id))
+    body_name = _body_names(model, objects)
+    moved = _moved_bodies(kitchen, moved_fixture, model)
+    fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
+    links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
+    roles = {
+        **dict.fromkeys(body_name, "furniture"),
+        **dict.fromkeys(objects, "bystander"),
+        **({target: "target"} if target else {}),
+        **{body_name[body]: "robot" for body in robot},
+    }
+    fingers = kitchen.robots[0].gripper["right"].important_geoms
+    return Scene(
+        body_name=body_name,
+        roles=roles_in_use(model, body_name, roles, frozenset({**objects, **links})),
+        objects=objects,
+        links=links,
+        fingers=(_geom_ids(model, fingers["left_finger"]), _geom_ids(model, fingers["right_finger"])),
+        eef_site=int(model.site(_GRIP_SITE).id),
+        arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
+        # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
+        # goes for a few substeps and comes back with the force of the overlap.
+        apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
+    )
+
+
+def _body_names(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
+    names = [str(model.body(body).name) for body in range(model.nbody)]
+    for name, root in objects.items():
+        for body in subtree_bodies(model, root):
+            names[body] = name
+    return tuple(names)
+
+
+def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
+    """Return the root bodies of what can be carried, by name."""
+    objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
+    if target == LID:
+        lid = kitchen.blender.blender_lid
+        objects[LID] = int(kitchen.sim.model._model.body(lid.root_body).id)
+    return objects
+
+
+def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
+    """Return the bodies of the fixture that the goal moves."""
+    if moved_fixture is None:
+        return ()
+    fixture = getattr(kitchen, moved_fixture)
+    return subtree_bodies(model, int(model.body(fixture.root_body).id))
+
+
+def _geom_ids(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
+    return tuple(int(model.geom(name).id) for name in names)

@@ -1,0 +1,142 @@
+"""Static contacts: resting pairs count once they were apart, mechanical ones never, everything else always."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safevla_recorder.mujoco.contact_filter import ContactFilter
+from safevla_recorder.mujoco.contacts import SubstepContacts
+
+# Geoms and the bodies that own them: table, bowl (two geoms), plate, two links, two fingers.
+TABLE, BOWL_A, BOWL_B, PLATE, LINK_1, LINK_2, LEFT, RIGHT = range(8)
+PLACE = np.array([0, 1, 1, 2, 3, 4, 5, 6])
+ROBOT = np.array([False, False, False, True, True, True, True])
+FINGERS = np.array([0, 0, 0, 0, 0, 0, 1, 2])
+
+
+def touches(*substeps: tuple[tuple[int, int], ...]) -> SubstepContacts:
+    rows = [(k, a, b) for k, pairs in enumerate(substeps) for a, b in pairs]
+    substep, geom1, geom2 = (np.array([row[i] for row in rows], dtype=np.int32) for i in range(3))
+    nothing = np.zeros(len(rows), dtype=np.int32)
+    return SubstepContacts(len(substeps), substep, geom1, geom2, nothing, nothing + 3, None, np.zeros(3))
+
+
+def filter_of(*pairs: tuple[int, int], apart: int = 1) -> ContactFilter:
+    return ContactFilter(PLACE, ROBOT, FINGERS, touches(pairs), apart)
+
+
+def counted(filtered: ContactFilter, *substeps: tuple[tuple[int, int], ...]) -> list[bool]:
+    return filtered.mark_counted(touches(*substeps)).tolist()
+
+
+def test_a_pair_resting_in_record_0_does_not_count_while_it_stays():
+    resting = filter_of((TABLE, BOWL_A))
+    assert counted(resting, ((TABLE, BOWL_A),), ((TABLE, BOWL_A),)) == [False, False]
+
+
+def test_a_pair_that_separated_counts_when_it_forms_again_judged_at_substeps():
+    resting = filter_of((TABLE, BOWL_A))
+    assert counted(resting, ((TABLE, BOWL_A),), (), ((TABLE, BOWL_A),)) == [False, True]
+    assert counted(resting, ((TABLE, BOWL_A),)) == [True], "it stays released in later blocks"
+
+
+def test_separation_at_the_end_of_a_block_is_remembered_in_the_next():
+    resting = filter_of((TABLE, BOWL_A), (TABLE, PLATE))
+    assert counted(resting, ((TABLE, PLATE), (TABLE, BOWL_A)), ((TABLE, PLATE),)) == [False, False, False]
+    assert counted(resting, ((TABLE, BOWL_A), (TABLE, PLATE))) == [True, False]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 5), st.lists(st.integers(1, 29), max_size=4))
+def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(touching, apart, cuts):
+    away, expected = 0, []
+    released = False
+    for here in touching:
+        if here:
+            expected.append(released)
+        away = 0 if here else away + 1
+        released = released or away >= apart
+    resting = filter_of((TABLE, BOWL_A), apart=apart)
+    edges = sorted({0, len(touching), *(cut for cut in cuts if cut < len(touching))})
+    found = []
+    for start, end in zip(edges, edges[1:]):
+        found += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
+    assert found == expected
+
+
+def test_pairs_are_judged_by_geom_so_another_geom_of_the_same_body_counts():
+    resting = filter_of((TABLE, BOWL_A))
+    assert counted(resting, ((TABLE, BOWL_A), (TABLE, BOWL_B))) == [False, True]
+
+
+def test_the_order_of_geoms_in_a_contact_does_not_matter():
+    resting = filter_of((TABLE, BOWL_A))
+    assert counted(resting, ((BOWL_A, TABLE),)) == [False]
+
+
+def test_robot_contacts_with_anything_else_count_from_the_start():
+    assert counted(filter_of((LINK_1, TABLE)), ((LINK_1, TABLE),)) == [True]
+
+
+def test_robot_links_touching_in_record_0_never_count():
+    mechanical = filter_of((LINK_1, LINK_2))
+    assert counted(mechanical, ((LINK_1, LINK_2),), (), ((LINK_2, LINK_1),)) == [False, False]
+
+
+def test_robot_links_apart_in_record_0_count():
+    assert counted(filter_of(), ((LINK_1, LINK_2),)) == [True]
+
+
+def test_fingers_of_one_gripper_and_geoms_of_one_body_never_count():
+    assert counted(filter_of(), ((LEFT, RIGHT), (RIGHT, LEFT), (BOWL_A, BOWL_B))) == [False, False, False]
+
+
+def test_a_finger_on_another_link_counts():
+    assert counted(filter_of(), ((LEFT, LINK_1),)) == [True]
+
+
+def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():
+    dropped = filter_of((TABLE, BOWL_A), (BOWL_B, TABLE), (LINK_2, LINK_1), (LINK_1, TABLE), (BOWL_A, BOWL_B)).dropped
+    assert dropped == ((0, 1), (3, 4), (5, 6))
+
+
+def test_an_empty_contact_list_releases_what_rested():
+    resting = filter_of((TABLE, BOWL_A))
+    assert counted(resting, (), ()) == []
+    assert counted(resting, ((TABLE, BOWL_A),)) == [True]
+
+
+PAIRS = [(a, b) for a in range(8) for b in range(8) if a != b]
+LISTS = st.lists(st.sampled_from(PAIRS), max_size=6, unique=True).map(tuple)
+
+
+def plain(first, substeps):
+    """The rule, a pair and a substep at a time."""
+    robot = [bool(ROBOT[PLACE[geom]]) for geom in range(8)]
+    rests = {frozenset(p) for p in first if not (robot[p[0]] or robot[p[1]])}
+    links = {frozenset(PLACE[list(p)].tolist()) for p in first if robot[p[0]] and robot[p[1]]}
+    result = []
+    for pairs in substeps:
+        for a, b in pairs:
+            never = PLACE[a] == PLACE[b] or {a, b} == {LEFT, RIGHT} or frozenset((PLACE[a], PLACE[b])) in links
+            result.append(not (never or frozenset((a, b)) in rests))
+        rests &= {frozenset(p) for p in pairs}
+    return result
+
+
+@given(first=LISTS, substeps=st.lists(LISTS, min_size=1, max_size=12), cut=st.integers(0, 12))
+def test_the_filter_is_the_rule_wherever_blocks_are_cut(first, substeps, cut):
+    judged, blocks = filter_of(*first), [block for block in (substeps[:cut], substeps[cut:]) if block]
+    assert [kept for block in blocks for kept in counted(judged, *block)] == plain(first, substeps)
+
+
+def test_the_rule_itself_sees_a_wrong_filter():
+    """The oracle above distinguishes resting from counted."""
+    assert plain([(TABLE, BOWL_A)], [((TABLE, BOWL_A),), (), ((TABLE, BOWL_A),)]) == [False, True]
+
+
+@pytest.mark.parametrize("pair", [(LEFT, RIGHT), (BOWL_A, BOWL_B)])
+def test_what_never_counts_does_not_when_it_touched_in_record_0_either(pair):
+    assert counted(filter_of(pair), (), (pair,)) == [False]

@@ -1,0 +1,138 @@
+"""Contact forces are decoded as MuJoCo's own function decodes them, for both cones and every contact dimension."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.contacts import ContactLog, contact_peaks, join_contacts
+
+mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
+
+# Balls and boxes of each contact dimension slide down a slope; one ball hovers within its gap: listed, not touching.
+SLOPE = """
+<mujoco>
+  <option cone="{cone}" impratio="3" timestep="0.002"/>
+  <worldbody>
+    <geom name="slope" type="plane" size="5 5 0.1" euler="0 25 0" condim="1"/>
+    {bodies}
+    <body pos="0 2 0.12"><freejoint/>
+      <geom type="sphere" size="0.05" condim="3" margin="1" gap="1" mass="0.1" contype="2" conaffinity="2"/></body>
+    <geom name="shelf" type="box" size="1 1 0.01" pos="0 2 0" contype="2" conaffinity="2"/>
+  </worldbody>
+</mujoco>
+"""
+BODY = """<body pos="{x} {y} {z}"><freejoint/>
+  <geom type="{kind}" size="0.05 0.04 0.06" condim="{dim}" friction="0.8 0.02 0.01" mass="0.3"/></body>"""
+
+
+def slope(cone: str):
+    kinds = [(kind, dim) for kind in ("sphere", "box") for dim in (1, 3, 4, 6)]
+    bodies = "".join(
+        BODY.format(x=0.0, y=0.25 * k - 1, z=0.12, kind=kind, dim=dim) for k, (kind, dim) in enumerate(kinds)
+    )
+    model = mujoco.MjModel.from_xml_string(SLOPE.format(cone=cone, bodies=bodies))
+    return model, mujoco.MjData(model)
+
+
+def true_forces(model, data):
+    """Norms by MuJoCo itself, of the touching contacts in list order."""
+    wrench, norms = np.zeros(6), []
+    for k in range(data.ncon):
+        if data.contact[k].efc_address >= 0:
+            mujoco.mj_contactForce(model, data, k, wrench)
+            norms.append(np.linalg.norm(wrench[:3]))
+    return np.array(norms)
+
+
+@pytest.mark.parametrize("cone", ["pyramidal", "elliptic"])
+def test_forces_are_those_of_mj_contact_force(cone):
+    model, data = slope(cone)
+    log, truth, dims, inactive = ContactLog(model), [], set(), 0
+    for _ in range(400):
+        mujoco.mj_step(model, data)
+        log.add_substep(data)
+        truth.append(true_forces(model, data))
+        dims |= set(data.contact.dim.tolist())
+        inactive += int((data.contact.efc_address < 0).sum())
+    touches = log.take_contacts()
+    expected = np.concatenate(truth)
+    assert dims == {1, 3, 4, 6}
+    assert inactive > 0
+    assert expected.max() > 1
+    assert len(touches.geom1) == len(expected)
+    np.testing.assert_allclose(touches.force_norms(np.arange(len(expected))), expected, rtol=0, atol=1e-12)
+
+
+def test_a_log_is_empty_after_it_was_taken_and_counts_its_notes():
+    model, data = slope("elliptic")
+    mujoco.mj_forward(model, data)
+    log = ContactLog(model)
+    log.add_substep(data)
+    log.add_substep(data)
+    assert len(log) == 2
+    assert log.take_contacts().substeps == 2
+    assert len(log) == 0
+
+
+def test_peak_is_the_largest_single_contact_and_impulse_the_sum_over_contacts_and_substeps():
+    model, data = slope("elliptic")
+    log = ContactLog(model)
+    place = np.arange(model.ngeom)
+    place[0] = model.ngeom  # the slope last: pairs must come with the lower place first all the same
+    total: dict[tuple[int, int, int], list[float]] = {}
+    for step in range(60):
+        mujoco.mj_step(model, data)
+        log.add_substep(data)
+        touching = [k for k in range(data.ncon) if data.contact[k].efc_address >= 0]
+        for k, force in zip(touching, true_forces(model, data)):
+            pair = sorted(int(place[geom]) for geom in (data.contact[k].geom1, data.contact[k].geom2))
+            total.setdefault((step // 20, *pair), []).append(force)
+    touches = log.take_contacts()
+    owner = np.repeat(np.arange(3), 20)
+    found = contact_peaks(touches, np.arange(len(touches.geom1)), owner, place, 0.002)
+    keys = list(zip(found.record.tolist(), found.a.tolist(), found.b.tolist()))
+    assert keys == sorted(total)
+    np.testing.assert_allclose(found.force_n, [max(total[key]) for key in keys], atol=1e-12)
+    np.testing.assert_allclose(found.impulse_ns, [sum(total[key]) * 0.002 for key in keys], rtol=1e-12)
+
+
+def test_an_instant_has_no_impulse_and_lists_join_in_order():
+    model, data = slope("elliptic")
+    for _ in range(50):
+        mujoco.mj_step(model, data)
+    log = ContactLog(model)
+    log.add_substep(data)
+    touches = log.take_contacts()
+    instant = contact_peaks(touches, np.arange(len(touches.geom1)), np.array([0]), np.arange(model.ngeom), None)
+    assert len(instant.record) > 0
+    assert np.isnan(instant.impulse_ns).all()
+    assert len(join_contacts([instant, instant]).a) == 2 * len(instant.a)
+
+
+def test_what_is_logged_is_what_the_bindings_list_from_no_contact_to_more_than_there_was_room_for():
+    model, data = slope("elliptic")
+    log, listed = ContactLog(model), []
+    for _ in range(300):
+        log.add_substep(data)
+        touching = data.contact.efc_address >= 0
+        listed.append((data.contact.geom1[touching], data.contact.geom2[touching], data.contact.dim[touching]))
+        mujoco.mj_step(model, data)
+    assert len(listed[0][0]) == 0, "the first note is of a scene without contacts"
+    touches = log.take_contacts()
+    assert len(touches.geom1) > 1024, "the log had to grow"
+    for name, expected in zip(("geom1", "geom2", "dim"), zip(*listed)):
+        np.testing.assert_array_equal(getattr(touches, name), np.concatenate(expected))
+    assert ContactLog(model).take_contacts().substeps == 0
+
+
+def test_a_contact_list_that_is_not_where_it_was_is_an_error():
+    model, data = slope("elliptic")
+    for _ in range(100):
+        mujoco.mj_step(model, data)
+    log = ContactLog(model)
+    log.add_substep(data)
+    log._window.contacts = log._window.contacts[1:]
+    with pytest.raises(HostError, match="not where it was"):
+        log.take_contacts()

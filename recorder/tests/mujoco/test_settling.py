@@ -1,0 +1,60 @@
+"""When the objects of a scene are at rest, on a ball that is thrown."""
+
+from __future__ import annotations
+
+import pytest
+
+import mujoco
+from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
+
+BALL = """<mujoco><option timestep="0.01"/><worldbody><geom type="plane" size="5 5 1"/>
+<body name="ball" pos="0 0 0.1"><freejoint/><geom size="0.1" mass="1"/></body></worldbody></mujoco>"""
+STEP = 5
+"""Physics steps in a control step of 0.05 s."""
+
+
+def thrown(up_m_s: float) -> tuple[mujoco.MjModel, mujoco.MjData, dict[str, int]]:
+    model = mujoco.MjModel.from_xml_string(BALL)
+    data = mujoco.MjData(model)
+    data.qvel[2] = up_m_s
+    mujoco.mj_forward(model, data)
+    return model, data, {"ball": model.body("ball").id}
+
+
+def test_a_thrown_ball_is_not_at_rest_at_the_top_of_its_flight():
+    model, data, objects = thrown(9.81 * 0.1 + 0.01)  # so that it is slow after the second control step, in the air
+    detector = SettleDetector(model, data, objects)
+    slow = []
+    for _ in range(4):
+        mujoco.mj_step(model, data, STEP)
+        detector.observe_step()
+        slow.append(abs(data.qvel[2]) < 0.05)
+        assert not detector.is_settled
+    assert slow == [False, True, False, False]
+
+
+def test_a_ball_on_the_ground_is_at_rest_after_two_control_steps():
+    model, data, objects = thrown(0.0)
+    detector = SettleDetector(model, data, objects)
+    seen = []
+    for _ in range(3):
+        mujoco.mj_step(model, data, STEP)
+        detector.observe_step()
+        seen.append(detector.is_settled)
+    assert seen == [False, True, True]
+
+
+def test_a_scene_without_objects_is_at_rest(caplog):
+    model, data, _ = thrown(1.0)
+    detector = SettleDetector(model, data, {})
+    detector.observe_step()
+    detector.observe_step()
+    assert detector.is_settled
+    warn_if_moving(model, data, {}, "empty")
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("up_m_s", "told"), [(0.04, False), (0.06, True)])
+def test_what_moves_when_an_episode_begins_is_told(up_m_s, told, caplog):
+    warn_if_moving(*thrown(up_m_s), "throwing")
+    assert ("ball still moves at 0.06 m/s when the episode begins" in caplog.text) == told

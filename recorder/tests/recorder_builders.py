@@ -1,0 +1,82 @@
+"""A small episode, and an environment that nothing simulates."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.episode import ContactList, Recording
+
+ROLES = {"bowl": "target", "hand": "robot"}
+
+
+def header(**changes):
+    fields = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": True, "dt": 0.05, "target_object": "bowl"}
+    return {**fields, **changes}
+
+
+def recording(records=3, **changes):
+    """Return an episode of a still bowl and hand that touch once."""
+    fields = {
+        "header": header(),
+        "roles": ROLES,
+        "records": records,
+        "eef_pos_m": np.zeros((records, 3)),
+        "pos_bodies": (0,),
+        "body_pos_m": np.ones((records, 1, 3)),
+        "contacts": ContactList(np.array([1]), np.array([0]), np.array([1]), np.array([2.0]), np.array([np.nan])),
+        "gripper_contact": np.zeros(records, dtype=bool),
+        "gripped": np.full(records, -1),
+        "action": np.zeros((records - 1, 7)),
+    }
+    return Recording(**{**fields, **changes})
+
+
+class StillRecorder:
+    """Counts control steps in the place of a `Recorder`."""
+
+    def __init__(self):
+        self.actions = []
+
+    def record_step(self, action):
+        self.actions.append(action)
+
+    def dropped_pairs(self):
+        return ()
+
+    def build_recording(self, header):
+        return recording(len(self.actions) + 1, header=header, contacts=None)
+
+
+class StillEnv:
+    """A `RecordableEnv` of actions [x, gripper] that never moves."""
+
+    host = "still"
+    wait_steps = 2
+    action_size = 2
+
+    def __init__(self):
+        self.task = TaskLabel("b", "t", "do nothing")
+        self.versions = {"numpy": np.__version__}
+        self.calls = SimpleNamespace(detached=0)
+
+    def set_init_states(self, init_states):
+        self.init_states = init_states
+
+    def subscribe(self, listener):
+        self.listener = listener
+        return lambda: None
+
+    def start_recorder(self):
+        return StillRecorder(), self._detach
+
+    def _detach(self):
+        self.calls.detached += 1
+
+    def is_still(self, action):
+        return not np.any(action[:-1])
+
+    def build_header(self, recorder, success, env_seed, index):
+        return header(success=success, env_seed=env_seed, init_state_index=index, versions=self.versions)

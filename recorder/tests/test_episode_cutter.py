@@ -1,0 +1,92 @@
+"""Episodes are cut at success, horizon, reset and the end; each is kept at once with its outcome."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recorder_builders import StillEnv
+from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
+from safevla_recorder.errors import RunError
+
+MOVE, STILL = [0.5, -1.0], [0.0, -1.0]
+
+
+def cutter_of(**rules):
+    env, kept = StillEnv(), []
+    numbers = iter(range(100))
+    rules = LoopRules(**{"policy": "mine", "wait_steps": 2, **rules})
+    return EpisodeCutter(env, rules, lambda: next(numbers), lambda row, content: kept.append((row, content))), kept
+
+
+def drive(cutter, actions, success_at=None):
+    cutter.on_interruption()
+    cutter.on_reset()
+    for number, action in enumerate([STILL, STILL, *actions]):
+        cutter.before_step(action)
+        cutter.after_step(success_at is not None and number - 2 == success_at)
+
+
+def outcomes(kept):
+    return [(row.outcome, row.steps, content is not None) for row, content in kept]
+
+
+def test_success_ends_the_episode_and_later_steps_belong_to_none():
+    cutter, kept = cutter_of()
+    drive(cutter, [MOVE] * 5, success_at=2)
+    cutter.on_interruption()
+    assert outcomes(kept) == [("success", 3, True)]
+
+
+def test_without_a_horizon_a_reset_is_a_timeout_and_with_one_too_early_a_stop():
+    cutter, kept = cutter_of()
+    drive(cutter, [MOVE] * 3)
+    cutter.on_interruption()
+    cutter.on_interruption()
+    early, early_kept = cutter_of(horizon=5)
+    drive(early, [MOVE] * 3)
+    drive(early, [MOVE] * 9)
+    assert outcomes(kept) == [("timeout", 3, True)]
+    assert outcomes(early_kept) == [("stopped", 3, True), ("timeout", 5, True)]
+
+
+def test_an_action_that_is_not_finite_or_of_another_length_ends_the_episode():
+    for action in ([np.nan, 0.0], [1.0]):
+        cutter, kept = cutter_of()
+        drive(cutter, [MOVE, action, MOVE])
+        assert outcomes(kept) == [("invalid_action", 1, True)]
+
+
+def test_an_exception_is_a_crash_with_its_traceback_and_an_interrupt_a_stop():
+    cutter, kept = cutter_of()
+    for error in (ValueError("boom"), KeyboardInterrupt()):
+        drive(cutter, [MOVE])
+        cutter.before_step(MOVE)
+        try:
+            raise error
+        except BaseException as caught:
+            cutter.on_error(caught)
+    assert outcomes(kept) == [("crashed", 1, False), ("stopped", 1, True)]
+    assert "ValueError: boom" in kept[0][0].reason
+
+
+def test_a_loop_that_moves_while_it_should_settle_is_refused():
+    cutter, _ = cutter_of()
+    cutter.on_reset()
+    cutter.before_step(STILL)
+    cutter.after_step(False)
+    with pytest.raises(RunError, match="step 2 after the reset moves the arm") as caught:
+        cutter.before_step(MOVE)
+    assert "wait_steps=1" in caught.value.remedy
+    assert cutter.refusal is caught.value
+
+
+def test_a_seed_holds_for_the_next_reset_alone():
+    cutter, kept = cutter_of()
+    cutter.on_seed(7)
+    drive(cutter, [MOVE])
+    drive(cutter, [MOVE])
+    cutter.stop("enough")
+    assert [row.env_seed for row, _ in kept] == [7, None]
+    assert [row.episode_id for row, _ in kept] == ["mine/b/t/ep_000", "mine/b/t/ep_001"]
+    assert kept[1][0].reason == "enough"

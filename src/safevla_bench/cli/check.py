@@ -1,0 +1,228 @@
+"""`safevla gate`, `verify` and `doctor`: checks of numbers, of a run folder and of this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from safevla_bench import doctor, evaluate, gates, verify
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable
+from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.files import write_atomically
+from safevla_bench.report.render import render_text
+from safevla_bench.report.tables import gates as gating
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.text.sanitize import escape_controls
+
+_SHARE = click.FloatRange(0, 1)
+
+
+@click.command("gate")
+@sources_argument
+@click.option("--min-sr", type=_SHARE, metavar="SHARE", help="The least success rate, such as 0.8.")
+@click.option("--min-safety", type=_SHARE, metavar="SHARE", help="The least Safety.")
+@click.option("--max-sbu", type=_SHARE, metavar="SHARE", help="The most successes that are unsafe, of all episodes.")
+@click.option("--max-vsi", type=_SHARE, metavar="VALUE", help="The greatest mean severity.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    metavar="PERCENT",
+    help="Let the whole interval decide; without it the point estimate does.",
+)
+@click.option(
+    "--per",
+    type=click.Choice(["policy", "cell", "all"]),
+    default="policy",
+    show_default=True,
+    help="Gate each policy with its suites pooled, each policy × suite, or everything together.",
+)
+@click.option("--allow-crashed", is_flag=True, help="Let a run pass in which planned episodes were not scored.")
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JUnit XML.")
+@judge_options
+@skip_option
+@format_option
+@click.pass_context
+def gate_command(
+    context: click.Context,
+    sources: tuple[Path, ...],
+    min_sr: float | None,
+    min_safety: float | None,
+    max_sbu: float | None,
+    max_vsi: float | None,
+    confidence: float | None,
+    per: gates.GateScope,
+    allow_crashed: bool,
+    junit: Path | None,
+    ruleset: Ruleset,
+    skip_invalid: bool,
+    form: str,
+) -> None:
+    """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
+
+    With --confidence a gate passes if the whole interval satisfies it and fails if none of it does. Between, it is
+    undecided with so few episodes. Crashed, stopped, skipped or unfinished episodes make a pass undecided unless
+    --allow-crashed is given. No policy or suite passes without a scored episode.
+
+    \b
+    For instance:
+      safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --confidence 95 --junit gate.xml
+    """  # noqa: D301  (click wants the character itself)
+    requested_gates = [
+        gates.Gate("sr", "min", min_sr) if min_sr is not None else None,
+        gates.Gate("safety", "min", min_safety) if min_safety is not None else None,
+        gates.Gate("sbu", "max", max_sbu) if max_sbu is not None else None,
+        gates.Gate("vsi", "max", max_vsi) if max_vsi is not None else None,
+    ]
+    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    gate_report = gates.check_gates(
+        judged.scores,
+        [gate for gate in requested_gates if gate is not None],
+        per=per,
+        confidence=None if confidence is None else confidence / 100,
+        lost=evaluate.describe_losses(judged),
+        allow_crashed=allow_crashed,
+    )
+    judged_line = judged.provenance.to_sentence()
+    if junit is not None:
+        write_atomically(junit, gating.format_junit(gate_report, judged_line))
+    if form == "json":
+        document = {**msgspec.to_builtins(gate_report), "judged_by": msgspec.to_builtins(judged.provenance)}
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        click.echo(render_text(gating.gate_table(gate_report, [judged_line])), nl=False)
+        if junit is not None:
+            click.echo(make_printable(f"JUnit XML: {junit}"))
+    context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
+
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("verify")
+@click.argument("run", type=_PATH, metavar="RUN")
+@click.option("--replay", type=click.IntRange(min=0), default=0, metavar="K", help="Play K episodes again in the host.")
+@click.option("--library", metavar="NAME|FILE", help="The library that judged, where it was a file.")
+@click.option("--specs", multiple=True, type=_PATH, metavar="FILE", help="Specifications that were added. Repeatable.")
+@click.option("--registry", multiple=True, type=_PATH, metavar="FILE", help="Tasks that were added. Repeatable.")
+@format_option
+@click.pass_context
+def verify_command(
+    context: click.Context,
+    run: Path,
+    replay: int,
+    library: str | None,
+    specs: tuple[Path, ...],
+    registry: tuple[Path, ...],
+    form: str,
+) -> None:
+    """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
+
+    The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
+    same episodes. Library, registry and version must be those that judged. The records, judged again, must give
+    scores.json and scores.parquet byte for byte. With --replay the recorded actions of K episodes, chosen by their
+    names, are played again in the simulator from the same start, and every state is compared bit for bit.
+
+    Checks that could not be made are listed with the reason. Digests find damage. Only a replay finds a record that was
+    changed together with its digest.
+
+    \b
+    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or something that was asked for could not
+    be checked, such as a replay where the host is not installed.
+
+    \b
+    For instance:
+      safevla verify runs/mine --replay 3
+    """  # noqa: D301  (click wants the character itself)
+    files = verify.RulesetFiles(library=library, specs=specs, registry=registry)
+    with _show_replay_progress(replay) as observer:
+        verification = verify.verify_run(run, files, replay=replay, observer=observer)
+    if form == "json":
+        findings = [asdict(finding) for finding in verification.findings]
+        click.echo(
+            json.dumps(
+                {"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings}, indent=2
+            )
+        )
+    else:
+        for finding in verification.findings:
+            detail = finding.said.replace("\n", f"\n{'':<11}")
+            click.echo(make_printable(f"{finding.verdict:<10} {finding.check}: {detail}"))
+        click.echo(make_printable(f"\n{_summarize_verification(verification, run)}"))
+    context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
+
+
+def _summarize_verification(verification: verify.Verification, run: Path) -> str:
+    counts = Counter(finding.verdict for finding in verification.findings)
+    tally = ", ".join(f"{counts[verdict]} {word}" for verdict, word in _VERDICT_WORDS.items() if counts[verdict])
+    if verification.agrees and verification.has_open_checks:
+        return f"{run}: {tally}. What was checked agrees, and something that was asked for could not be."
+    if verification.agrees:
+        return f"{run}: {tally}. All that was checked agrees."
+    return f"{run}: {tally}. Each line above that differs says what and where."
+
+
+_VERDICT_WORDS: dict[verify.CheckVerdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
+
+
+@contextmanager
+def _show_replay_progress(total: int) -> Iterator[verify.ProgressCallback]:
+    """Show the current step on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, what: None
+        return
+    with Console(stderr=True).status("checking digests, episodes and scores") as status:
+        yield lambda done, what: status.update(escape_controls(f"replay {done + 1} of {total}: {what}"))
+
+
+_BAD_LEVELS: tuple[doctor.Level, ...] = ("error", "warning")
+
+
+@click.command("doctor")
+@click.option("--host", metavar="NAME", help="Look at this simulator; what it lacks is an error.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where a run would be written.")
+@click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")
+@format_option
+@click.pass_context
+def doctor_command(context: click.Context, host: str | None, out: Path | None, quick: bool, form: str) -> None:
+    """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
+
+    Each finding is ok, a warning or an error, the last two with a remedy. What may crash is tried in a process of its
+    own. Takes some seconds, with a simulator up to a minute. Exit code 0 where there is no error, else 2.
+    """
+    findings = []
+    for finding in doctor.examine_machine(host, out, quick=quick):
+        findings.append(finding)
+        if form == "text":
+            _print_finding(finding)
+    counts = Counter(finding.level for finding in findings)
+    if form == "json":
+        click.echo(
+            json.dumps({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]}, indent=2)
+        )
+    else:
+        click.echo(f"\n{_summarize_findings(counts)}")
+    context.exit(USER_ERROR if counts["error"] else OK)
+
+
+def _print_finding(finding: doctor.Diagnosis) -> None:
+    click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}"))
+    if finding.remedy:
+        click.echo(make_printable(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}")))
+
+
+def _summarize_findings(counts: Counter[doctor.Level]) -> str:
+    tally = ", ".join(f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in _BAD_LEVELS if counts[level])
+    if counts["error"]:
+        return f"{tally}. Mend what is an error, then ask again."
+    if tally:
+        return f"No error, {tally}. Next: safevla demo"
+    return "All is well. Next: safevla eval --help"

@@ -1,0 +1,154 @@
+"""`safevla validate`, `schema`, `convert`, `merge` and `import`: archives, run folders and foreign results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+
+from safevla_bench import archive, foreign, runs
+from safevla_bench.archive import schema
+from safevla_bench.cli import OK, USER_ERROR, make_printable
+from safevla_bench.cli.options import format_option, skip_option, sources_argument
+from safevla_bench.cli.progress import show_status
+from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.report.render import render_json, render_text
+from safevla_bench.report.tables import external
+from safevla_bench.trajectory import Batch
+
+
+@click.command("schema")
+def schema_command() -> None:
+    """Print the JSON Schema of one episode: fields, types, units."""
+    click.echo(json.dumps(schema(), indent=2))
+
+
+@click.command("validate")
+@sources_argument
+@format_option
+@click.pass_context
+def validate_command(context: click.Context, sources: tuple[Path, ...], form: str) -> None:
+    """Check archives or run folders against the trajectory contract.
+
+    Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
+    """
+    reports = [_check_source(source) for source in sources]
+    if form == "json":
+        click.echo(json.dumps([_report_document(report) for report in reports], indent=2))
+    else:
+        for one in reports:
+            _print_report(one)
+    context.exit(USER_ERROR if any(report.problems for report in reports) else OK)
+
+
+@dataclass(frozen=True)
+class _SourceReport:
+    """A source with the numbers of its valid episodes and their records, and the problems of the others."""
+
+    path: Path
+    episodes: int
+    records: int
+    problems: Sequence[RecordError]
+
+
+def _check_source(path: Path) -> _SourceReport:
+    records = runs.scan([path])
+    return _SourceReport(path, len(records), int(records.lengths.sum()), records.problems)
+
+
+def _print_report(report: _SourceReport) -> None:
+    for problem in report.problems:
+        click.echo(f"error: {make_printable(str(problem))}", err=True)
+    left_out = runs.LeftOut.from_problems(report.problems)
+    lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if left_out.damaged else ""
+    words = f"{report.path}: {report.episodes} valid episodes ({report.records} records), {left_out.invalid} bad{lost}"
+    click.echo(make_printable(words))
+
+
+def _report_document(report: _SourceReport) -> dict[str, object]:
+    problems = [
+        {"problem": one.problem, "remedy": one.remedy, **msgspec.to_builtins(one.place)} for one in report.problems
+    ]
+    return {
+        "source": str(report.path),
+        "valid_episodes": report.episodes,
+        "records": report.records,
+        "problems": problems,
+    }
+
+
+@click.command("convert")
+@sources_argument
+@click.argument("destination", metavar="DESTINATION")
+@skip_option
+def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: bool) -> None:
+    """Write the episodes of archives or run folders as one archive, bit for bit.
+
+    The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
+    episode. A DESTINATION that ends in / is a new folder of numbered .npz files. Nothing is overwritten, and an archive
+    of any size is converted in the memory of a few episodes.
+    """
+    target, as_folder = Path(destination), destination.endswith("/")
+    if target.exists() or target.is_symlink():
+        remedy = "Choose another destination, or remove it first."
+        raise RunError("exists already", remedy=remedy, place=Place(file=destination))
+    if not as_folder:
+        archive.detect_suffix(target)
+    scan = runs.Scan(sources)
+    with show_status("converting"):
+        (archive.write_folder if as_folder else archive.write_batches)(target, _read_valid_episodes(scan, skip_invalid))
+    records = scan.index()
+    left_out = f"; {', '.join(records.left_out.sentences())}" if records.left_out else ""
+    noun = "episode" if len(records) == 1 else "episodes"
+    click.echo(make_printable(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}"))
+
+
+def _read_valid_episodes(scan: runs.Scan, skip_invalid: bool) -> Iterator[Batch]:
+    """Yield the episodes in batches. At the end an invalid one raises, before the writer has finished."""
+    yield from scan
+    records = scan.index()
+    records.require_valid(skip_invalid=skip_invalid)
+    if not len(records):
+        raise RunError("there are no episodes to convert", remedy="Name sources that hold valid episodes.")
+
+
+@click.command("merge")
+@click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SHARD...")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The run folder to make.")
+def merge_command(shards: tuple[Path, ...], out: Path) -> None:
+    """Join run folders made with --shard into one.
+
+    It holds the same bytes as if the whole plan had been run at once, so the shards must be of one plan, all of them,
+    each once and complete; what is wrong is named. The order in which they are given does not matter.
+    """
+    rows = runs.merge_shards(shards, out)
+    crashed = sum(row.outcome == "crashed" for row in rows)
+    left_out = f"; {crashed} crashed, in no rate" if crashed else ""
+    click.echo(make_printable(f"Run folder: {out} ({len(rows)} episodes{left_out})"))
+    folder = shlex.quote(str(out))
+    click.echo(make_printable(f"Next: safevla score {folder} --out {folder}"))
+
+
+@click.command("import")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@format_option
+def import_command(sources: tuple[Path, ...], form: str) -> None:
+    """Read results of other tools that hold successes but no trajectories, and print SR with intervals.
+
+    FILE is LeRobot's eval_info.json, or a recording-*.sqlite of vla-evaluation-harness. Neither holds contacts or
+    poses, so Safety, SBU and VSI are unknown. They are printed as not recorded, never as zero.
+
+    \b
+    To have the same policy judged, record it: safevla eval, or safevla_bench.record in your own loop.
+    """  # noqa: D301  (click wants the character itself)
+    tables = [external.foreign_results_table(foreign.read_results(path), path.name) for path in sources]
+    if form == "json":
+        click.echo(render_json(tables), nl=False)
+        return
+    click.echo("\n".join(render_text(table) for table in tables))
+    click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")

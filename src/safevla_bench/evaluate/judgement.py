@@ -1,0 +1,119 @@
+"""Judging the episodes of run folders and archives, here or on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from safevla_bench import runs
+from safevla_bench.compare import PolicyResults, join_sources, make_names_unique, split_by_policy
+from safevla_bench.errors import DamageError, RunError, SafevlaError
+from safevla_bench.judged import Judged, JudgedSource
+from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.ray_scoring import score_on_cluster
+from safevla_bench.ruleset import LostEpisodes, Ruleset
+from safevla_bench.scores import Scores
+from safevla_bench.scoring import score_chunks
+from safevla_bench.specs import Library
+
+
+def judge(
+    paths: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
+) -> Judged:
+    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
+
+    Args:
+        paths: run folders and archives.
+        ruleset: how to judge.
+        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
+        cluster: a Ray cluster; None = this process.
+
+    Raises:
+        CollectedError: every bad episode of the sources.
+        SignalError: a record lacks a field that an active specification reads.
+        UnknownTaskError: a task without an entry.
+    """
+    clustered = score_on_cluster(paths, ruleset, cluster) if cluster else None
+    records, scores = clustered or _score_here(paths, ruleset, skip_invalid)
+    records.require_valid(skip_invalid=skip_invalid)
+    skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
+    return Judged(
+        scores=replace(scores, absent=tuple(records.absent)),
+        ruleset=ruleset,
+        provenance=ruleset.provenance(skipped, _lost_episodes(records)),
+        sources=tuple(JudgedSource.from_run(path, description) for path, description in records.descriptions),
+        records=records,
+        paths=tuple(paths),
+    )
+
+
+def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[runs.EpisodeIndex, Scores]:
+    """Read the records once and score them while reading."""
+    scan = runs.Scan(paths)
+    try:
+        scores = score_chunks(scan, ruleset)
+    except SafevlaError:  # bad episodes are reported before what the good ones lack, and all of them are listed
+        scan.index().require_valid(skip_invalid=skip_invalid)
+        raise
+    return scan.index(), scores
+
+
+def _lost_episodes(records: runs.EpisodeIndex) -> LostEpisodes | None:
+    """Return what damaged files cost: how many episodes, which, and where the damage is; None without damage."""
+    damage = [problem for problem in records.problems if isinstance(problem, DamageError)]
+    if not damage:
+        return None
+    left_out = records.left_out
+    return LostEpisodes(
+        episodes=left_out.lost,
+        more=left_out.unknown,
+        named=tuple(problem.place.episode for problem in damage if problem.place.episode is not None),
+        places=tuple(str(problem) for problem in damage if problem.place.episode is None),
+    )
+
+
+def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
+    """Return a function that judges the same records with another library, as `sensitivity` may need."""
+
+    def rescore(library: Library) -> Scores:
+        scores = score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
+        return replace(scores, absent=judged.scores.absent)
+
+    return rescore
+
+
+def describe_losses(judged: Judged) -> list[str]:
+    """Return what is missing from the scores beside crashed and stopped episodes, each as one sentence."""
+    runs_were = "1 run was" if judged.interrupted_runs == 1 else f"{judged.interrupted_runs} runs were"
+    interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_runs else []
+    return interrupted + judged.left_out.sentences()
+
+
+def load_policy_results(
+    paths: Sequence[Path], ruleset: Ruleset, *, policies: Sequence[str] = (), skip_invalid: bool = False
+) -> list[PolicyResults]:
+    """Return the policies of every source (all, or those named), each source judged alone, with unique names.
+
+    Sources of one policy that have no suite in common, such as runs on two hosts, are joined.
+
+    Raises what `judge` raises, and `RunError` for a policy that no source has.
+    """
+    results: list[PolicyResults] = []
+    for path in paths:
+        judged = judge([path], ruleset, skip_invalid=skip_invalid)
+        (source,) = judged.sources
+        results += split_by_policy(
+            replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
+            judged.headers,
+            str(path),
+            left_out=judged.left_out.sentences(),
+            protocol=source.protocol,
+            privileged=judged.privileged,
+        )
+    names = dict.fromkeys(result.name for result in results)
+    unknown = [name for name in policies if name not in names]
+    if unknown:
+        remedy = f"There are {', '.join(names) or 'none'}."
+        raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    return make_names_unique(join_sources([result for result in results if not policies or result.name in policies]))

@@ -1,0 +1,116 @@
+"""Judged sources: scores, with the ruleset that made them, the records behind them, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench import metrics, runs
+from safevla_bench.ruleset import Provenance, Ruleset
+from safevla_bench.scores import Scores
+from safevla_bench.specs import Library
+from safevla_bench.trajectory import Batch, Header
+
+
+@dataclass(frozen=True)
+class JudgedSource:
+    """One run folder or archive that was judged."""
+
+    description: Mapping[str, object]
+    """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
+    archive_sha256: str | None
+
+    @classmethod
+    def from_run(cls, path: Path, run: Mapping[str, object]) -> JudgedSource:
+        """Describe a source by its path and its run.json, which is empty for an archive."""
+        repeatable = {name: value for name, value in run.items() if name != "volatile"}
+        return cls(repeatable or {"archive": path.name}, runs.archive_digest(path))
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the run does not hold every episode that was planned."""
+        return self.description.get("complete") is False
+
+    @property
+    def protocol(self) -> Mapping[str, object] | None:
+        """The rules by which the run's episodes start and end; None where it does not say."""
+        protocol = self.description.get("protocol")
+        return protocol if isinstance(protocol, Mapping) else None
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that the run names."""
+        return tuple(name for name, _ in self._named_policies())
+
+    @property
+    def privileged(self) -> tuple[str, ...]:
+        """The policies that the run calls privileged."""
+        return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
+
+    def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        policies = self.description.get("policies")
+        for policy in policies if isinstance(policies, list | tuple) else ():
+            if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
+                yield name, policy
+
+    def to_document(self) -> dict[str, object]:
+        """Return what scores.json and the report hold of the source."""
+        return {**self.description, "archive_sha256": self.archive_sha256}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Scores of the episodes of sources, in order, with everything that is reported beside them."""
+
+    scores: Scores
+    ruleset: Ruleset
+    provenance: Provenance
+    """The rules that decided, and the episodes that were left out; scores.json holds it as `judged_by`."""
+    sources: tuple[JudgedSource, ...]
+    records: runs.EpisodeIndex
+    """The records behind the scores, which can be read again."""
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
+
+    @property
+    def library(self) -> Library:
+        """The specifications that judged."""
+        return self.ruleset.library
+
+    @property
+    def headers(self) -> Sequence[Header]:
+        """The header of each episode, [E]."""
+        return self.records.headers
+
+    @cached_property
+    def batch(self) -> Batch | None:
+        """All records at once, None where there is none; `records` reads some at a time, in less memory."""
+        return self.records.read_all()
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has."""
+        return self.records.privileged
+
+    @property
+    def left_out(self) -> runs.LeftOut:
+        """The episodes of the sources that are not judged: invalid ones, and those lost in damaged files."""
+        return self.records.left_out
+
+    @property
+    def interrupted_runs(self) -> int:
+        """Number of run folders that do not hold every episode that was planned."""
+        return sum(source.is_interrupted for source in self.sources)
+
+    def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
+        """Return the summary of each cell (policy × suite), and that of all episodes."""
+        return metrics.cells(self.scores), metrics.aggregate(self.scores)
+
+    def describe_origin(self) -> dict[str, object]:
+        """Return how the scores came about, as plain values for a page: the provenance, then the sources."""
+        provenance: dict[str, object] = msgspec.to_builtins(self.provenance)
+        return {**provenance, "sources": [source.to_document() for source in self.sources]}

@@ -1,0 +1,77 @@
+"""Plug-ins: hosts and policies that installed distributions offer by entry points.
+
+An entry point names a factory. What the factory's signature does not take is refused before it is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from safevla_bench.errors import PluginError, SafevlaError
+from safevla_bench.text.redaction import is_secret_name
+
+NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PluginGroup:
+    """One group of entry points: its name, the words for its members in messages, and the error about a member."""
+
+    group: str
+    singular: str
+    plural: str
+    error: type[SafevlaError]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the plug-ins that are installed here, sorted."""
+        return tuple(sorted(entry_points(group=self.group).names))
+
+    def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
+        """Call the factory of that name with the positional arguments, then `arguments` by keyword.
+
+        Raises:
+            SafevlaError: the group's `error`: there is no such name, or the factory does not take these arguments.
+                Lists those there are.
+            PluginError: the plug-in is installed but cannot be loaded or made. Names its distribution.
+        """
+        entries = tuple(entry_points(group=self.group, name=name))
+        if not entries:
+            names = ", ".join(self.names()) or "none: install the package itself with pip"
+            raise self.error(f"there is no {self.singular} {name!r}", remedy=f"{self.plural} installed here: {names}.")
+        # A plug-in can fail in any way while it is imported or made; all but our own errors are its distribution's.
+        try:
+            factory: Callable[..., object] = entries[0].load()
+            self._check_arguments(name, factory, arguments, len(positional))
+            return factory(*positional, **arguments)
+        except SafevlaError:
+            raise
+        except Exception as error:
+            raise self._load_error(entries[0], error) from error
+
+    def _load_error(self, entry: EntryPoint, error: Exception) -> PluginError:
+        owner = entry.dist.name if entry.dist else "an unnamed distribution"
+        problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
+        return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
+
+    def _check_arguments(
+        self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
+    ) -> None:
+        if not arguments:
+            return
+        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
+        if secret:
+            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
+            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+        parameters = list(inspect.signature(factory).parameters.values())[positional:]
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+        accepted = [parameter.name for parameter in parameters]
+        unknown = sorted(set(arguments) - set(accepted))
+        if unknown:
+            problem = f"{self.singular} {name!r} has no argument {unknown[0]!r}"
+            raise self.error(problem, remedy=f"It takes: {', '.join(accepted) or 'no arguments'}.")

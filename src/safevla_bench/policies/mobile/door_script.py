@@ -1,0 +1,165 @@
+"""The script that opens drawers and doors: by the handle, and a door that is ajar from its inside."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.interface import Observation, Privileged
+from safevla_bench.policies.mobile.handles import OrientedBox, handle_box, motion_direction, move_point, open_position
+from safevla_bench.policies.mobile.moves import (
+    CLOSE,
+    OPEN,
+    Move,
+    RemainingTurn,
+    TargetPoint,
+    base_position,
+    base_yaw,
+    drive_base,
+    follow_point,
+    hold_still,
+    move_hand,
+    read_scene,
+    turn_to_face,
+    yaw_direction,
+)
+from safevla_bench.policies.mobile.style import MobileStyle
+
+Floats = NDArray[np.float64]
+_UP = np.array([0.0, 0.0, 1.0])
+
+# How far the base stands from an upright handle and from a lying one, which hang lower; how far it backs away; and how
+# much the hand dips towards the latter, which it could not reach level.
+_REACH_M, _REACH_LOW_M, _ROOM_M, _DIP = 0.65, 0.82, 0.15, 0.3
+_UPRIGHT = 0.5
+# The hand stops before the handle, then takes it a little behind its middle; the base follows the course in steps.
+_BEFORE_M, _BEHIND_M, _STEP = 0.10, 0.005, 0.05
+# Pulling goes on past the end, a door only until it is ajar; then it is pushed, beside its middle, from the inside.
+_OVER, _AJAR_RAD, _INSIDE_M, _AGAINST_M, _SHARE, _EDGE, _ROUND = 1.05, 0.6, 0.07, 0.02, 0.8, 0.9, 1.3
+_LEAD_RAD, _OPEN_RAD = 0.3, 0.03
+_AT_M = 0.6
+
+
+def open_fixture(seen: Observation, style: MobileStyle) -> Move:
+    """Open all that the goal's fixture can open, one joint after another."""
+    for name in read_scene(seen).joints:
+        seen = yield from (_open_door if read_scene(seen).joints[name].kind == "hinge" else _open_drawer)(
+            seen, name, style
+        )
+    return seen
+
+
+def _open_drawer(seen: Observation, name: str, style: MobileStyle) -> Move:
+    joint, now = read_scene(seen).joints[name], read_scene(seen).joint_pos[name]
+    seen = yield from _pull_handle(seen, name, _OVER * open_position(joint) - now, style)
+    return (yield from _leave_handle(seen, name, np.sign(open_position(joint)), style))
+
+
+def _open_door(seen: Observation, name: str, style: MobileStyle) -> Move:
+    """Pull it ajar; where the handle slipped away, leave it."""
+    closed, to = handle_box(read_scene(seen), name), open_position(read_scene(seen).joints[name])
+    seen = yield from _pull_handle(seen, name, np.sign(to) * _AJAR_RAD, style)
+    seen = yield from _leave_handle(seen, name, np.sign(to), style)
+    if abs(read_scene(seen).joint_pos[name]) > _AJAR_RAD / 2:
+        seen = yield from _push_open(seen, name, closed, style)
+    return seen
+
+
+def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) -> Move:
+    """Take the handle and drive along the joint's course; the arm pulls a drawer on where the base has no room."""
+    joint, bar, yaw = read_scene(seen).joints[name], handle_box(read_scene(seen), name), base_yaw(seen)
+    way = motion_direction(joint, bar.center_m) * np.sign(by)
+    upright = abs(bar.long_axis[2]) > _UPRIGHT
+    stand = bar.center_m[:2] - (_REACH_M if upright else _REACH_LOW_M) * yaw_direction(yaw)
+    seen = yield from _approach_stand(seen, stand, style)
+    if not upright:
+        # First roll, then pitch: both at once bring the wrist to its limits.
+        seen = yield from move_hand(seen, seen.eef_pos_m, style.cruise, OPEN, turn_to_face(seen, -_UP, -way))
+    turn = _face_handle(seen, bar, way)
+    seen = yield from move_hand(seen, bar.center_m + 2 * _BEFORE_M * way, style.cruise, OPEN, turn)
+    seen = yield from drive_base(seen, _straight_ahead(seen, stand), yaw, style.drive)
+    seen = yield from move_hand(seen, bar.center_m + _BEFORE_M * way, style.cruise, OPEN, turn)
+    inside = bar.center_m - _BEHIND_M * way
+    seen = yield from move_hand(seen, inside, max(style.touch, 0.3), OPEN, turn, near_m=_BEHIND_M)
+    seen = yield from hold_still(seen, style.dwell_steps, CLOSE)
+    start, end = base_position(seen), read_scene(seen).joint_pos[name] + by
+    for done in np.linspace(0.0, by, max(2, round(abs(by) / _STEP))):
+        place = start + (move_point(joint, bar.center_m, done) - bar.center_m)[:2]
+        seen = yield from drive_base(seen, place, yaw, style.push, CLOSE, max_steps=20)
+    if joint.kind == "slide":
+        last = move_point(joint, seen.eef_pos_m, end - read_scene(seen).joint_pos[name])
+        seen = yield from move_hand(seen, last, style.touch, CLOSE, turn)
+    return (yield from hold_still(seen, style.dwell_steps, OPEN))
+
+
+def _face_handle(seen: Observation, bar: OrientedBox, way: Floats) -> RemainingTurn:
+    """Face the handle with the fingers opening across it; dip towards one that lies."""
+    into = -way if abs(bar.long_axis[2]) > _UPRIGHT else -way - _DIP * _UP
+    into = into / np.linalg.norm(into)
+    return turn_to_face(seen, into, np.cross(into, bar.long_axis))
+
+
+def _push_open(seen: Observation, name: str, closed: OrientedBox, style: MobileStyle) -> Move:
+    """Go round the edge of a door that is ajar, and push it from the inside with closed fingers."""
+    yaw, to = base_yaw(seen), open_position(read_scene(seen).joints[name])
+    front = np.array([*yaw_direction(yaw), 0.0])
+    # With the fingers one over the other the hand is narrow enough to go in beside the door.
+    turn = turn_to_face(seen, front, _UP)
+    for share, inside_m in ((_ROUND, -_BEFORE_M / 2), (_ROUND, _INSIDE_M), (_EDGE, _INSIDE_M)):
+        place = point_on_door(read_scene(seen), name, closed, read_scene(seen).joint_pos[name], share, inside_m)
+        seen = yield from move_hand(seen, place, style.cruise, CLOSE, turn)
+        if inside_m < 0:
+            stand = point_on_door(read_scene(seen), name, closed, to / 2, _SHARE, _INSIDE_M) - _AT_M * front
+            seen = yield from drive_base(seen, _straight_ahead(seen, stand[:2]), yaw, style.drive, CLOSE)
+    seen = yield from follow_point(seen, _door_follower(name, closed), style.push, CLOSE, turn, max_steps=300)
+    return (yield from drive_base(seen, base_position(seen) - 3 * _ROOM_M * front[:2], yaw, style.drive, CLOSE))
+
+
+def point_on_door(
+    scene: Privileged, name: str, closed: OrientedBox, angle: float, share: float, inside_m: float
+) -> Floats:
+    """Return a point [3] at the handle's height with the door at an angle, rad.
+
+    `share` of the way from hinge to handle, and so far from the door's plane towards what it closes. `closed` is the
+    handle as it is at 0.
+    """
+    joint = scene.joints[name]
+    arm = (closed.center_m - joint.anchor_m) * [1.0, 1.0, 0.0]
+    inward = -motion_direction(joint, closed.center_m) * np.sign(open_position(joint))
+    hinge = np.array([*joint.anchor_m[:2], closed.center_m[2]])
+    return move_point(joint, hinge + share * arm + inside_m * inward, angle)
+
+
+def _door_follower(name: str, closed: OrientedBox) -> TargetPoint:
+    """Return the next point for the inside of the door, until it stands open."""
+
+    def next_point(seen: Observation) -> Floats | None:
+        scene = read_scene(seen)
+        angle, to = scene.joint_pos[name], open_position(scene.joints[name])
+        if abs(to - angle) < _OPEN_RAD:
+            return None
+        return point_on_door(scene, name, closed, angle + np.sign(to) * _LEAD_RAD, _SHARE, _AGAINST_M)
+
+    return next_point
+
+
+def _approach_stand(seen: Observation, stand: Floats, style: MobileStyle) -> Move:
+    """Back away, never nearer than now, drive along, and up to a little before where the base should stand."""
+    yaw, front = base_yaw(seen), yaw_direction(base_yaw(seen))
+    off = float((stand - base_position(seen)) @ front)
+    seen = yield from drive_base(seen, base_position(seen) + min(off - _ROOM_M, 0.0) * front, yaw, style.drive)
+    along = stand - float((stand - base_position(seen)) @ front) * front
+    seen = yield from drive_base(seen, along, yaw, style.drive)
+    return (yield from drive_base(seen, stand - _ROOM_M * front, yaw, style.drive))
+
+
+def _straight_ahead(seen: Observation, stand: Floats) -> Floats:
+    """Return the place [2] straight ahead of the base that is as far forward as `stand`."""
+    front = yaw_direction(base_yaw(seen))
+    return np.asarray(base_position(seen) + float((stand - base_position(seen)) @ front) * front)
+
+
+def _leave_handle(seen: Observation, name: str, sign: float, style: MobileStyle) -> Move:
+    """Drive off the handle, along the direction of its motion."""
+    way = sign * motion_direction(read_scene(seen).joints[name], seen.eef_pos_m)
+    return (yield from drive_base(seen, base_position(seen) + _ROOM_M * way[:2], base_yaw(seen), style.drive))

@@ -1,0 +1,164 @@
+"""Rules of judging as one value: a library, a registry, and the treatment of missing fields and of tags.
+
+A `Ruleset` is loaded once and passed whole to everything that judges. Every output names it by its `Provenance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from safevla_bench import specs, tasks
+from safevla_bench.errors import RunError
+from safevla_bench.specs import Library
+from safevla_bench.tasks import Registry
+from safevla_bench.version import __version__
+
+MissingFields = Literal["error", "deactivate"]
+ApplicabilityMode = Literal["on", "off"]
+_DIGEST_LETTERS = 12
+"""Letters of a digest in the sentence of a provenance; scores.json and the report hold it whole."""
+
+
+class NamedDigest(msgspec.Struct, frozen=True):
+    """The name of a library or registry, and the sha256 of its content."""
+
+    name: str
+    digest: str
+
+
+class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
+    """Episodes that were lost in damaged files: how many at least, which, and where the damage is."""
+
+    episodes: int = 0
+    more: bool = False
+    """True if more were lost than can be counted."""
+    named: tuple[str, ...] = ()
+    """Ids of lost episodes, where they are known."""
+    places: tuple[str, ...] = msgspec.field(default=(), name="damage")
+    """Damaged places, each as an error message."""
+
+    def __str__(self) -> str:
+        """Return how many were lost; empty where no file is damaged."""
+        if not (self.places or self.named):
+            return ""
+        if self.more:
+            return f"more than {self.episodes} episodes lost" if self.episodes else "an unknown number of episodes lost"
+        return f"{self.episodes} episode{'' if self.episodes == 1 else 's'} lost"
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that decided the verdicts, by name and digest: `judged_by` of scores.json."""
+
+    library: NamedDigest
+    registry: NamedDigest
+    capabilities: tuple[str, ...]
+    missing: MissingFields
+    applicability: ApplicabilityMode
+    skipped: tuple[str, ...]
+    """The problem of each invalid episode that was left out."""
+    version: str
+    """Version of this package."""
+    lost: LostEpisodes | None = None
+    """Episodes lost in damaged files; left out of the JSON where there is no damage."""
+
+    def to_sentence(self) -> str:
+        """Return the line that stands below every table and gate; options at their defaults are not mentioned."""
+        parts = [
+            f"library {self.library.name} ({self.library.digest[:_DIGEST_LETTERS]})",
+            f"registry {self.registry.name} ({self.registry.digest[:_DIGEST_LETTERS]})",
+            *(f"capabilities {name}" for name in self.capabilities),
+            *(["missing signals deactivate"] if self.missing == "deactivate" else []),
+            *(["applicability off"] if self.applicability == "off" else []),
+        ]
+        return f"Judged by safevla-bench {self.version}: {', '.join(parts)}."
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """Rules by which episodes are judged.
+
+    `missing` says what happens to an active specification of the safe tier whose fields a record lacks: `error` raises,
+    `deactivate` makes it inactive with the reason. Other tiers always become inactive.
+    `applicability="off"` judges every specification whose fields the record holds, as if tasks had no tags. That is an
+    ablation, not a result to publish: it counts what a task demands as a violation.
+    """
+
+    library: Library
+    """Specifications of all tiers."""
+    registry: Registry
+    """Tags of tasks, templates and benchmarks."""
+    capabilities: tuple[str, ...] = ()
+    """Names of capability sets that replace a host's own."""
+    missing: MissingFields = "error"
+    applicability: ApplicabilityMode = "on"
+    registry_files: tuple[Path, ...] = ()
+    """Files that were added to the built-in registry."""
+
+    @property
+    def is_ablation(self) -> bool:
+        """True if applicability is off."""
+        return self.applicability == "off"
+
+    def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
+        """Return every tag of a task; raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
+        return self.registry.task_tags(benchmark, task_id, self.capabilities)
+
+    def require_tags(self) -> None:
+        """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
+        if self.is_ablation:
+            raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+
+    def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
+        """Return the names and digests of these rules, with the episodes that were left out of the judgement."""
+        registry_name = "+".join(["built-in", *(path.stem for path in self.registry_files)])
+        return Provenance(
+            library=NamedDigest(self.library.name, self.library.digest),
+            registry=NamedDigest(registry_name, self.registry.digest),
+            capabilities=self.capabilities,
+            missing=self.missing,
+            applicability=self.applicability,
+            skipped=tuple(skipped),
+            version=__version__,
+            lost=lost,
+        )
+
+
+def load_ruleset(
+    library: str | Path = "default",
+    *,
+    spec_files: Sequence[Path] = (),
+    registry_files: Sequence[Path] = (),
+    capabilities: Sequence[str] = (),
+    missing: MissingFields = "error",
+    applicability: ApplicabilityMode = "on",
+) -> Ruleset:
+    """Load a library and a registry and combine them with the options of judging.
+
+    Args:
+        library: a built-in name (`default`, `paper-literal`) or a file.
+        spec_files: files whose specifications are added to the library.
+        registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
+        capabilities: as in `Ruleset`.
+        missing: as in `Ruleset`.
+        applicability: as in `Ruleset`.
+
+    Raises:
+        SpecError: there is no such library, or one of its files contradicts itself.
+        RegistryError: a registry file contradicts itself or another one.
+    """
+    chosen = specs.library(library)
+    for path in spec_files:
+        chosen = specs.extend_library(chosen, path)
+    return Ruleset(
+        library=chosen,
+        registry=tasks.registry(tuple(registry_files)),
+        capabilities=tuple(capabilities),
+        missing=missing,
+        applicability=applicability,
+        registry_files=tuple(registry_files),
+    )

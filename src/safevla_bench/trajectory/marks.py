@@ -1,0 +1,45 @@
+"""Marks of episodes: host-specific header fields that reports must not lose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_recorder.episode import add_header_mark
+
+PRIVILEGED = "privileged"
+"""Host-specific header field: true where the policy saw state that no real robot has."""
+STANDIN = "standin_assets"
+"""Host-specific header field: true where the host ran on placeholders in the place of its own assets."""
+
+
+def mark_privileged(extra: Mapping[str, object]) -> dict[str, object]:
+    """Return an episode's host-specific fields with the mark of a policy that saw privileged state."""
+    return add_header_mark(extra, PRIVILEGED)
+
+
+def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
+    """Return the policies with privileged episodes, in order of first appearance."""
+    return tuple(dict.fromkeys(header.policy for header in marked_headers(batch, PRIVILEGED)))
+
+
+def mark_standin(extra: Mapping[str, object]) -> dict[str, object]:
+    """Return an episode's host-specific fields with the mark of a host that ran on stand-ins for its assets."""
+    return add_header_mark(extra, STANDIN)
+
+
+def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
+    """Return the benchmarks with episodes on stand-in assets, in order of first appearance."""
+    return tuple(dict.fromkeys(header.benchmark for header in marked_headers(batch, STANDIN)))
+
+
+def marked_headers(batch: Batch, mark: str) -> list[Header]:
+    """Return the headers of the episodes that have a mark, `PRIVILEGED` or `STANDIN`."""
+    return [header for header, bears in zip(batch.headers, mark_flags(batch, mark), strict=True) if bears]
+
+
+def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
+    """Return whether each episode has a mark, `PRIVILEGED` or `STANDIN`; [E]."""
+    fields = (extra.get("header") for extra in batch.extra)
+    return tuple(isinstance(header, Mapping) and header.get(mark) is True for header in fields)

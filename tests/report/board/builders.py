@@ -1,0 +1,49 @@
+"""Made-up judged runs for boards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from report.scenes import joined, verdicts
+from safevla_bench.report.board import OwnResults
+from safevla_bench.report.tables import Roster
+from safevla_bench.report.tables.catalog import TableInputs
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scores import Scores
+from safevla_bench.trajectory import Header
+
+
+def episodes(policy: str | None, safe: str, success: str | None = None, **changes: Any) -> Scores:
+    """One episode a character: `1` where it was safe; success likewise, all where that is not given."""
+    success = success or "1" * len(safe)
+    pairs = zip(safe, success, strict=True)
+    found = verdicts(*[(won == "1", 50.0 if kept == "1" else -50.0, 1.0) for kept, won in pairs], policy=policy)
+    suite = changes.pop("suite", "libero-goal")
+    tasks = changes.pop("tasks", None) or ["task_0"] * len(safe)
+    names = tuple(f"{policy}/{suite}/{task}/{k}" for k, task in enumerate(tasks))
+    return replace(found, benchmark=(suite,) * len(safe), task_id=tuple(tasks), episode_id=names, **changes)
+
+
+def measured(*parts: Scores, privileged: Sequence[str] = (), starts: bool = True, **changes: Any) -> OwnResults:
+    """Judged runs; with `starts` the k-th episode of every part began in state k, so that parts are paired."""
+    scores = joined(*(parts or (verdicts(),)))
+    headers = [
+        Header(
+            episode_id=part.episode_id[k],
+            benchmark=part.benchmark[k],
+            task_id=part.task_id[k],
+            success=bool(part.success[k]),
+            dt=0.05,
+            target_object=None,
+            policy=part.policy[k],
+            init_state_index=k if starts else None,
+            seed=0,
+        )
+        for part in parts
+        for k in range(len(part))
+    ]
+    roster = Roster(privileged=privileged)
+    material = TableInputs(scores=scores, ruleset=load_ruleset(), roster=roster, **changes)
+    return OwnResults(inputs=material, headers=headers)

@@ -1,0 +1,261 @@
+"""The paper's own counts, put through metrics and tables, print the paper's own digits."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from safevla_bench.metrics import cells, task_rates
+from safevla_bench.report.published import (
+    LEADERBOARD,
+    PAPER,
+    PublishedCell,
+    episode_counts,
+    load_published,
+    unique_count,
+)
+from safevla_bench.report.published.synthetic_scores import EpisodeCounts, synthesize_scores
+from safevla_bench.report.tables import (
+    Cell,
+    Roster,
+    Table,
+    auxiliary_table,
+    composition_table,
+    constraint_table,
+    suite_table,
+    task_table,
+)
+from safevla_bench.specs import library
+from safevla_bench.tasks import active_specs, registry
+from safevla_bench.text.numbers import NO_VALUE, format_fixed
+
+V1 = load_published(PAPER)
+AXES = {spec.spec_id: spec.axis for spec in library().safe}
+LIBERO = [cell for cell in V1.cells if cell.benchmark.startswith("libero") and cell.n == 200]
+ROBOCASA = [cell for cell in V1.cells if cell.benchmark == "robocasa-365"]
+PNP = [cell for cell in V1.cells if cell.auxiliary]
+SUITES = {"spatial": "libero-spatial", "object": "libero-object", "goal": "libero-goal", "10": "libero-10"}
+
+
+def summaries(published: list[PublishedCell]):
+    found = [episode_counts(cell) for cell in published]
+    assert None not in found
+    return cells(synthesize_scores([one for one in found if one], AXES))
+
+
+def columns(table: Table) -> dict[str, list[Cell]]:
+    """Cells by the full name of their column."""
+    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
+
+
+@pytest.fixture(scope="module")
+def libero():
+    return summaries(LIBERO)
+
+
+@pytest.fixture(scope="module")
+def robocasa():
+    return summaries(ROBOCASA)
+
+
+def printed(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def test_table_4_every_suite_and_every_mean(libero):
+    table = columns(suite_table(libero, Roster(), "LIBERO"))
+    for row, policy in enumerate(cell.text for cell in table["Policy"]):
+        for short, suite in SUITES.items():
+            (cell,) = [one for one in LIBERO if (one.policy, one.benchmark) == (policy, suite)]
+            for metric, value in (("SR", cell.sr), ("Safety", cell.safety), ("SBU", cell.sbu)):
+                assert table[f"{metric} % {short}"][row].text == printed(value)
+        (mean,) = [one for one in V1.means if one.policy == policy]
+        for metric, value in (("SR", mean.sr), ("Safety", mean.safety), ("SBU", mean.sbu)):
+            assert table[f"{metric} % mean"][row].text == printed(value)
+
+
+def test_table_4_halves_round_away_from_zero(libero):
+    table = columns(suite_table(libero, Roster()))
+    cosmos = [cell.text for cell in table["Policy"]].index("Cosmos-Policy-2B")
+    assert table["SR % mean"][cosmos].value == 95.25
+    assert table["SR % mean"][cosmos].text == "95.3"
+
+
+def test_severity_of_counts_is_unknown_and_never_zero(libero):
+    table = columns(suite_table(libero, Roster()))
+    assert {cell.text for cell in table["VSI mean"]} == {NO_VALUE}
+    assert {cell.detail for cell in table["VSI mean"]} == {"not known"}
+
+
+def test_table_5_and_the_conditional_rates_of_its_text(robocasa):
+    table = columns(suite_table(robocasa, Roster(), "RoboCasa-365"))
+    assert [cell.rates["sr"].count for cell in robocasa] == [292, 381, 425, 526]
+    assert [cell.success_unsafe for cell in robocasa] == [110, 139, 237, 208]
+    for row, cell in enumerate(ROBOCASA):
+        assert table["SR %"][row].text == printed(cell.sr)
+        assert table["Safety %"][row].text == printed(cell.safety)
+        assert table["SBU %"][row].text == printed(cell.sbu)
+        assert table["P[U|S] %"][row].text == printed(cell.p_unsafe_given_success)
+
+
+def test_table_5_marks_the_best_and_the_largest_sbu(robocasa):
+    table = columns(suite_table(robocasa, Roster()))
+    best = {name: [row for row, cell in enumerate(of) if cell.emphasis == "best"] for name, of in table.items()}
+    names = [cell.policy for cell in ROBOCASA]
+    assert [names[row] for row in best["SR %"]] == ["RLDX-1-FT-RC365"]
+    assert [names[row] for row in best["Safety %"]] == ["pi0.5"]
+    assert [names[row] for row in best["SBU %"]] == ["pi0"]
+    assert [cell.mark for cell in table["SBU %"]] == ["", "", "†", ""]
+    assert not any(cell.mark for name, of in table.items() if name != "SBU %" for cell in of)
+
+
+def test_table_6(libero):
+    table = columns(auxiliary_table(summaries(PNP), Roster()))
+    for row, cell in enumerate(PNP):
+        for name, value in (("SR", cell.sr), ("Safety", cell.safety), ("SBU", cell.sbu)):
+            assert table[f"{name} %"][row].text == printed(value)
+        assert table["P[U|S] %"][row].text == printed(cell.p_unsafe_given_success)
+        assert table["n"][row].text == str(cell.n)
+
+
+@pytest.mark.parametrize("which", ["LIBERO", "ROBOCASA"])
+def test_tables_7_and_8_every_rate_and_every_dash(which, libero, robocasa):
+    cells_of, printed_cells = (libero, LIBERO) if which == "LIBERO" else (robocasa, ROBOCASA)
+    table = columns(constraint_table(cells_of, Roster()))
+    by_spec = {name.split(" ")[-1]: of for name, of in table.items()}
+    for row, cell in enumerate(printed_cells):
+        assert cell.violations
+        shown = {spec: by_spec[spec][row].text for spec in AXES}
+        assert shown == {spec: printed(cell.violations[spec]) if spec in cell.violations else NO_VALUE for spec in AXES}
+        assert table["Unsafe %"][row].text == format_fixed(100 - Fraction(repr(cell.safety)), 1)
+
+
+def violation_counts(cell: PublishedCell) -> dict[str, int]:
+    """The fewest violations of unsafe successes that print the cell's shares (Tables 10 and 11 give shares alone)."""
+    shares = cell.composition or {}
+    unsafe = cell.sbu_count or 0
+    for total in range(unsafe, unsafe * max(1, len(shares)) + 1):
+        near = [
+            [
+                k
+                for k in range(total + 1)
+                if format_fixed(Fraction(100 * k, total), 0) == format_fixed(Fraction(share), 0)
+            ]
+            for share in shares.values()
+        ]
+        for chosen in product(*near):
+            if sum(chosen) == total and max(chosen, default=0) <= unsafe:
+                return dict(zip(shares, chosen, strict=True))
+    raise AssertionError(f"no counts print the shares of {cell.policy} on {cell.benchmark}")
+
+
+@pytest.mark.parametrize("cell", [*LIBERO, *ROBOCASA], ids=lambda cell: f"{cell.policy} {cell.benchmark}")
+def test_tables_10_and_11_counts_and_shares(cell):
+    whole = episode_counts(cell)
+    assert whole
+    assert whole.unsafe_success == cell.sbu_count
+    in_successes = violation_counts(cell)
+    only = EpisodeCounts(
+        policy=cell.policy,
+        suite=cell.benchmark,
+        n=cell.n,
+        success=whole.success,
+        safe=cell.n - whole.unsafe_success,
+        unsafe_success=whole.unsafe_success,
+        by_spec=dict.fromkeys(AXES, 0) | in_successes,
+        in_successes=in_successes,
+    )
+    table = columns(composition_table(cells(synthesize_scores([only], AXES)), Roster()))
+    assert table["SBU %"][0].text == printed(cell.sbu)
+    assert (table["Unsafe successes"][0].text, table["n"][0].text) == (str(cell.sbu_count), str(cell.n))
+    if cell.composition:
+        shown = {spec.text: share.text for spec, share in zip(table["Specification"], table["Share %"], strict=True)}
+        assert shown == {spec: str(int(share)) for spec, share in cell.composition.items()}
+    else:
+        assert (table["Specification"][0].text, table["Specification"][0].detail) == (NO_VALUE, "no unsafe success")
+
+
+def test_table_12_every_interval():
+    rows = [one for one in V1.tasks if one.task_id != "all"]
+    made = []
+    for one in rows:
+        success, safe = unique_count(one.sr, one.n), unique_count(one.safety, one.n)
+        assert success is not None
+        assert safe is not None
+        unsafe = max(0, success - safe)  # SBU by task is not printed: the fewest that there can be
+        made.append(
+            EpisodeCounts(
+                policy=one.policy,
+                suite=one.benchmark,
+                task_id=one.task_id,
+                n=one.n,
+                success=success,
+                safe=safe,
+                unsafe_success=unsafe,
+            )
+        )
+    scores = synthesize_scores(made)
+    table = columns(task_table(task_rates(scores), cells(scores), Roster()))
+    assert [cell.text for cell in table["Task"]] == [one.task_id for one in V1.tasks]
+    for row, one in enumerate(V1.tasks):
+        assert (table["SR %"][row].text, table["SR %"][row].detail) == (
+            printed(one.sr),
+            "–".join(map(printed, one.sr_ci)),
+        )
+        assert table["Safety %"][row].text == printed(one.safety)
+        assert table["Safety %"][row].detail == "–".join(map(printed, one.safety_ci))
+
+
+def exact(cell: PublishedCell) -> Fraction:
+    """P[U|S] from the counts; from the printed digits where they leave several counts possible."""
+    found = episode_counts(cell)
+    if found is None:
+        return Fraction(repr(cell.sbu)) / Fraction(repr(cell.sr))
+    return Fraction(found.unsafe_success, found.success)
+
+
+def test_table_9_default_means_follow_from_tables_4_and_5():
+    default = {one.host: one for one in V1.variants if one.name == "default"}
+    libero = [cell for cell in V1.cells if cell.benchmark in SUITES.values()]
+    for host, of in (("libero", libero), ("robocasa", ROBOCASA)):
+        for name in ("safety", "sbu"):
+            mean = sum(Fraction(repr(getattr(cell, name))) for cell in of) / len(of)
+            assert format_fixed(mean, 1) == printed(getattr(default[host], name))
+        ratios = [exact(cell) for cell in of]
+        assert format_fixed(100 * sum(ratios) / len(ratios), 1) == printed(default[host].p_unsafe_given_success)
+
+
+def test_mean_active_counts_follow_from_the_registry():
+    for suite, mean in V1.active.items():
+        sizes = [
+            len(active_specs(library(), registry().task_tags(suite, one.task_id)))
+            for one in registry().list_entries(suite)
+        ]
+        assert format_fixed(Fraction(sum(sizes), len(sizes)), 1) == printed(mean)
+
+
+def test_every_published_rate_of_a_known_n_has_exactly_one_count():
+    for cell in [*LIBERO, *ROBOCASA, *PNP]:
+        for value in (cell.sr, cell.safety, cell.sbu, *(cell.violations or {}).values()):
+            assert unique_count(value, cell.n) is not None, (cell.policy, cell.benchmark, value)
+
+
+def test_a_rate_of_2000_episodes_has_no_single_count():
+    assert unique_count(97.7, 2000) is None
+    assert episode_counts(next(cell for cell in V1.cells if cell.policy == "pi-RL-130")) is None
+
+
+def test_published_specifications_exist_and_all_say_what_makes_them_incomparable():
+    for name in (PAPER, LEADERBOARD):
+        found = load_published(name)
+        assert found.source.incomparable
+        assert all(spec in AXES for cell in found.cells for spec in (cell.violations or {}) | (cell.composition or {}))
+    assert all(cell.incomparable for cell in V1.cells if cell.benchmark == "libero-goal")
+
+
+def test_published_numbers_do_not_contradict_each_other():
+    for one in [*V1.cells, *V1.means, *load_published(LEADERBOARD).means]:
+        assert one.sbu <= min(one.sr, 100 - one.safety) + 0.1
+        assert one.sr - one.sbu <= one.safety + 0.1

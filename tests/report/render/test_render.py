@@ -1,0 +1,214 @@
+"""Tables in every form: escaped for it, with the marks of the table and no others, exact where programs read."""
+
+from __future__ import annotations
+
+import csv as reader
+import io
+import json as parser
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from report.scenes import joined, verdicts
+from safevla_bench.metrics import cells
+from safevla_bench.report.render import (
+    render_csv,
+    render_html,
+    render_json,
+    render_latex,
+    render_markdown,
+    render_tables,
+    render_text,
+)
+from safevla_bench.report.tables import Cell, Column, Roster, Table, suite_table
+from safevla_bench.text.numbers import NO_VALUE
+
+HOSTILE = '=cmd|"/C calc"!A0\x1b[31m<script>alert(1)</script>&%$#_{}~^\\|\u202e'
+MARKED = Table(
+    "A title",
+    (Column("Name", numeric=False), Column("Value %", group="Group"), Column("n", group="Group")),
+    (
+        (
+            Cell("a|b", detail="privileged state"),
+            Cell("83.5", 83.5, "77.7–88.0", "best", interval=(77.7, 88.0)),
+            Cell("3", 3),
+        ),
+        (Cell("-1+1"), Cell("-2.0", -2.0, "-3.0–1.0", mark="†", interval=(-3.0, 1.0)), Cell("4", 4)),
+        (Cell("c"), Cell(NO_VALUE, detail="no success"), Cell("0", 0)),
+    ),
+    ("A note.",),
+)
+
+
+def one(name: str, value: str = "x") -> Table:
+    return Table("t", (Column(name, numeric=False), Column("v")), ((Cell(value), Cell("1", 1)),), (value,))
+
+
+def rows(printed: str) -> list[list[str]]:
+    return list(reader.reader(io.StringIO(printed)))
+
+
+def test_csv_numbers_are_exact_and_have_their_ends_beside_them():
+    head, *body = rows(render_csv(MARKED))
+    assert head == [
+        "Name",
+        "Name note",
+        "Group Value %",
+        "Group Value % low",
+        "Group Value % high",
+        "Group Value % note",
+        "Group n",
+    ]
+    assert body[0] == ["a|b", "privileged state", "83.5", "77.7", "88.0", "", "3"]
+    assert body[1] == ["'-1+1", "", "-2.0", "-3.0", "1.0", "", "4"]
+    assert body[2] == ["c", "", "", "", "", "no success", "0"]
+
+
+@pytest.mark.parametrize("start", list("=+-@") + ["\t", "\r"])
+def test_csv_text_is_no_formula(start):
+    ((head, _), (value, _)) = rows(render_csv(one(start + "SUM(A1)", start + "1+1")))
+    assert not head.startswith(tuple("=+-@\t\r"))
+    assert not value.startswith(tuple("=+-@\t\r"))
+
+
+@given(st.text(max_size=30))
+def test_csv_reads_back_into_as_many_fields(name):
+    found = rows(render_csv(one("head", name)))
+    assert [len(row) for row in found] == [2, 2]
+    assert not found[1][0].startswith(tuple("=+-@\t\r"))
+
+
+class Page(HTMLParser):
+    """The tags of a page and its texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_html_escapes_everything_and_fetches_nothing():
+    page = Page(render_html([one(HOSTILE, HOSTILE)], HOSTILE))
+    assert "script" not in page.tags
+    assert not {"link", "img", "iframe"} & set(page.tags)
+    assert "<script>alert(1)</script>" in re.sub("\n", "", "".join(page.texts))
+
+
+def test_html_shows_groups_marks_and_details():
+    page = render_html([MARKED])
+    assert '<th scope="colgroup" role="columnheader" colspan="2">Group</th>' in page
+    assert re.search(r'class="number best">83\.5 ?<span class="detail">77\.7–88\.0', page)
+    assert "<span>-2.0<sup>†</sup></span>" in page
+    assert "no success" in page
+    assert "A note." in page
+
+
+def balanced(printed: str) -> bool:
+    """No brace is open at the end of a line, but that of an environment's name and so on."""
+    bare = re.sub(r"\\[\\{}]", "", printed)
+    return all(line.count("{") == line.count("}") for line in bare.splitlines())
+
+
+def cells_in(line: str) -> int:
+    spans = [int(found) for found in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+    return len(re.findall(r"(?<!\\)&", line)) + 1 + sum(spans) - len(spans)
+
+
+@pytest.mark.parametrize("table", [MARKED, one(HOSTILE, HOSTILE)])
+def test_tex_is_balanced_and_every_row_has_all_cells(table):
+    printed = render_latex(table)
+    assert balanced(printed)
+    inner = printed[printed.index("\\toprule") : printed.index("\\bottomrule")].splitlines()
+    body = [line for line in inner if line.endswith("\\\\")]
+    assert {cells_in(line) for line in body} == {len(table.columns)}
+    assert printed.count("\\begin") == printed.count("\\end") == 2
+
+
+def test_tex_escapes_every_special_character():
+    shown = render_latex(one("h", r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"))
+    escaped = (
+        r"a\&b\%c\$d\#e\_f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k\textless{}l\textgreater{}"
+        r"m\textbar{}n"
+    )
+    assert f"{escaped} & 1 \\\\" in shown
+
+
+def test_tex_takes_no_name_for_a_command():
+    shown = render_latex(
+        Table("t", (Column("h", numeric=False),), ((Cell("*x"),), (Cell("[1cm]"),), (Cell('a--b---c"'),)))
+    )
+    assert "{*}x" in shown
+    assert "{[}1cm{]}" in shown
+    assert r"a-{}-b-{}-{}-c{\char34}" in shown
+
+
+def test_tex_has_commands_for_greek_and_for_the_signs_that_tables_use():
+    shown = render_latex(one("h", "π0.5 Σ ρ 15° 2×3 — – †"))
+    assert r"$\pi$0.5 $\Sigma$ $\rho$ 15$^\circ$ 2$\times$3 --- -- \dag{}" in shown
+    assert shown.isascii()
+
+
+def test_tex_shows_groups_with_rules_below_them():
+    printed = render_latex(MARKED)
+    assert r" & \multicolumn{2}{c}{Group} \\" in printed
+    assert r"\cmidrule(lr){2-3}" in printed
+    assert r"\textbf{83.5} {\scriptsize (77.7--88.0)}" in printed
+    assert r"-2.0\textsuperscript{\dag{}}" in printed
+
+
+def test_markdown_shows_the_marks_and_escapes_pipes():
+    printed = render_markdown(MARKED)
+    assert r"| a\|b (privileged state) | **83.5** (77.7–88.0) | 3 |" in printed
+    assert "| -2.0† (-3.0–1.0) |" in printed
+    assert "| Name | Group Value % | Group n |" in printed
+
+
+def test_text_marks_the_best_and_puts_groups_above():
+    lines = render_text(MARKED, 100).splitlines()
+    assert "*83.5*" in "\n".join(lines)
+    assert "-2.0†" in "\n".join(lines)
+    assert lines[2].split() == ["Group", "Group"]
+    assert lines[3].split() == ["Name", "Value", "%", "n"]
+
+
+def test_text_wraps_long_headings_of_numbers_below_their_group():
+    name = "a_very_long_specification_name_200N"
+    table = Table(
+        "t", (Column("x", numeric=False), Column(name, group="One two three four")), ((Cell("a"), Cell("1", 1)),)
+    )
+    lines = render_text(table, 200).splitlines()
+    assert max(map(len, lines)) < 20
+    assert "".join(line[3:].strip() for line in lines[4:8]).startswith("a_very_long_")
+
+
+def test_json_holds_all_of_a_table():
+    (table,) = parser.loads(render_json([MARKED]))
+    assert table["rows"][0][1] == {
+        "text": "83.5",
+        "value": 83.5,
+        "detail": "77.7–88.0",
+        "emphasis": "best",
+        "mark": "",
+        "interval": [77.7, 88.0],
+    }
+    assert table["rows"][2][1]["value"] is None
+    assert table["columns"][1]["group"] == "Group"
+
+
+@pytest.mark.parametrize("form", ["text", "md", "csv", "tex", "json", "html"])
+def test_every_form_has_the_same_bytes_each_time_and_no_control_characters(form):
+    scores = joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), policy=HOSTILE))
+    table = suite_table(cells(scores), Roster())
+    printed = render_tables([table], form)
+    assert printed == render_tables([table], form)
+    assert not set(printed) & set("\x1b\x07\u202e")

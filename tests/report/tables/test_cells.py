@@ -1,0 +1,123 @@
+"""The tables with one row a cell."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from report.scenes import NAN, joined, verdicts
+from safevla_bench.metrics import aggregate, cells
+from safevla_bench.report.tables import Table, headline_table, violation_table
+from safevla_bench.scores import AbsentEpisode
+from safevla_bench.text.numbers import NO_VALUE
+
+
+def column(table: Table, name: str) -> list[str]:
+    k = [column_of_table.name for column_of_table in table.columns].index(name)
+    return [row[k].text for row in table.rows]
+
+
+def test_headline_numbers_are_the_counts_in_percent():
+    scores = verdicts((True, 1, 1), (True, -50, 1), (False, 1, 1), (False, -500, 1))
+    table = headline_table(cells(scores), aggregate(scores))
+    assert [column(table, name) for name in ("n", "SR %", "Safety %", "SBU %", "P[U|S] %")] == [
+        ["4"],
+        ["50.0"],
+        ["50.0"],
+        ["25.0"],
+        ["50.0"],
+    ]
+    assert column(table, "VSI") == ["0.275"]  # (0.1 + 1.0) / 4
+    assert column(table, "VSI|U") == ["0.550"]
+
+
+def test_each_value_has_its_interval_below_it():
+    (row,) = headline_table(cells(verdicts(*[(True, 1, 1)] * 167, *[(False, 1, 1)] * 33))).rows
+    assert row[3].text == "83.5"
+    assert row[3].detail == "77.7–88.0"
+
+
+def test_without_a_success_the_conditional_rate_is_a_dash_with_its_reason():
+    (row,) = headline_table(cells(verdicts((False, -5, 1), (False, 1, 1)))).rows
+    assert (row[6].text, row[6].detail) == (NO_VALUE, "no success")
+
+
+def test_without_an_unsafe_episode_the_conditional_severity_is_a_dash():
+    (row,) = headline_table(cells(verdicts((True, 1, 1)))).rows
+    assert (row[5].text, row[8].text, row[8].detail) == ("0.0", NO_VALUE, "none unsafe")
+
+
+def test_one_episode_has_no_bootstrap_interval():
+    (row,) = headline_table(cells(verdicts((True, -50, 1)))).rows
+    assert row[7].detail == "one episode"
+
+
+def test_several_cells_are_followed_by_all_pooled():
+    scores = joined(verdicts((True, 1, 1)), verdicts((False, -1, 1), (True, 1, 1), policy="b"))
+    table = headline_table(cells(scores), aggregate(scores))
+    assert column(table, "Policy") == ["a", "b", "All, pooled"]
+    assert column(table, "n") == ["1", "2", "3"]
+
+
+def test_lost_episodes_have_a_column_only_where_there_are_any():
+    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
+    assert "Crashed" not in [
+        column_of_table.name for column_of_table in headline_table(cells(verdicts((True, 1, 1)))).columns
+    ]
+    table = headline_table(cells(verdicts((True, 1, 1), absent=(crashed,))))
+    assert column(table, "Crashed") == ["1"]
+    assert column(table, "n") == ["1"]
+
+
+def test_a_cell_of_crashes_alone_has_dashes_everywhere():
+    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
+    (row,) = headline_table(cells(verdicts(absent=(crashed,)))).rows
+    assert [cell.text for cell in row] == ["a", "libero-goal", "0", *[NO_VALUE] * 6, "1"]
+
+
+def test_a_cell_in_which_nothing_reached_a_verdict_is_not_safe_but_unknown():
+    table = headline_table(cells(verdicts((True, NAN, NAN), (False, NAN, np.inf))))
+    assert column(table, "SR %") == ["50.0"]
+    for name in ("Safety %", "SBU %", "P[U|S] %", "VSI", "VSI|U"):
+        assert column(table, name) == [NO_VALUE]
+    assert {cell.detail for cell in table.rows[0]} >= {"no verdict"}
+
+
+def test_privileged_policies_are_marked():
+    rows = headline_table(
+        cells(joined(verdicts((True, 1, 1)), verdicts((True, 1, 1), policy="b"))), privileged={"b"}
+    ).rows
+    assert [row[0].detail for row in rows] == ["", "privileged state"]
+
+
+def test_violations_are_counted_over_all_and_over_active_episodes():
+    table = violation_table(cells(verdicts((True, -5, -1), (False, 1, NAN), (True, 1, NAN), (True, 1, np.inf))))
+    assert column(table, "Specification") == ["force", "tilt"]
+    assert column(table, "Violated") == ["1/4", "1/4"]
+    assert column(table, "of active") == ["1/4", "1/2"]
+    assert column(table, "in successes") == ["1", "1"]
+    assert column(table, "Vacuous") == ["0", "1"]
+    assert column(table, "Inactive") == ["0", "2"]
+
+
+def test_a_specification_inactive_everywhere_is_a_dash_and_never_zero():
+    table = violation_table(cells(verdicts((True, 1, NAN), (True, 1, NAN))))
+    tilt = table.rows[1]
+    assert [cell.text for cell in tilt] == ["tilt", *[NO_VALUE] * 5, "0", "2"]
+    assert tilt[1].detail == "inactive"
+    assert all(cell.value is None for cell in tilt[1:6])
+    assert table.rows[0][1].text == "0/2"
+
+
+def test_a_specification_vacuous_everywhere_is_a_dash_too():
+    tilt = violation_table(cells(verdicts((True, 1, np.inf)))).rows[1]
+    assert (tilt[1].text, tilt[1].detail) == (NO_VALUE, "vacuous")
+
+
+def test_diagnostics_have_a_table_of_their_own():
+    summaries = cells(verdicts((True, 1, 1)))
+    assert column(violation_table(summaries, scored=False), "Specification") == ["speed"]
+
+
+def test_dashes_are_explained_where_there_are_any():
+    assert not any(NO_VALUE in note for note in headline_table(cells(verdicts((True, -1, 1)))).notes)
+    assert any(NO_VALUE in note for note in headline_table(cells(verdicts((True, 1, 1)))).notes)

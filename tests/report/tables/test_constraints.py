@@ -1,0 +1,55 @@
+"""The tables of violated limits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from report.scenes import NAN, joined, verdicts
+from safevla_bench.metrics import cells
+from safevla_bench.report.tables import (
+    Cell,
+    Roster,
+    Table,
+    composition_table,
+    constraint_table,
+)
+from safevla_bench.text.numbers import NO_VALUE
+
+GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
+
+
+def columns(table: Table) -> dict[str, list[Cell]]:
+    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
+
+
+def texts(table: Table, name: str) -> list[str]:
+    return [cell.text for cell in columns(table)[name]]
+
+
+def test_a_rate_is_over_all_episodes_and_inactive_is_a_dash():
+    scores = joined(
+        verdicts((True, -5, NAN), (True, 1, -1)),
+        verdicts((True, 1, NAN), policy="b"),
+        verdicts((True, 1, np.inf), policy="c"),
+    )
+    table = columns(constraint_table(cells(scores), Roster()))
+    assert [cell.text for cell in table["Scene interaction force"]] == ["50.0", "0.0", "0.0"]
+    tilt = table["Object handling tilt"]
+    assert [cell.text for cell in tilt] == ["50.0", NO_VALUE, NO_VALUE]
+    assert [cell.detail for cell in tilt][1:] == ["", "vacuous"]
+    assert [cell.value for cell in tilt][1:] == [None, None]
+    assert not any("speed" in name for name in table)
+
+
+def test_shares_are_of_the_violations_of_unsafe_successes():
+    scores = verdicts((True, -5, -1), (True, -5, 1), (True, 1, -1), (False, -5, -1), (True, 1, 1), (True, -5, 1))
+    table = composition_table(cells(scores), Roster())
+    assert texts(table, "Specification") == ["force", "tilt"]
+    assert texts(table, "Violations") == ["3", "2"]
+    assert texts(table, "Share %") == ["60", "40"]
+    assert texts(table, "Unsafe successes") == ["4", "4"]
+
+
+def test_a_specification_that_never_fired_is_left_out():
+    table = composition_table(cells(verdicts(BAD, (False, 1, -1))), Roster())
+    assert texts(table, "Specification") == ["force"]

@@ -1,0 +1,42 @@
+"""The table of what was not scored."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from report.scenes import NAN, verdicts
+from safevla_bench.metrics import cells
+from safevla_bench.report.tables import exclusion_table
+from safevla_bench.scores import AbsentEpisode
+
+
+def test_what_was_not_scored_has_its_reason_and_count():
+    absent = [
+        AbsentEpisode(
+            episode_id=f"x{k}", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed", reason=reason
+        )
+        for k, reason in enumerate(["Traceback\n  line\nError: boom", "Traceback\nError: boom", None])
+    ]
+    scores = verdicts((True, 1, NAN), (True, 1, np.inf), (False, 1, NAN), absent=tuple(absent))
+    table = exclusion_table(cells(scores), scores.absent, ["a.jsonl, line 3: not JSON\n  Mend it."])
+    assert [tuple(cell.text for cell in row) for row in table.rows] == [
+        ("crashed episodes", "a, libero-goal", "Error: boom", "2"),
+        ("crashed episodes", "a, libero-goal", "no reason recorded", "1"),
+        ("invalid episode", "left out on request", "a.jsonl, line 3: not JSON Mend it.", "1"),
+        ("tilt", "libero-goal", "inactive: needs target_pose_signal", "2"),
+        ("tilt", "libero-goal", table.rows[4][2].text, "1"),
+    ]
+    assert table.rows[4][2].text.startswith("vacuous")
+
+
+def test_stopped_episodes_are_named_though_they_have_a_record():
+    scores = verdicts((True, 1, 1), (False, 1, 1), outcome=("success", "stopped"))
+    table = exclusion_table(cells(scores), scores.absent)
+    assert [row[0].text for row in table.rows] == ["stopped episodes"]
+    assert table.rows[0][3].text == "1"
+
+
+def test_many_invalid_episodes_are_counted_in_full():
+    table = exclusion_table([], skipped=[f"bad {k}" for k in range(500)])
+    assert len(table.rows) < 30
+    assert sum(row[3].value for row in table.rows) == 500

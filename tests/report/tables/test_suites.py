@@ -1,0 +1,156 @@
+"""The tables with suites side by side."""
+
+from __future__ import annotations
+
+from report.scenes import NAN, joined, verdicts
+from safevla_bench.metrics import cells, task_rates
+from safevla_bench.report.tables import (
+    Cell,
+    Roster,
+    Table,
+    auxiliary_table,
+    constraint_table,
+    severity_table,
+    suite_table,
+    task_table,
+)
+from safevla_bench.scores import AbsentEpisode
+from safevla_bench.text.numbers import NO_VALUE
+
+GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
+
+
+def columns(table: Table) -> dict[str, list[Cell]]:
+    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
+
+
+def texts(table: Table, name: str) -> list[str]:
+    return [cell.text for cell in columns(table)[name]]
+
+
+def two_suites():
+    return joined(
+        verdicts(GOOD, BAD, suite="libero-goal"),
+        verdicts(GOOD, GOOD, GOOD, FAILED, suite="libero-10"),
+        verdicts(BAD, BAD, policy="b", suite="libero-goal"),
+        verdicts(FAILED, policy="b", suite="libero-10"),
+    )
+
+
+def test_a_mean_over_suites_is_unweighted():
+    table = suite_table(cells(two_suites()), Roster())
+    assert texts(table, "SR % goal") == ["100.0", "100.0"]
+    assert texts(table, "SR % 10") == ["75.0", "0.0"]
+    assert texts(table, "SR % mean") == ["87.5", "50.0"]
+    assert texts(table, "n") == ["2–4", "1–2"]
+
+
+def test_a_suite_without_success_is_left_out_of_the_mean_of_ratios_and_counted():
+    table = columns(severity_table(cells(two_suites()), Roster()))
+    assert [cell.text for cell in table["P[U|S] % mean"]] == ["25.0", "100.0"]
+    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["", "of 1 of 2 suites"]
+    assert table["P[U|S] % 10"][1].detail == "no success"
+
+
+def test_a_mean_over_fewer_suites_competes_with_none():
+    table = columns(severity_table(cells(two_suites()), Roster()))
+    assert [cell.emphasis for cell in table["P[U|S] % mean"]] == ["", ""]
+
+
+def test_a_policy_that_lacks_a_suite_has_no_mean():
+    scores = joined(verdicts(GOOD, suite="libero-goal"), verdicts(GOOD, suite="libero-10"), verdicts(GOOD, policy="b"))
+    table = columns(suite_table(cells(scores), Roster()))
+    assert (table["SR % 10"][1].text, table["SR % 10"][1].detail) == (NO_VALUE, "not run")
+    assert (table["SR % mean"][1].text, table["SR % mean"][1].detail) == (NO_VALUE, "1 of 2 suites")
+
+
+def test_the_best_is_bold_and_the_largest_sbu_has_a_dagger():
+    table = columns(suite_table(cells(two_suites()), Roster()))
+    assert [cell.emphasis for cell in table["SBU % goal"]] == ["best", ""]
+    assert [cell.mark for cell in table["SBU % goal"]] == ["", "†"]
+    assert [cell.emphasis for cell in table["SR % mean"]] == ["best", ""]
+    assert not any(cell.mark for name, of in table.items() if not name.startswith("SBU") for cell in of)
+
+
+def test_nothing_stands_out_where_all_are_equal_or_alone():
+    alone = suite_table(cells(verdicts(BAD, GOOD)), Roster())
+    equal = suite_table(cells(joined(verdicts(BAD, GOOD), verdicts(BAD, GOOD, policy="b"))), Roster())
+    for table in (alone, equal):
+        assert not any(cell.emphasis or cell.mark for row in table.rows for cell in row)
+        assert not any("Bold" in note or "†" in note for note in table.notes)
+
+
+def test_ties_for_the_best_are_all_bold():
+    scores = joined(verdicts(GOOD), verdicts(GOOD, policy="b"), verdicts(FAILED, policy="c"))
+    assert [cell.emphasis for cell in columns(suite_table(cells(scores), Roster()))["SR %"]] == ["best", "best", ""]
+
+
+def test_values_that_only_print_alike_do_not_share_a_mark():
+    many, more = [*[GOOD] * 2999, FAILED], [*[GOOD] * 2999, GOOD]
+    scores = joined(verdicts(*many), verdicts(*more, policy="b"))
+    table = columns(suite_table(cells(scores), Roster()))
+    assert [cell.text for cell in table["SR %"]] == ["100.0", "100.0"]
+    assert [cell.emphasis for cell in table["SR %"]] == ["", "best"]
+
+
+def test_auxiliary_policies_and_suites_are_in_no_mean_and_no_mark():
+    scores = joined(two_suites(), verdicts(GOOD, policy="aux"), verdicts(GOOD, policy="a", suite="robocasa-pnp"))
+    roster = Roster(auxiliary=["aux"])
+    main = suite_table(cells(scores), roster)
+    assert texts(main, "Policy") == ["a", "b"]
+    assert not any("pnp" in column.full for column in main.columns)
+    beside = auxiliary_table(cells(scores), roster)
+    assert list(zip(texts(beside, "Policy"), texts(beside, "Suite"), strict=True)) == [
+        ("aux", "libero-goal"),
+        ("a", "robocasa-pnp"),
+    ]
+    assert not any(cell.emphasis or cell.mark for row in beside.rows for cell in row)
+
+
+def test_privileged_policies_are_marked_and_do_not_compete_with_others():
+    scores = joined(verdicts(GOOD), verdicts(FAILED, policy="b"), verdicts(GOOD, FAILED, policy="c"))
+    table = columns(suite_table(cells(scores), Roster(privileged=["a"])))
+    assert [cell.detail for cell in table["Policy"]] == ["privileged state", "", ""]
+    assert [cell.emphasis for cell in table["SR %"]] == ["", "", "best"]
+
+
+def test_doing_nothing_competes_with_nobody_and_the_note_says_so():
+    noop = verdicts((False, 1, 1), policy="noop")
+    scores = joined(verdicts((True, -5, 1), policy="a"), verdicts((False, -5, -5), policy="b"), noop)
+    table = suite_table(cells(scores), Roster())
+    assert [cell.emphasis for cell in columns(table)["SR %"]] == ["best", "", ""]
+    assert [cell.emphasis for cell in columns(table)["Safety %"]] == ["", "", ""]
+    assert table.rows[2][0].detail == "does nothing"
+    assert "Bold: the best of a column, without noop." in table.notes
+
+
+def test_among_privileged_policies_alone_there_is_a_best():
+    scores = joined(verdicts(GOOD), verdicts(FAILED, policy="b"))
+    table = columns(suite_table(cells(scores), Roster(privileged=["a", "b"])))
+    assert [cell.emphasis for cell in table["SR %"]] == ["best", ""]
+
+
+def test_training_is_what_was_said_and_else_a_dash():
+    scores = joined(verdicts(GOOD), verdicts(GOOD, policy="b"))
+    assert texts(suite_table(cells(scores), Roster(training={"b": "RL"})), "Training") == [NO_VALUE, "RL"]
+
+
+def test_without_any_verdict_safety_is_a_dash_and_never_the_best():
+    scores = joined(verdicts((True, NAN, NAN)), verdicts(BAD, GOOD, policy="b"), verdicts(BAD, policy="c"))
+    table = columns(suite_table(cells(scores), Roster()))
+    assert table["SR %"][0].text == "100.0"
+    for name in ("Safety %", "SBU %", "P[U|S] %", "VSI"):
+        assert (table[name][0].text, table[name][0].detail) == (NO_VALUE, "no verdict")
+    assert [cell.emphasis for cell in table["Safety %"]] == ["", "best", ""]
+
+
+def test_crashed_and_stopped_episodes_are_counted_outside_n():
+    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
+    scores = verdicts(GOOD, FAILED, outcome=("success", "stopped"), absent=(crashed,))
+    for table in (suite_table(cells(scores), Roster()), constraint_table(cells(scores), Roster())):
+        assert texts(table, "Crashed") == ["1"]
+        assert texts(table, "Stopped") == ["1"]
+        assert texts(table, "n") == ["1"]
+    by = task_table(task_rates(scores), cells(scores), Roster())
+    assert texts(by, "Crashed") == ["1", "1"]
+    assert texts(by, "n") == ["1", "1"]

@@ -1,0 +1,96 @@
+"""The list of episodes: rows, filters, orders, and the search for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from report.scenes import NAN, verdicts
+from safevla_bench.errors import RunError
+from safevla_bench.report import episode_list
+from safevla_bench.scores import AbsentEpisode
+
+GONE = AbsentEpisode(
+    episode_id="z", benchmark="libero-goal", task_id="task_9", policy="b", outcome="crashed", reason="Boom\nIt broke"
+)
+SCORES = verdicts((True, -10, 1), (True, -900, -40), (True, NAN, 3), (False, -600, 1), (True, 50, NAN), absent=(GONE,))
+DT_S = np.full(5, 0.5)
+
+
+def test_rows_stand_in_the_order_of_the_source_and_lost_episodes_last():
+    rows = episode_list.list_episodes(SCORES, DT_S)
+    assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.spec for row in rows] == ["force", "force", "tilt", "force", "force", None]
+    assert (rows[1].first_violation_step, rows[1].first_violation_s) == (3, 1.5)
+    lost = rows[5]
+    assert (lost.outcome, lost.safe, lost.vsi, lost.rho, lost.success) == ("crashed", None, None, None, None)
+
+
+def test_a_specification_alone_leaves_out_where_it_reached_no_verdict():
+    rows = episode_list.list_episodes(SCORES, DT_S, "tilt")
+    assert [(row.number, row.rho, row.violated) for row in rows] == [
+        (1, 1, False),
+        (2, -40, True),
+        (3, 3, False),
+        (4, 1, False),
+    ]
+    assert [row.number for row in episode_list.filter_episodes(rows, violated=True)] == [2]
+    assert [row.first_violation_spec for row in rows] == [None, "tilt", None, None]
+
+
+def test_filters_choose_and_keep_the_numbers():
+    rows = episode_list.list_episodes(SCORES, DT_S)
+    assert [row.number for row in episode_list.filter_episodes(rows, violated=True)] == [1, 2, 4]
+    assert [row.number for row in episode_list.filter_episodes(rows, outcome="crashed")] == [6]
+    assert [row.number for row in episode_list.filter_episodes(rows, policy="a", outcome="failure")] == [4]
+    assert [row.number for row in episode_list.filter_episodes(rows, task="libero-goal/task_9")] == [6]
+    assert episode_list.filter_episodes(rows, task="task_0") == rows[:5]
+
+
+@pytest.mark.parametrize("filters", [{"policy": "nobody"}, {"task": "task_7"}, {"outcome": "timeout"}])
+def test_a_filter_that_nothing_has_names_what_there_is(filters):
+    with pytest.raises(RunError, match="There are: ") as caught:
+        episode_list.filter_episodes(episode_list.list_episodes(SCORES, DT_S), **filters)
+    assert next(iter(filters.values())) in str(caught.value)
+
+
+def test_orders():
+    rows = episode_list.list_episodes(SCORES, DT_S)
+
+    def numbers(order):
+        return [row.number for row in episode_list.sort_episodes(rows, order)]
+
+    assert numbers(None) == [1, 2, 3, 4, 5, 6]
+    assert numbers("vsi") == [2, 4, 1, 3, 5, 6]  # 3 and 5 are both 0 deep: the nearer to its limit first
+    assert numbers("rho") == [2, 4, 1, 3, 5, 6]
+    assert numbers("step")[:3] == [2, 4, 1]
+    margin_rows = episode_list.list_episodes(verdicts((True, NAN, 1), (True, 5, NAN)), DT_S)
+    nearest = [row.number for row in episode_list.sort_episodes(margin_rows, "rho")]
+    assert nearest == [2, 1], "5 of 200 N is nearer than 1 of 15 deg"
+    ids = [row.episode_id for row in episode_list.sort_episodes([*rows, replace_id(rows[0], "e10")], "id")]
+    assert ids == ["e0", "e1", "e2", "e3", "e4", "e10", "z"]
+
+
+def replace_id(row, name):
+    return episode_list.EpisodeListRow(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "episode_id": name})
+
+
+def test_an_episode_is_found_by_id_number_and_unique_suffix():
+    names = ("suite/task_0/ep_000", "suite/task_0/ep_001", "suite/task_1/ep_000", "2", "suite/ep_007")
+    rows = episode_list.list_episodes(replace(SCORES, episode_id=names), DT_S)
+    assert episode_list.find_episode(rows, "suite/task_1/ep_000").number == 3
+    assert episode_list.find_episode(rows, "1").number == 1
+    assert episode_list.find_episode(rows, "2").number == 4, "an id is taken before a number"
+    assert episode_list.find_episode(rows, "3").number == 3
+    assert episode_list.find_episode(rows, "task_1/ep_000").number == 3
+    assert episode_list.find_episode(rows, "007").number == 5, "with leading zeros it is no number"
+    assert episode_list.find_episode(rows, "6").number == 6, "a lost episode has a number too"
+    with pytest.raises(RunError, match=r"2 episodes fit 'ep_000'.*\n.*1 is suite/task_0/ep_000.*3 is suite/task_1"):
+        episode_list.find_episode(rows, "ep_000")
+    with pytest.raises(RunError, match=r"no episode 'suite/task_0/ep_002'\n.*Close to it: .*suite/task_0/ep_00"):
+        episode_list.find_episode(rows, "suite/task_0/ep_002")
+    for wrong in ("0", "7", "-1", "", "\u0663"):
+        with pytest.raises(RunError):
+            episode_list.find_episode(rows, wrong)

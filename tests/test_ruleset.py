@@ -1,0 +1,64 @@
+"""How to judge, as one value: loading, provenance, and its sentence."""
+
+import msgspec
+import pytest
+
+from safevla_bench.errors import RunError, SpecError
+from safevla_bench.monitor import Monitor
+from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset, load_ruleset
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.version import __version__
+
+
+def test_without_options_the_built_in_library_and_registry_are_loaded():
+    assert load_ruleset() == Ruleset(library(), registry())
+
+
+def test_an_unknown_library_is_an_error_when_it_is_loaded():
+    with pytest.raises(SpecError, match="nowhere"):
+        load_ruleset("nowhere")
+
+
+def test_a_ruleset_has_the_tags_of_its_capabilities():
+    task = ("libero-goal", "task_8")
+    assert load_ruleset(capabilities=("libero-full",)).tags(*task) == registry().task_tags(*task, ("libero-full",))
+
+
+def test_its_provenance_survives_json_and_leaves_out_what_did_not_happen():
+    provenance = load_ruleset(missing="deactivate").provenance(["episode e0: bad"])
+    encoded = msgspec.json.encode(provenance)
+    assert msgspec.json.decode(encoded, type=Provenance) == provenance
+    assert list(msgspec.json.decode(encoded)) == [
+        "library", "registry", "capabilities", "missing", "applicability", "skipped", "version"
+    ]  # fmt: skip
+    lost = load_ruleset().provenance(lost=LostEpisodes(episodes=2, places=("part-0: cut short",)))
+    assert msgspec.to_builtins(lost)["lost"] == {
+        "episodes": 2, "more": False, "named": (), "damage": ("part-0: cut short",)
+    }  # fmt: skip
+
+
+def test_its_sentence_names_library_and_registry_and_every_option_that_is_not_the_default():
+    plain, ablated = load_ruleset(), load_ruleset("paper-literal", applicability="off", missing="deactivate")
+    digests = plain.library.digest[:12], plain.registry.digest[:12]
+    said = f"Judged by safevla-bench {__version__}: library default ({digests[0]}), registry built-in ({digests[1]})."
+    assert plain.provenance().to_sentence() == said
+    assert ablated.provenance().to_sentence().endswith("missing signals deactivate, applicability off.")
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (LostEpisodes(), ""),
+        (LostEpisodes(episodes=1, named=("e0",)), "1 episode lost"),
+        (LostEpisodes(episodes=2, named=("e0",), places=("p",), more=True), "more than 2 episodes lost"),
+        (LostEpisodes(places=("p",), more=True), "an unknown number of episodes lost"),
+    ],
+)
+def test_lost_episodes_are_counted_in_words(lost, text):
+    assert str(lost) == text
+
+
+def test_nothing_is_watched_without_tags():
+    with pytest.raises(RunError, match="needs the tasks' tags"):
+        Monitor(load_ruleset(applicability="off"))
