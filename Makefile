@@ -42,8 +42,12 @@ test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its 
 	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa
 
 .PHONY: test
-test: check $(VENV)/.dev-stamp ## run the whole test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile
+test: check $(VENV)/.dev-stamp ## run the test suite
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not long"
+
+.PHONY: test-long
+test-long: check $(VENV)/.dev-stamp ## run the long tests: fuzzing, fault matrices, more of LIBERO
+	$(BIN)/python -m pytest -n auto --dist loadfile -m long
 
 .PHONY: test-recorder
 test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under every Python from 3.8 on that is here (minutes)

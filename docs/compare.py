@@ -23,15 +23,17 @@ WIDTH = "100"
 """Columns of the terminal that the page shows."""
 
 
-def page() -> str:
+def build_page() -> str:
     """The page with what its commands print now, after `safevla demo` in an empty folder."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.environ["COLUMNS"] = WIDTH
-        _printed("safevla demo")
-        return SHOWN.sub(lambda found: found[1] + _printed(found[2]) + found[4], PAGE.read_text(encoding="utf-8"))
+        _capture_output("safevla demo")
+        return SHOWN.sub(
+            lambda found: found[1] + _capture_output(found[2]) + found[4], PAGE.read_text(encoding="utf-8")
+        )
 
 
-def _printed(command: str) -> str:
+def _capture_output(command: str) -> str:
     """What a command prints; `| tail -n N` leaves its last lines."""
     asked, _, tail = command.partition(" | tail -n ")
     printed = io.StringIO()
@@ -43,7 +45,7 @@ def _printed(command: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or check it; returns the exit code."""
-    made = page()
+    made = build_page()
     if list(arguments) == ["--check"]:
         return 0 if PAGE.read_text(encoding="utf-8") == made else 1
     PAGE.write_text(made, encoding="utf-8")

@@ -47,21 +47,21 @@ class Pin:
         return f"{self.name}=={self.version}"
 
 
-def normal(name: str) -> str:
+def normalize_name(name: str) -> str:
     """A name as the index compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins() -> list[Pin]:
+def read_pins() -> list[Pin]:
     """Every pin, by name and version."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted((ROOT / "constraints").glob("*.txt")):
         for name, version in PIN.findall(path.read_text(encoding="utf-8")):
-            found.setdefault((normal(name), version), []).append(path.stem)
+            found.setdefault((normalize_name(name), version), []).append(path.stem)
     return [Pin(*key, tuple(files)) for key, files in sorted(found.items())]
 
 
-def asked() -> dict[str, list[str]]:
+def direct_dependencies() -> dict[str, list[str]]:
     """What we ask for ourselves: name -> `core`, the extra, `development`, `build`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = {"core": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
@@ -70,19 +70,20 @@ def asked() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for group, needs in groups.items():
         for need in needs:
-            found.setdefault(normal(re.match(r"[A-Za-z0-9._-]+", need)[0]), []).append(group)
-    found.pop("safevla-bench", None)  # an extra made of others
+            found.setdefault(normalize_name(re.match(r"[A-Za-z0-9._-]+", need)[0]), []).append(group)
+    for ours in ("safevla-bench", "safevla-recorder"):  # extras made of others, and the other half of this repository
+        found.pop(ours, None)
     return found
 
 
 # The page
 
 
-def page() -> str:
+def build_page() -> str:
     """The whole page; raises KeyError where a fact is missing."""
-    direct, facts = asked(), tomllib.loads(FACTS.read_text(encoding="utf-8"))
-    mine = [pin for pin in pins() if pin.name in direct]
-    others = [pin for pin in pins() if pin.name not in direct]
+    direct, facts = direct_dependencies(), tomllib.loads(FACTS.read_text(encoding="utf-8"))
+    mine = [pin for pin in read_pins() if pin.name in direct]
+    others = [pin for pin in read_pins() if pin.name not in direct]
     order = ["core", *sorted({group for groups in direct.values() for group in groups} - {"core"})]
     rows = [
         (pin.name, pin.version, facts[pin.key]["licence"], facts[pin.key]["released"], ", ".join(direct[pin.name]),
@@ -108,37 +109,37 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # Facts that are missing
 
 
-def update() -> None:
+def update_facts() -> None:
     """Add what the facts lack of a pin; what is no longer pinned goes."""
     facts = tomllib.loads(FACTS.read_text(encoding="utf-8")) if FACTS.exists() else {}
-    direct = asked()
-    known = {pin.key: dict(facts.get(pin.key, {})) for pin in pins()}
+    direct = direct_dependencies()
+    known = {pin.key: dict(facts.get(pin.key, {})) for pin in read_pins()}
     lacking = [
-        pin for pin in pins()
+        pin for pin in read_pins()
         if "licence" not in known[pin.key] or (pin.name in direct and "released" not in known[pin.key])
     ]  # fmt: skip
     index = Index() if lacking else None
     for pin in lacking:
         if "licence" not in known[pin.key]:
-            known[pin.key]["licence"] = licence(pin, index)
+            known[pin.key]["licence"] = find_licence(pin, index)
         if pin.name in direct:
-            known[pin.key]["released"] = index.released(pin)
+            known[pin.key]["released"] = index.release_date(pin)
     whys = {name: facts.get("why", {}).get(name, "?") for name in sorted(direct)}
     FACTS.write_text(_toml(whys, known), encoding="utf-8")
 
 
-def licence(pin: Pin, index: Index) -> str:
+def find_licence(pin: Pin, index: Index) -> str:
     """The licence as the package states it: an expression, a short name, a classifier, or the title of its text."""
     try:
         found = metadata.distribution(pin.name)
     except metadata.PackageNotFoundError:
         found = None
     if found is None or found.version != pin.version:
-        return stated(index.metadata(pin).get_all, lambda: "")
-    return stated(found.metadata.get_all, lambda: _title(found))
+        return stated_licence(index.read_metadata(pin).get_all, lambda: "")
+    return stated_licence(found.metadata.get_all, lambda: _title(found))
 
 
-def stated(fields: Callable[[str], list[str] | None], title: Callable[[], str]) -> str:
+def stated_licence(fields: Callable[[str], list[str] | None], title: Callable[[], str]) -> str:
     """What the fields of a package's metadata say of its licence."""
     expression, name = (((fields(key) or [""])[0]).strip() for key in ("License-Expression", "License"))
     short = name if "\n" not in name and len(name) <= 40 and name.upper() != "UNKNOWN" else ""
@@ -164,21 +165,21 @@ class Index:
             self._session = command._build_session(options)
         self._address = options.index_url.rstrip("/")
 
-    def released(self, pin: Pin) -> str:
+    def release_date(self, pin: Pin) -> str:
         """The day on which the first file of a version was uploaded."""
         times = [time for _, _, time in self._files(pin) if time]
         if not times:
             raise SystemExit(f"{pin.key}: the index does not say when it was released")
         return min(times)[:10]
 
-    def metadata(self, pin: Pin) -> Message:
+    def read_metadata(self, pin: Pin) -> Message:
         """The metadata that the index keeps beside a wheel, or that a source archive holds; empty where neither is."""
         files = sorted(self._files(pin), key=lambda one: not one[0].endswith(".whl"))
         for name, url, _ in files:
             if name.endswith(".whl") and (answer := self._session.get(f"{url}.metadata")).status_code == 200:
                 return message_from_bytes(answer.content)
             if name.endswith(".tar.gz"):
-                return message_from_bytes(package_info(self._session.get(url).content))
+                return message_from_bytes(read_package_info(self._session.get(url).content))
         return Message()
 
     def _files(self, pin: Pin) -> list[tuple[str, str, str]]:
@@ -187,11 +188,11 @@ class Index:
         answer = self._session.get(f"{self._address}/{pin.name}/", headers={"Accept": accept})
         if answer.status_code != 200:
             raise SystemExit(f"{pin.name}: the index does not know it ({answer.status_code})")
-        listed = json_files if "json" in answer.headers["content-type"] else html_files
-        return [one for one in listed(answer.text) if belongs(one[0], pin)]
+        listed = parse_json_files if "json" in answer.headers["content-type"] else parse_html_files
+        return [one for one in listed(answer.text) if is_file_of(one[0], pin)]
 
 
-def package_info(archive: bytes) -> bytes:
+def read_package_info(archive: bytes) -> bytes:
     """PKG-INFO of a source archive, the outermost one."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         found = [one for one in opened.getnames() if one.endswith("/PKG-INFO")]
@@ -199,23 +200,23 @@ def package_info(archive: bytes) -> bytes:
         return member.read() if member else b""
 
 
-def json_files(text: str) -> Iterator[tuple[str, str, str]]:
+def parse_json_files(text: str) -> Iterator[tuple[str, str, str]]:
     """Name, address and time of upload, from an answer in JSON (PEP 691, PEP 700)."""
     for one in json.loads(text)["files"]:
         yield one["filename"], one["url"], one.get("upload-time", "")
 
 
-def html_files(text: str) -> Iterator[tuple[str, str, str]]:
+def parse_html_files(text: str) -> Iterator[tuple[str, str, str]]:
     """The same from HTML (PEP 503), where the index adds the time as `data-upload-time`."""
     for attributes, name in re.findall(r"<a\s([^>]*)>([^<]*)</a>", text):
         found = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
         yield unescape(name).strip(), unescape(found["href"]).partition("#")[0], found.get("data-upload-time", "")
 
 
-def belongs(file: str, pin: Pin) -> bool:
+def is_file_of(file: str, pin: Pin) -> bool:
     """Whether a file is a wheel or source of that version."""
     found = re.match(r"(.+?)-(\d[^-]*?)(?:-.*\.whl|\.tar\.\w+|\.zip)$", file)
-    return found is not None and (normal(found[1]), found[2]) == (pin.name, pin.version)
+    return found is not None and (normalize_name(found[1]), found[2]) == (pin.name, pin.version)
 
 
 def _toml(whys: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> str:
@@ -233,7 +234,7 @@ def _lines(values: Mapping[str, str]) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or check it; returns the exit code."""
     if list(arguments) == ["--check"]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == build_page():
             return 0
         print(f"{PAGE.name} is out of date: run python docs/dependencies.py --update", file=sys.stderr)
         return 1
@@ -241,8 +242,8 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python docs/dependencies.py [--update | --check]", file=sys.stderr)
         return 2
     if arguments:
-        update()
-    PAGE.write_text(page(), encoding="utf-8")
+        update_facts()
+    PAGE.write_text(build_page(), encoding="utf-8")
     return 0
 
 

@@ -30,7 +30,7 @@ for a binary one. `threshold` in a clause stands for the number beside it.
 """
 
 
-def page() -> str:
+def build_page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *_libraries(), *_signals(), *_tags(), *_mechanisms(), *_suites()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
@@ -104,7 +104,7 @@ def _signals() -> Iterator[str]:
 
 
 def _tags() -> Iterator[str]:
-    vocabulary = specs.vocabulary().values()
+    vocabulary = specs.built_in_tags().values()
     yield "## Tags"
     yield _table(("Tag", "Class", "Meaning"), [(_code(tag.name), _words(tag.kind), tag.meaning) for tag in vocabulary])
 
@@ -113,7 +113,7 @@ def _mechanisms() -> Iterator[str]:
     registry = tasks.registry()
     sets = [one for one in registry.capability_sets.values() if one.host not in TEST_HOSTS]
     yield "## Capabilities\n\nWhat counts as measured. A benchmark has one set; `--capabilities NAME` names another."
-    names = [tag.name for tag in specs.vocabulary().values() if tag.kind == "capability"]
+    names = [tag.name for tag in specs.built_in_tags().values() if tag.kind == "capability"]
     rows = [(_code(tag), *("yes" if tag in one.tags else "—" for one in sets)) for tag in names]
     yield _table(("Tag", *(_code(one.name) for one in sets)), rows)
     yield "## Task templates"
@@ -198,7 +198,7 @@ def _words(name: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or check it; returns the exit code."""
-    made = page()
+    made = build_page()
     if list(arguments) == ["--check"]:
         if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made:
             return 0

@@ -78,7 +78,7 @@ class Job:
         return self.out / self.suite / f"task_{self.task}" / self.policy.partition(":")[2]
 
 
-def jobs(out: Path, suites: Sequence[str]) -> list[Job]:
+def plan_jobs(out: Path, suites: Sequence[str]) -> list[Job]:
     """Every task of the suites by every policy."""
     found = hosts.make_host(HOST)
     return [
@@ -97,7 +97,7 @@ def measure(job: Job) -> str:
     return f"{job.suite} task {job.task} {job.policy}: {success} successful, {safe} safe of {total.n}"
 
 
-def complete(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Whether a run folder holds every planned episode."""
     try:
         return bool(runs.open_source(path).description.get("complete"))
@@ -112,7 +112,7 @@ def roll_out(wanted: Sequence[Job], workers: int) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
-def page(scores: Scores) -> str:
+def build_page(scores: Scores) -> str:
     """The whole page; tasks without episodes are named, too."""
     episodes, summaries = list(scores.episodes()), cells(scores)
     parts = [INTRODUCTION, "## By suite", _suites(summaries)]
@@ -188,14 +188,14 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="roll out nothing, write the page from what is complete")
     parser.add_argument("--suite", choices=SUITES, action="append", help="roll out only this, repeatable; no page")
     chosen = parser.parse_args()
-    every = jobs(chosen.out, chosen.suite or SUITES)
+    every = plan_jobs(chosen.out, chosen.suite or SUITES)
     if not chosen.page:
-        roll_out([job for job in every if not (chosen.keep and complete(job.folder))], chosen.workers)
+        roll_out([job for job in every if not (chosen.keep and is_complete(job.folder))], chosen.workers)
     if chosen.suite:
         return
-    done = [job.folder for job in every if complete(job.folder)]
+    done = [job.folder for job in every if is_complete(job.folder)]
     judged = evaluate.judge(done, load_ruleset())
-    PAGE.write_text(page(judged.scores), encoding="utf-8")
+    PAGE.write_text(build_page(judged.scores), encoding="utf-8")
     print(f"{PAGE.name} has {len(done)} of {len(every)} tasks and policies; their reports are under {chosen.out}")
 
 

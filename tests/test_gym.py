@@ -105,7 +105,7 @@ def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_record
     task = libero.tasks("libero-object")[0]
     ours = libero.make(task, Wants())
     control = install.make_control_env(str(tasks.bddl_file(task)), Wants())
-    env = SafetyWrapper(Loop(control, tasks.init_states(task)[0]))
+    env = SafetyWrapper(Loop(control, tasks.load_init_states(task)[0]))
     monitor, rng = Monitor(), np.random.default_rng(0)
     try:
         ours.reset(EpisodeSeed(0, 7, 10))

@@ -25,6 +25,8 @@ from hostile import BENIGN, MARK, TEXTS, World, world
 from report.browser import CHROMIUM, Browser
 from safevla_bench.cli import run_command_line
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:

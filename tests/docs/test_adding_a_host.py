@@ -37,7 +37,7 @@ def example(request, tmp_path) -> Path:
     return folder
 
 
-def ran(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run_module(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(
         [sys.executable, "-m", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -53,15 +53,15 @@ def test_the_page_shows_every_file_of_the_example_as_it_is(page, example):
 
 
 def test_the_example_keeps_every_rule_and_skips_none(example):
-    told = ran(["pytest", "-q", "-rs", "-p", "no:cacheprovider"], example)
-    assert told.returncode == 0, told.stdout
-    assert " passed" in told.stdout
-    assert "skipped" not in told.stdout
+    result = run_module(["pytest", "-q", "-rs", "-p", "no:cacheprovider"], example)
+    assert result.returncode == 0, result.stdout
+    assert " passed" in result.stdout
+    assert "skipped" not in result.stdout
 
 
 def test_the_command_of_the_page_judges_the_example(page, example):
     (command,) = re.findall(r"^safevla (eval .*)$", page, re.MULTILINE)
-    told = ran(["safevla_bench", *shlex.split(command)], example)
-    assert told.returncode == 0, told.stderr
+    result = run_module(["safevla_bench", *shlex.split(command)], example)
+    assert result.returncode == 0, result.stderr
     (episode,) = json.loads((example / "runs" / "tiny" / "scores.json").read_text())["episodes"]
     assert "stable_grasp_maintained_2cm" in episode["active_specs"]

@@ -6,10 +6,10 @@ import importlib.util
 
 
 def test_the_outputs_on_the_page_are_those_of_the_commands(monkeypatch, request):
-    found = importlib.util.spec_from_file_location("compare", request.config.rootpath / "docs" / "compare.py")
-    pages = importlib.util.module_from_spec(found)
-    found.loader.exec_module(pages)
+    module_spec = importlib.util.spec_from_file_location("compare", request.config.rootpath / "docs" / "compare.py")
+    pages = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(pages)
     monkeypatch.setenv("COLUMNS", pages.WIDTH)
     shown = pages.PAGE.read_text(encoding="utf-8")
     assert len(pages.SHOWN.findall(shown)) >= 4
-    assert pages.page() == shown, "run python docs/compare.py"
+    assert pages.build_page() == shown, "run python docs/compare.py"

@@ -15,24 +15,26 @@ import pytest
 
 @pytest.fixture(scope="module")
 def dependencies(request) -> ModuleType:
-    found = importlib.util.spec_from_file_location("dependencies", request.config.rootpath / "docs" / "dependencies.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    module_spec = importlib.util.spec_from_file_location(
+        "dependencies", request.config.rootpath / "docs" / "dependencies.py"
+    )
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules["dependencies"] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
+    module_spec.loader.exec_module(module)
     return module
 
 
 def test_the_page_is_up_to_date(dependencies):
-    assert dependencies.PAGE.read_text(encoding="utf-8") == dependencies.page(), (
+    assert dependencies.PAGE.read_text(encoding="utf-8") == dependencies.build_page(), (
         "run python docs/dependencies.py --update"
     )
 
 
 def test_every_pin_is_listed_with_a_licence(dependencies):
     page = dependencies.PAGE.read_text(encoding="utf-8")
-    for pin in dependencies.pins():
+    for pin in dependencies.read_pins():
         row = re.search(rf"^\| {re.escape(pin.name)} \| {re.escape(pin.version)} \| ([^|]+) \|", page, re.M)
         assert row, f"{pin.key} is not on the page"
         assert row[1] not in ("", "not stated"), f"{pin.key} states no licence: look it up"
@@ -40,13 +42,13 @@ def test_every_pin_is_listed_with_a_licence(dependencies):
 
 def test_all_that_we_ask_for_is_pinned_dated_and_has_a_reason(dependencies):
     facts = tomllib.loads(dependencies.FACTS.read_text(encoding="utf-8"))
-    pinned = dependencies.pins()
-    for name in dependencies.asked():
+    pinned = dependencies.read_pins()
+    for name in dependencies.direct_dependencies():
         mine = [pin for pin in pinned if pin.name == name]
         assert mine, f"{name} is pinned in no file of constraints/"
         assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", facts[pin.key]["released"]) for pin in mine)
         assert facts["why"][name] != "?", f"say in docs/dependencies.toml what {name} is for"
-    assert set(facts["why"]) == set(dependencies.asked())
+    assert set(facts["why"]) == set(dependencies.direct_dependencies())
 
 
 def test_the_check_tells_an_outdated_page(dependencies, tmp_path, monkeypatch, capsys):
@@ -64,12 +66,12 @@ def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependen
     monkeypatch.setattr(dependencies, "FACTS", tmp_path / "dependencies.toml")
     dependencies.FACTS.write_text(before, encoding="utf-8")
     monkeypatch.setattr(dependencies, "Index", lambda: pytest.fail("the index was asked"))
-    dependencies.update()
+    dependencies.update_facts()
     assert dependencies.FACTS.read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize(
-    ("file", "found"),
+    ("file", "expected"),
     [
         ("Some.Thing-1.2.tar.gz", True),
         ("some_thing-1.2-py3-none-any.whl", True),
@@ -80,15 +82,19 @@ def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependen
         ("some-thing-1.2.dev0.tar.gz", False),
     ],
 )
-def test_files_of_another_version_or_package_are_not_taken(dependencies, file, found):
-    assert dependencies.belongs(file, dependencies.Pin("some-thing", "1.2", ("core",))) == found
+def test_files_of_another_version_or_package_are_not_taken(dependencies, file, expected):
+    assert dependencies.is_file_of(file, dependencies.Pin("some-thing", "1.2", ("core",))) == expected
 
 
 def test_both_forms_of_an_answer_say_the_same(dependencies):
     time, address = "2026-01-02T03:04:05Z", "files/a-1.tar.gz"
     html = f'<a href="{address}#sha256=00" data-upload-time="{time}">a-1.tar.gz</a><br/>'
     json = f'{{"files": [{{"filename": "a-1.tar.gz", "url": "{address}", "upload-time": "{time}"}}]}}'
-    assert list(dependencies.html_files(html)) == [("a-1.tar.gz", address, time)] == list(dependencies.json_files(json))
+    assert (
+        list(dependencies.parse_html_files(html))
+        == [("a-1.tar.gz", address, time)]
+        == list(dependencies.parse_json_files(json))
+    )
 
 
 def test_the_metadata_of_a_source_archive_is_its_outermost(dependencies):
@@ -98,7 +104,7 @@ def test_the_metadata_of_a_source_archive_is_its_outermost(dependencies):
             member = tarfile.TarInfo(name)
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text))
-    assert dependencies.package_info(made.getvalue()) == b"License: outer"
+    assert dependencies.read_package_info(made.getvalue()) == b"License: outer"
 
 
 @pytest.mark.parametrize(
@@ -112,5 +118,5 @@ def test_the_metadata_of_a_source_archive_is_its_outermost(dependencies):
     ],
 )
 def test_the_licence_is_what_the_package_states(dependencies, fields, licence):
-    assert dependencies.stated(fields.get, lambda: "Title of the text") == licence
-    assert dependencies.stated({}.get, lambda: "") == "not stated"
+    assert dependencies.stated_licence(fields.get, lambda: "Title of the text") == licence
+    assert dependencies.stated_licence({}.get, lambda: "") == "not stated"

@@ -17,7 +17,9 @@ def test_every_protocol_is_named():
 
 def test_the_entries_are_those_that_run():
     rows = re.findall(r"^\| `(\S+@\S+)` \| `(\S+)` \| `(\S+)` \|$", PAGE, re.M)
-    assert rows == [(one.name, one.transport, one.protocol) for one in entries.paper_entries() if not one.auxiliary]
+    assert rows == [
+        (entry.name, entry.transport, entry.protocol) for entry in entries.paper_entries() if not entry.auxiliary
+    ]
 
 
 def test_the_served_checkpoint_is_the_entry_s():

@@ -12,16 +12,16 @@ from safevla_bench import specs, tasks
 
 @pytest.fixture(scope="module")
 def generate(request) -> ModuleType:
-    found = importlib.util.spec_from_file_location("generate", request.config.rootpath / "docs" / "generate.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module_spec = importlib.util.spec_from_file_location("generate", request.config.rootpath / "docs" / "generate.py")
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     return module
 
 
 def test_the_page_is_up_to_date(generate):
-    assert generate.PAGE.read_text(encoding="utf-8") == generate.page(), "run python docs/generate.py"
+    assert generate.PAGE.read_text(encoding="utf-8") == generate.build_page(), "run python docs/generate.py"
 
 
 def test_the_check_tells_an_outdated_page(generate, tmp_path, monkeypatch, capsys):
@@ -37,11 +37,11 @@ def test_the_check_tells_an_outdated_page(generate, tmp_path, monkeypatch, capsy
 
 
 def test_every_specification_tag_template_and_task_is_on_it(generate):
-    page = generate.page()
+    page = generate.build_page()
     registry = tasks.registry()
     for spec in specs.library():
         assert f"`{spec.spec_id}`" in page
-    for name in (*specs.vocabulary(), *registry.templates):
+    for name in (*specs.built_in_tags(), *registry.templates):
         assert f"`{name}`" in page
     for suite in registry.benchmarks.values():
         assert (f"### {suite.name}\n" in page) == (suite.host != "fake")
@@ -51,7 +51,7 @@ def test_every_specification_tag_template_and_task_is_on_it(generate):
 
 def test_every_table_has_as_many_cells_as_heads(generate):
     heads = 0
-    for line in generate.page().splitlines():
+    for line in generate.build_page().splitlines():
         if not line.startswith("|"):
             heads = 0
             continue

@@ -8,6 +8,8 @@ import pytest
 
 from fuzz import driver
 
+pytestmark = pytest.mark.long
+
 CASES = int(os.environ.get("SAFEVLA_FUZZ_CASES", "1000"))
 PART = 250
 

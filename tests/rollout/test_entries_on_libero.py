@@ -12,7 +12,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.policies.servers import entries
 from strict_server import StrictServer
 
-pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.long, pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ENTRIES = [one.name for one in entries.paper_entries() if one.host == "libero"]
 SUITE = "libero-goal"
 

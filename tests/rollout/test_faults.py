@@ -13,6 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import faults
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def struck(request, tmp_path_factory):

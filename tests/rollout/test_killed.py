@@ -49,6 +49,7 @@ def unbroken(tmp_path, lethal):
     return contents(tmp_path / "unbroken")
 
 
+@pytest.mark.long
 def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path, lethal, unbroken):
     draw = random.Random(0)
     folder = tmp_path / "run"

@@ -28,6 +28,8 @@ from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
 
+pytestmark = pytest.mark.long
+
 REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=6)
 HELD = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("held",), max_steps=6)
 STORE_BYTES = 80 * 2**20
@@ -79,13 +81,13 @@ def make(arg, place=".", lethal="", at="3"):
 
 def judge_piece(piece, shared):
     """Judges, but for the first time, when its process is killed."""
-    from safevla_bench import distributed
+    from safevla_bench import ray_scoring
 
     struck = Path(__file__).with_name("struck")
     if not struck.exists():
         struck.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return distributed.judge_piece(piece, shared)
+    return ray_scoring.judge_piece(piece, shared)
 '''
 
 

@@ -95,6 +95,7 @@ def instants(tmp_path, monkeypatch):
     return taken
 
 
+@pytest.mark.long
 def test_resumed_from_any_instant_it_ends_with_the_bytes_of_an_unbroken_run(instants, whole):
     taken = instants()
     assert contents(taken.folder) == whole
@@ -120,6 +121,7 @@ def test_at_any_instant_what_is_done_can_be_read_and_judged(instants):
     assert set(done) == set(range(9))
 
 
+@pytest.mark.long
 def test_crashed_episodes_run_again_from_any_instant_lose_none_of_the_others(instants, whole, tmp_path):
     roll_out(REQUEST, tmp_path / "run")
     taken = instants(resume=True, retry_crashed=True)

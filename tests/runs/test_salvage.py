@@ -109,7 +109,7 @@ def test_a_gzip_member_is_believed_by_its_checksum_alone(part, tmp_path, place):
 
 
 def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(members_of_files, "_HELD", 100)
+    monkeypatch.setattr(members_of_files, "_MAX_BUFFERED", 100)
     path = tmp_path / "episodes.jsonl.gz"
     text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
     path.write_bytes(gzip.compress(text, mtime=0))

