@@ -22,7 +22,7 @@ import pytest
 import oracle
 from oracle import Judgement, Spec, Verdict
 from safevla_bench import metrics, specs, tasks
-from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, FormulaError, SignalError
 from safevla_bench.metrics import Summary
 from safevla_bench.ruleset import Ruleset

@@ -19,8 +19,8 @@ from safevla_bench.report import authors_csv, episode_list, figures, render_page
 from safevla_bench.report.figures import sweeps
 from safevla_bench.report.tables import Roster, catalog
 from safevla_bench.report.tables import episodes as episode_tables
+from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.report.tables import gates as gating
-from safevla_bench.report.tables import query as query_tables
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import Scores

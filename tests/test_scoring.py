@@ -11,7 +11,7 @@ import pytest
 
 from builders import BOWL, DRAWER, HAND, LINK, contacts, episode
 from safevla_bench import stl
-from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.metrics import aggregate
 from safevla_bench.ruleset import Ruleset

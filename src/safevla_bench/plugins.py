@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from safevla_bench.errors import PluginError, SafevlaError
-from safevla_bench.text.redaction import is_secret_name
+from safevla_bench.text.sanitize import is_secret_name
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 

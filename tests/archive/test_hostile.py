@@ -17,7 +17,7 @@ import pytest
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
 from safevla_bench.archive import encode_json, open_archive, write_archive
-from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import RecordError, SafevlaError
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score

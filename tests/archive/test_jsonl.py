@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
 from safevla_bench.archive import append, encode_json, open_archive, schema
-from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, RecordError
 from safevla_bench.trajectory import Batch, concatenate_batches, from_recording
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from safevla_bench import archive, frames, hosts, runs
-from safevla_bench.frames.annotation import GREEN, GREY, RED
+from safevla_bench.frames.pictures import GREEN, GREY, RED
 
 TIGHT = """
 [[specs]]

@@ -13,7 +13,7 @@ from exposure.made import LIBRARY, REGISTRY, held, hit, measured
 from report.scenes import run
 from safevla_bench import exposure, signals
 from safevla_bench.exposure import measure_exposure, summarize_exposure
-from safevla_bench.exposure.phases import holding
+from safevla_bench.exposure.episodes import holding
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE
 from safevla_bench.scoring import score

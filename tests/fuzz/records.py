@@ -23,7 +23,7 @@ from builders import same_bits
 from fuzz import lawful
 from fuzz.grammar import damaged, json_text, mutated, numbers, odd
 from safevla_bench import archive, specs, tasks
-from safevla_bench.archive.json_encoder import encode_json
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score

@@ -13,8 +13,7 @@ import pytest
 from builders import episode
 from report.scenes import rollout
 from safevla_bench import evaluate, runs, specs
-from safevla_bench.archive.json_decoder import decode_json
-from safevla_bench.archive.json_encoder import encode_json
+from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL

@@ -9,7 +9,7 @@ import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.exposure import PHASES
-from safevla_bench.exposure.phases import holding, phases
+from safevla_bench.exposure.episodes import holding, phases
 from safevla_bench.report import episode_table as module
 from safevla_bench.report.episode_table import ENDINGS, build_episode_table
 from safevla_bench.ruleset import Ruleset

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.archive import encode_json
-from safevla_bench.archive.json_decoder import decode_json
+from safevla_bench.archive.json_text import decode_json
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Observation, Task, Wants
 from safevla_bench.rollout import load_protocol, plan_episodes, run_serially

@@ -1,12 +1,26 @@
-"""What to run follows from the request, and from nothing else."""
+"""The plan follows from the request alone; its shards and its queue hand out every episode exactly once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
+from safevla_bench.hosts import make_host
 from safevla_bench.interface import Task
-from safevla_bench.rollout.plan import load_protocol, plan_episodes, policy_seed
+from safevla_bench.rollout.plan import (
+    EpisodeQueue,
+    Shard,
+    cut_plan,
+    load_protocol,
+    plan_episodes,
+    policy_seed,
+    scene_of,
+)
 
 TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", 50) for k in (0, 3)]
 RULES = load_protocol()
@@ -58,3 +72,94 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):
     wanted = {"tasks": TASKS, "episodes": 1, "policies": ["a"], **change}
     with pytest.raises(RunError, match=problem):
         plan_episodes(**wanted, rules=RULES)
+
+
+LONG_PLAN = plan_episodes(make_host("fake").tasks("fake"), 4, ["a", "b"], load_protocol())
+HORIZONS = st.lists(st.integers(min_value=1, max_value=900), min_size=1, max_size=40)
+
+
+def lasting(horizons):
+    return [replace(LONG_PLAN[0], horizon=horizon) for horizon in horizons]
+
+
+@given(HORIZONS, st.data())
+def test_shards_are_stretches_that_cover_the_plan_and_none_is_empty(horizons, data):
+    count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
+    begun = cut_plan(lasting(horizons), count)
+    assert (begun[0], begun[-1], len(begun)) == (0, len(horizons), count + 1)
+    assert all(first < end for first, end in pairwise(begun))
+
+
+@given(HORIZONS, st.data())
+def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_where_episodes_are_alike(horizons, data):
+    count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
+    alike = [300 + horizon for horizon in horizons]
+    parts = [sum(alike[first:end]) for first, end in pairwise(cut_plan(lasting(alike), count))]
+    if len(alike) >= 4 * count:  # else a shard of one may be all there is to give
+        assert max(abs(part - sum(alike) / count) for part in parts) <= max(alike)
+
+
+def test_as_many_shards_as_scenes_split_none():
+    scenes = [{scene_of(one) for one in LONG_PLAN[first:end]} for first, end in pairwise(cut_plan(LONG_PLAN, 6))]
+    assert all(len(them) == 1 for them in scenes)
+
+
+def test_more_shards_than_episodes_are_refused():
+    with pytest.raises(RunError, match="24 episodes cannot be cut into 25 shards"):
+        cut_plan(LONG_PLAN, 25)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "0/0"])
+def test_shards_count_from_one(text):
+    with pytest.raises(RunError, match=f"no shard {text}") as raised:
+        Shard.parse(text)
+    assert "from 1" in raised.value.remedy
+
+
+@pytest.mark.parametrize("text", ["", "1", "1/", "a/4", "-1/4", "1/2/3"])
+def test_what_is_no_shard_is_refused_with_an_example(text):
+    with pytest.raises(RunError, match="is no shard") as raised:
+        Shard.parse(text)
+    assert "2/8" in raised.value.remedy
+
+
+FAKE_TASKS = make_host("fake").tasks("fake")
+FAKE_EPISODES = plan_episodes(FAKE_TASKS, 3, ["a", "b"], load_protocol())
+
+
+def test_one_worker_takes_them_in_the_order_of_the_plan():
+    shares, own, taken = EpisodeQueue(FAKE_EPISODES), None, []
+    while planned := shares.take_next(own, []):
+        taken.append(planned)
+        own = scene_of(planned)
+    assert taken == list(FAKE_EPISODES)
+    assert not shares
+
+
+def test_a_worker_stays_at_its_scene_then_goes_where_nobody_is_then_helps_where_most_is_left():
+    shares = EpisodeQueue(FAKE_EPISODES[:6])  # two scenes of three
+    one = shares.take_next(None, [])
+    other = shares.take_next(None, [scene_of(one)])
+    assert (one, other) == (FAKE_EPISODES[0], FAKE_EPISODES[3])
+    assert [shares.take_next(scene_of(one), [scene_of(other)]) for _ in range(2)] == list(FAKE_EPISODES[1:3])
+    assert shares.take_next(scene_of(one), [scene_of(other)]) == FAKE_EPISODES[4]
+
+
+def test_an_episode_given_back_comes_first_in_its_scene():
+    shares = EpisodeQueue(FAKE_EPISODES[:3])
+    lost = shares.take_next(None, [])
+    shares.put_back(lost)
+    assert shares.take_next(scene_of(lost), []) == lost
+
+
+@given(st.lists(st.integers(min_value=0, max_value=3), min_size=30, max_size=30))
+def test_whoever_asks_next_every_episode_is_taken_exactly_once(turns):
+    shares, taken = EpisodeQueue(FAKE_EPISODES), []
+    at: dict[int, object] = {}
+    for worker in turns:
+        planned = shares.take_next(at.get(worker), [one for other, one in at.items() if other != worker])
+        if planned:
+            taken.append(planned)
+            at[worker] = scene_of(planned)
+    assert len(taken) == len(FAKE_EPISODES)
+    assert {one.episode_id for one in taken} == {one.episode_id for one in FAKE_EPISODES}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_recorder.mujoco.contacts import SubstepContacts
-from safevla_recorder.mujoco.grip import NOTHING, gripped_bodies
+from safevla_recorder.mujoco.contacts import NOTHING, SubstepContacts, gripped_bodies
 
 # Geoms: two of the left finger, one of the right, a link, a can, a box (two geoms).
 PAD_L, TIP_L, PAD_R, LINK, CAN, BOX_A, BOX_B = range(7)

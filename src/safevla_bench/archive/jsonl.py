@@ -14,10 +14,15 @@ from typing import IO
 import zstandard
 
 from safevla_bench.archive.compressed import COMPRESSIONS, DamagedStretch, decompress_members
-from safevla_bench.archive.json_decoder import decode_json
-from safevla_bench.archive.json_encoder import encode_json
-from safevla_bench.archive.limits import MAX_BAD_LINES, REMEDY_BROKEN, check_blank_lines, check_size, check_values
-from safevla_bench.archive.selection import EpisodeSelection
+from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive.limits import (
+    MAX_BAD_LINES,
+    REMEDY_BROKEN,
+    EpisodeSelection,
+    check_blank_lines,
+    check_size,
+    check_values,
+)
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.trajectory import Batch

@@ -1,6 +1,10 @@
-"""Limits on the size of an episode, so that a small hostile file cannot fill the memory."""
+"""Bounds on what a reader decodes: the size of an episode, so that a small hostile file cannot fill the memory, and the
+selection of the episodes that are wanted.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from safevla_bench.errors import RecordError
 
@@ -49,3 +53,18 @@ def check_blank_lines(lines: int) -> None:
     """Refuse a file with more empty lines than `MAX_BLANK_LINES`."""
     if lines > MAX_BLANK_LINES:
         raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)
+
+
+class EpisodeSelection:
+    """Counter of the episodes of a reading, which selects all of them or those at the wanted places, from 0."""
+
+    def __init__(self, wanted: Collection[int] | None = None) -> None:
+        self._wanted = None if wanted is None else frozenset(wanted)
+        self._place = 0
+
+    def next_wanted(self, count: int = 1) -> list[int]:
+        """Return the offsets, within the next `count` episodes, of those that are wanted."""
+        first, self._place = self._place, self._place + count
+        if self._wanted is None:
+            return list(range(count))
+        return [k for k in range(count) if first + k in self._wanted]

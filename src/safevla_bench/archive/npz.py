@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive import extra_fields, limits
 from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recording
-from safevla_bench.archive.limits import REMEDY_BROKEN, check_size
-from safevla_bench.archive.selection import EpisodeSelection
+from safevla_bench.archive.limits import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording

@@ -14,8 +14,7 @@ from types import FrameType
 import click
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text.redaction import redact_secrets
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text.sanitize import escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -48,7 +47,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
     "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
     "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
-    "board": ("board", "Write a static site that ranks policies by Safety."),
+    "board": ("tables", "Write a static site that ranks policies by Safety."),
     "specs": ("catalog", "List the safety specifications, or explain one."),
     "tasks": ("catalog", "List tasks with the specifications that apply to them."),
     "protocols": ("protocols", "List evaluation protocols, show one, or show where two differ."),

@@ -17,7 +17,7 @@ from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import episodes as episode_tables
-from safevla_bench.report.tables import query as query_tables
+from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.specs import Axis
 

@@ -18,7 +18,7 @@ from safevla_bench import evaluate, rollout, runs
 from safevla_bench.cli.config import JUDGE_OPTIONS, click_options, config_option, option_key
 from safevla_bench.cli.options import ACTOR_OPTIONS, ENGINE_OPTIONS, requested_cluster
 from safevla_bench.errors import Place, RunError
-from safevla_bench.text.redaction import redact_secrets
+from safevla_bench.text.sanitize import redact_secrets
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from safevla_bench import hosts
-from safevla_bench.doctor import graphics, machine, selftest, simulators
+from safevla_bench.doctor import machine, selftest, simulators
 from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check
 from safevla_bench.errors import PluginError
 
@@ -38,7 +38,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     versions = simulators.installed_versions()
     yield from simulators.check_simulators(versions, host)
     simulated = [name for name in simulators.installed_hosts(versions) if host in (None, name)]
-    yield from graphics.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
+    yield from machine.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
     if not quick:
         yield from (selftest.check_episode(name) for name in _hosts_to_test(host, simulated))
 

@@ -11,7 +11,7 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.evaluate.preparation import PreparedRun, prepare_run
 from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.monitor import Monitor
-from safevla_bench.text.redaction import redact_secrets
+from safevla_bench.text.sanitize import redact_secrets
 
 
 def roll_out(

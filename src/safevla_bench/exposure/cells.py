@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.exposure.episodes import Exposure
-from safevla_bench.exposure.phases import PHASES
+from safevla_bench.exposure.episodes import PHASES, Exposure
 from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
 from safevla_bench.scores import INACTIVE, Scores
 from safevla_bench.statistics import bootstrap_means

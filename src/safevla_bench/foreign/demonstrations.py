@@ -1,12 +1,261 @@
-"""Demonstrations of other tools: an HDF5 file, a folder of them, or a LeRobot dataset."""
+"""Demonstrations of other tools, which can be played again: an HDF5 file, a folder of them, or a LeRobot dataset.
+
+HDF5 as robomimic, robosuite and LIBERO write it:
+
+    data                  attributes `bddl_file_name`, `problem_info` and `env_args` (JSON): the task, if they name it
+    data/demo_N/actions   [T, A], as they were given to the simulator
+    data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k stands before action k
+    data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
+
+LIBERO cuts the first five steps off, states and actions alike, and keeps the uncut beginning in the attribute
+`init_state`: the actions do not start there, but at the first row of `states`.
+
+LeRobot datasets (version 3, and 2) hold actions and instructions, but not where in a simulator an episode starts:
+
+    meta/info.json                   `codebase_version`; what is made of several files is found by their place
+    meta/tasks.parquet | .jsonl      task_index -> instruction
+    data/chunk-NNN/*.parquet         a row a frame: episode_index, frame_index, task_index, action
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.foreign import hdf5, lerobot
-from safevla_bench.foreign.take import RecordedActions
+from safevla_bench.interface import Task
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedActions:
+    """Actions [T, A] in the host's units, and what is known of where they were played; None = not recorded.
+
+    `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is told by
+    `benchmark` and `task_id`, or by the name of its BDDL file (`task`), perhaps with its folder (`suite`), or by the
+    instruction alone.
+    """
+
+    name: str
+    source: str
+    actions: Floats
+    states: Floats | None = None
+    positions_m: Mapping[str, Floats] = field(default_factory=dict)
+    """Of bodies in the world, [T + 1, 3] each; compared where there are no states."""
+    fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    benchmark: str | None = None
+    task_id: str | None = None
+    suite: str | None = None
+    task: str | None = None
+    instruction: str | None = None
+    init_state_index: int | None = None
+    env_seed: int | None = None
+    wait_steps: int | None = None
+    rest_steps: int = 0
+    """Where `wait_steps` are known."""
+    policy: str | None = None
+    ending: str = "timeout"
+
+    @property
+    def task_label(self) -> str:
+        """Return the name of the task, as far as it is recorded."""
+        names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
+        return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
+
+    def is_of_task(self, task: Task) -> bool:
+        """Return whether these are actions of a task; LIBERO writes `libero_spatial` for our `libero-spatial`."""
+        if self.benchmark is not None:
+            return (self.benchmark, self.task_id) == (task.benchmark, task.task_id)
+        if self.task is not None:
+            named = task.name.rpartition("/")[2].removesuffix(".bddl")
+            return self.task == named and self._is_of_suite(task)
+        return self.instruction is not None and _normalize_instruction(self.instruction) == _normalize_instruction(
+            task.instruction
+        )
+
+    def _is_of_suite(self, task: Task) -> bool:
+        return self.suite is None or self.suite.replace("_", "-") == task.benchmark.replace("_", "-")
+
+
+def _normalize_instruction(instruction: str) -> str:
+    return " ".join(instruction.lower().strip(" .").split())
+
+
+SUFFIXES = (".hdf5", ".h5")
+_LARGEST_XML = 64 * 2**20
+
+
+def read_hdf5(path: Path) -> list[RecordedActions]:
+    """Return the demonstrations of a file, in the order of their numbers.
+
+    Raises:
+        RecordError: h5py is not installed, the file cannot be read, or it is of another structure.
+    """
+    try:
+        import h5py
+    except ModuleNotFoundError:
+        remedy = 'Install it: pip install "safevla-bench[hdf5]".'
+        raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=_file_place(path)) from None
+    try:
+        with h5py.File(path, "r") as file:
+            return list(_read_demos(path, file))
+    except (OSError, KeyError) as error:
+        remedy = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
+        raise RecordError(f"cannot be read: {error}", remedy=remedy, place=_file_place(path)) from None
+
+
+def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
+    data = file["data"]
+    suite, task, instruction = _read_task(data.attrs)
+    names = [name for name in data if re.fullmatch(r"demo_\d+", name)]
+    if not names:
+        remedy = "Demonstrations are the groups data/demo_0, data/demo_1, …"
+        raise RecordError("there are no demonstrations", remedy=remedy, place=_file_place(path))
+    for name in sorted(names, key=lambda one: int(one.removeprefix("demo_"))):
+        demo = data[name]
+        actions = _read_matrix(path, name, "actions", demo["actions"])
+        states = _read_matrix(path, name, "states", demo["states"]) if "states" in demo else None
+        if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
+            problem = f"{len(states)} states, but {len(actions)} actions"
+            remedy = "A state stands before each action, and perhaps one after the last."
+            raise RecordError(problem, remedy=remedy, place=Place(str(path), episode=name, field="states"))
+        fixtures = _parse_fixtures(_decode_text(demo.attrs.get("model_file")))
+        yield RecordedActions(
+            name=name,
+            source=path.name,
+            actions=actions,
+            states=states,
+            fixtures=fixtures,
+            suite=suite,
+            task=task,
+            instruction=instruction,
+        )
+
+
+def _read_matrix(path: Path, name: str, field: str, rows: Any) -> Floats:
+    values = np.asarray(rows, dtype=np.float64)
+    if values.ndim != 2:
+        place = Place(str(path), episode=name, field=field)
+        raise RecordError(f"has the shape {values.shape}", remedy="One row a step.", place=place)
+    return values
+
+
+def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """Suite, task and instruction, each None where the file does not say it."""
+    arguments = _parse_json(attributes.get("env_args"))
+    kwargs = arguments.get("env_kwargs")
+    inner = kwargs if isinstance(kwargs, dict) else {}
+    file = (
+        _decode_text(attributes.get("bddl_file_name"))
+        or _decode_text(arguments.get("bddl_file"))
+        or _decode_text(inner.get("bddl_file_name"))
+    )
+    parts = PurePosixPath(file.replace("\\", "/")) if file else None
+    instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
+    suite = (parts.parent.name or None) if parts else None
+    task = parts.stem if parts else _decode_text(arguments.get("env_name"))
+    return suite, task, instruction.strip('"') if instruction else None
+
+
+def _parse_json(text: object) -> dict[str, Any]:
+    try:
+        tree = json.loads(_decode_text(text) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _decode_text(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else None
+
+
+def _parse_fixtures(xml: str | None) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """Pose of each top body without a free joint: name -> position [3], quaternion [4] wxyz."""
+    if not xml or len(xml) > _LARGEST_XML or "<!" in xml:  # no entities from a stranger's file
+        return ()
+    try:
+        world = ElementTree.fromstring(xml).find("worldbody")
+    except ElementTree.ParseError:
+        return ()
+    bodies = [] if world is None else world.findall("body")
+    fixed = ((body.get("name"), _parse_pose(body)) for body in bodies if not _has_free_joint(body))
+    return tuple((name, pose) for name, pose in fixed if name and len(pose) == 7)
+
+
+def _has_free_joint(body: ElementTree.Element) -> bool:
+    return body.find("freejoint") is not None or any(joint.get("type") == "free" for joint in body.findall("joint"))
+
+
+def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
+    position, turned = body.get("pos", "0 0 0").split(), body.get("quat", "1 0 0 0").split()
+    return tuple(float(number) for number in (*position, *turned))
+
+
+def _file_place(path: Path) -> Place:
+    return Place(file=str(path))
+
+
+INFO = Path("meta", "info.json")
+_COLUMNS = ["episode_index", "frame_index", "task_index", "action"]
+
+
+def read_dataset(folder: Path) -> list[RecordedActions]:
+    """Return the episodes of a dataset, by their index.
+
+    Raises:
+        RecordError: a file cannot be read, or lacks what an episode needs.
+    """
+    files = sorted(folder.glob("data/chunk-*/*.parquet"))
+    if not files:
+        remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the dataset's data, not only meta."
+        raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(folder)))
+    try:
+        instructions = dict(_read_instructions(folder))
+        table = pa.concat_tables([pq.read_table(file, columns=_COLUMNS) for file in files])
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
+        raise RecordError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(folder))) from None
+    return list(_split_episodes(folder, table, instructions))
+
+
+def _split_episodes(folder: Path, table: pa.Table, instructions: dict[int, str]) -> Iterator[RecordedActions]:
+    ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
+    episode = ordered["episode_index"].to_numpy()
+    task = ordered["task_index"].to_numpy()
+    actions = np.array(ordered["action"].to_pylist(), dtype=np.float64)
+    numbers, first = np.unique(episode, return_index=True)
+    for number, rows in zip(numbers, np.split(np.arange(len(episode)), first[1:]), strict=True):
+        yield RecordedActions(
+            name=f"episode_{number:06d}",
+            source=folder.name,
+            actions=actions[rows],
+            instruction=instructions.get(int(task[rows[0]])),
+        )
+
+
+def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
+    """Index and text of each task; pandas keeps the text in the table's index, under a name of its own."""
+    table = folder / "meta" / "tasks.parquet"
+    if table.is_file():
+        rows = pq.read_table(table).to_pylist()
+    else:
+        lines = (folder / "meta" / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if line.strip()]
+    for row in rows:
+        yield int(row["task_index"]), next(value for value in row.values() if isinstance(value, str))
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
@@ -16,12 +265,12 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
         RecordError: it is one, and cannot be read; or a package is missing.
     """
     if path.is_dir():
-        if (path / lerobot.INFO).is_file():
-            return lerobot.read_dataset(path)
-        files = sorted(file for suffix in hdf5.SUFFIXES for file in path.glob(f"*{suffix}"))
-        return [take for file in files for take in hdf5.read_hdf5(file)] if files else None
-    if path.suffix not in hdf5.SUFFIXES:
+        if (path / INFO).is_file():
+            return read_dataset(path)
+        files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
+        return [take for file in files for take in read_hdf5(file)] if files else None
+    if path.suffix not in SUFFIXES:
         return None
     if not path.is_file():
         raise RecordError("there is no such file", remedy="Name a recording.", place=Place(file=str(path)))
-    return hdf5.read_hdf5(path)
+    return read_hdf5(path)

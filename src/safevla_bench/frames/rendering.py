@@ -15,8 +15,9 @@ from safevla_bench import runs
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.explain.episode import ClauseExplanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.frames import clips
-from safevla_bench.frames.annotation import (
+from safevla_bench.frames.moments import Shot, format_clip_reading, select_shots, violation_shot
+from safevla_bench.frames.pictures import (
+    CLIP_SUFFIX,
     GREEN,
     GREY,
     OUTLINE_BEFORE,
@@ -24,10 +25,10 @@ from safevla_bench.frames.annotation import (
     Caption,
     Pixels,
     add_caption,
+    encode_clip,
     encode_jpeg,
     outline_bodies,
 )
-from safevla_bench.frames.moments import Shot, format_clip_reading, select_shots, violation_shot
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task
 from safevla_bench.runs import Frame
 from safevla_bench.scores import Scores
@@ -177,8 +178,8 @@ class _EpisodeRenderer:
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(first.step, bodies, self.style.clip_size)
         pictures = list(self._clip_images(clause, first.step, camera))
-        content = clips.encode_clip(pictures, Fraction(1 / clause.spec_trace.dt_s).limit_denominator(1000))
-        return self._write_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{clips.CLIP_SUFFIX}", content)
+        content = encode_clip(pictures, Fraction(1 / clause.spec_trace.dt_s).limit_denominator(1000))
+        return self._write_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from safevla_bench.foreign import RecordedActions
-from safevla_bench.foreign.take import Floats
+from safevla_bench.foreign.demonstrations import Floats
 from safevla_bench.interface import Coordinate
 from safevla_bench.trajectory import Batch
 

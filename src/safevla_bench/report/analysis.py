@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safevla_bench import exposure, sensitivity
 from safevla_bench.compare import Comparison, compare_policies, split_by_policy
 from safevla_bench.errors import RunError, SpecError
-from safevla_bench.exposure.phases import holding, phases
+from safevla_bench.exposure.episodes import holding, phases
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.sensitivity import Rescore, SweepRequest, ThresholdAblation, ThresholdSweep

@@ -14,7 +14,7 @@ from safevla_bench.report.braille_plot import plot_signal
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.report.tables.explanation import (
+from safevla_bench.report.tables.episodes import (
     format_margin,
     format_moment_value,
     kept_clause_table,

@@ -9,12 +9,13 @@ from safevla_bench.rollout.plan import (
     Episodes,
     EvaluationProtocol,
     PlannedEpisode,
+    Shard,
+    cut_plan,
     load_protocol,
     match_recording,
     plan_episodes,
 )
 from safevla_bench.rollout.ray import run_actors
-from safevla_bench.rollout.shards import Shard, cut_plan
 from safevla_bench.rollout.worker import WorkerSpec
 from safevla_bench.rollout.worker_pool import run_workers
 

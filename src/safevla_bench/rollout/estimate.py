@@ -12,8 +12,7 @@ from operator import add
 
 import msgspec
 
-from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.queue import scene_of
+from safevla_bench.rollout.plan import PlannedEpisode, scene_of
 
 
 @dataclass(frozen=True, slots=True)

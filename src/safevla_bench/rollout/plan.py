@@ -1,30 +1,44 @@
-"""The plan of a run: the tuple of `PlannedEpisode` that a protocol and the user's choices give."""
+"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards and its queue.
+
+A shard is a stretch of the plan that is run on its own, into its own run folder. The plan goes task after task: the
+environment of a task is made in one shard, or in the two that meet in it. Who runs which episode depends on the plan
+alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final, Literal
+
+import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.interface import EpisodeSeed, Policy, ReplayPolicy, Task
 from safevla_bench.protocols import PRESET, EvaluationProtocol, load_protocol
 
-PROTOCOL: Final = "protocol"
-Episodes = int | Literal["protocol"] | None
-
 __all__ = [
     "PRESET",
     "PROTOCOL",
+    "EpisodeQueue",
     "Episodes",
     "EvaluationProtocol",
     "PlannedEpisode",
+    "Scene",
+    "Shard",
+    "cut_plan",
     "load_protocol",
     "match_recording",
     "plan_episodes",
     "policy_seed",
+    "scene_of",
 ]
+
+PROTOCOL: Final = "protocol"
+Episodes = int | Literal["protocol"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +164,89 @@ def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) 
         problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {known}"
         raise RunError(problem, remedy="Pass --max-steps N.")
     return horizon
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The `number`-th of `count` pieces, counted from 1."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            remedy = f"Shards count from 1: 1/{max(1, self.count)} to {max(1, self.count)}/{max(1, self.count)}."
+            raise RunError(f"there is no shard {self}", remedy=remedy)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the shard of a text such as `2/8`."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal()):
+            raise RunError(f"--shard {text!r} is no shard", remedy="Write its number and how many there are: 2/8.")
+        return cls(int(number), int(count))
+
+
+def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
+    """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
+
+    Cut where the horizons before an episode reach a shard's part of all; each shard has at least one episode. Raises
+    `RunError` where there are too few.
+    """
+    if count > len(episodes):
+        remedy = f"Take {len(episodes)} shards or fewer."
+        raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
+    middles = [
+        2 * before + planned.horizon for before, planned in zip(_horizons_before(episodes), episodes, strict=True)
+    ]
+    total = 2 * sum(planned.horizon for planned in episodes)
+    cuts = np.searchsorted(np.array(middles) * count, np.arange(count) * total)
+    room = np.minimum(cuts, len(episodes) - count + np.arange(count))
+    begun = np.maximum.accumulate(room - np.arange(count)) + np.arange(count)
+    return [*begun.tolist(), len(episodes)]
+
+
+def _horizons_before(episodes: Sequence[PlannedEpisode]) -> list[int]:
+    """Return the sum of the horizons of all earlier episodes, [E]."""
+    return [0, *accumulate(planned.horizon for planned in episodes)][:-1]
+
+
+Scene = tuple[str, Task]
+"""A policy and a task: what an environment is made for."""
+
+
+def scene_of(planned: PlannedEpisode) -> Scene:
+    """Return the scene of an episode."""
+    return planned.policy, planned.task
+
+
+class EpisodeQueue:
+    """The episodes that nobody has begun, by scene, both in the order of the plan."""
+
+    def __init__(self, episodes: Sequence[PlannedEpisode]) -> None:
+        self._left: dict[Scene, deque[PlannedEpisode]] = {}
+        for planned in episodes:
+            self._left.setdefault(scene_of(planned), deque()).append(planned)
+
+    def __bool__(self) -> bool:
+        return any(self._left.values())
+
+    def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
+        """Return the next episode for a worker whose environment is made for `own`, the other workers' for `others`.
+
+        Of its own scene; else of the first scene that no other worker is at; else of the scene with most left, to help.
+        """
+        open_scenes = [scene for scene, episodes in self._left.items() if episodes]
+        if not open_scenes:
+            return None
+        if own not in open_scenes:
+            free = [scene for scene in open_scenes if scene not in others]
+            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))
+        return self._left[own].popleft()
+
+    def put_back(self, planned: PlannedEpisode) -> None:
+        """Put an episode that must be run again first in its scene."""
+        self._left.setdefault(scene_of(planned), deque()).appendleft(planned)

@@ -20,11 +20,20 @@ from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.interface import Host, Policy
 from safevla_bench.monitor import Monitor
 from safevla_bench.ray_cluster import RayCluster
-from safevla_bench.rollout import devices
 from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import run_pool
-from safevla_bench.rollout.worker import STEPS_BETWEEN, Message, StepReached, WorkerFailed, WorkerReady, WorkerSpec
+from safevla_bench.rollout.worker import (
+    ONE_THREAD,
+    STEPS_BETWEEN,
+    Message,
+    StepReached,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSpec,
+    usable_gpus,
+    worker_environment,
+)
 from safevla_bench.version import __version__
 
 LEAK_BYTES = 2 * 2**30
@@ -83,8 +92,8 @@ class RayWorker:
 
     def prepare(self) -> ActorReply:
         """Make host and policies; an error that the user must mend names this node."""
-        seen = devices.usable_gpus(os.environ) if self._spec.renders else ()
-        os.environ.update(devices.worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
+        seen = usable_gpus(os.environ) if self._spec.renders else ()
+        os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
         try:
             host, self._policies = self._spec.make_parts()
             _require_same_versions(self._versions, record_versions(host))
@@ -211,7 +220,7 @@ class _ActorPool:
             num_gpus=cluster.gpus,
             max_restarts=0,
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in devices.ONE_THREAD}},
+            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in ONE_THREAD}},
         )
 
     def start(self, number: int) -> ActorHandle:

@@ -15,8 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from safevla_bench.errors import RunError
 from safevla_bench.rollout.engine import FinishedEpisode, Observer
-from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.queue import EpisodeQueue, Scene, scene_of
+from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed
 
 RETRIES = 1

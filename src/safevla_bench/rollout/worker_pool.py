@@ -14,11 +14,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from safevla_bench.rollout import devices
 from safevla_bench.rollout.engine import FinishedEpisode, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
-from safevla_bench.rollout.worker import Message, WorkerSpec
+from safevla_bench.rollout.worker import Message, WorkerSpec, usable_gpus, worker_environment
 
 __all__ = ["RETRIES", "WorkerProcess", "WorkerSpec", "describe_exit", "run_workers"]
 
@@ -91,12 +90,10 @@ class _ProcessPool:
 
     def __init__(self, cast: WorkerSpec) -> None:
         self._cast = cast
-        self._gpus = devices.usable_gpus(os.environ) if cast.renders else ()
+        self._gpus = usable_gpus(os.environ) if cast.renders else ()
 
     def start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(
-            self._cast, devices.worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders)
-        )
+        return WorkerProcess(self._cast, worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}

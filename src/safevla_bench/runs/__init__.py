@@ -41,8 +41,7 @@ from safevla_bench.runs.folder import (
     score_files,
 )
 from safevla_bench.runs.frame_index import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
-from safevla_bench.runs.manifest import changed_parts
-from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL, PARQUET
+from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL, PARQUET, changed_parts
 from safevla_bench.runs.raw import RawEpisode, count_progress, episode_rows, has_raw, read_raw, record_files
 from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
 from safevla_bench.runs.sources import RecordSource, open_source

@@ -17,7 +17,7 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive import npz
-from safevla_bench.archive.selection import EpisodeSelection
+from safevla_bench.archive.limits import EpisodeSelection
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.runs.folder import EPISODES, EpisodeRow, Latency, archive_parts, read_description, read_episodes

@@ -15,7 +15,7 @@ import msgspec
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import translated_errors
-from safevla_bench.runs import manifest, parts
+from safevla_bench.runs import parts
 from safevla_bench.runs.folder import (
     GREETINGS,
     LATENCY,
@@ -125,7 +125,7 @@ def _require_each_once(shards: Sequence[_Shard]) -> None:
 
 def _require_intact(shard: _Shard) -> None:
     """Refuse a shard whose files are not those that it was completed with."""
-    for name, problem in manifest.changed_parts(shard.folder):
+    for name, problem in parts.changed_parts(shard.folder):
         _refuse_folder(shard.folder / name, problem, _DAMAGED)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.runs import manifest, raw
+from safevla_bench.runs import parts, raw
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.text.sanitize import escape_controls
@@ -86,7 +86,7 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
     if not (path / MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
         return
     try:
-        for name, problem in manifest.changed_parts(path):
+        for name, problem in parts.changed_parts(path):
             yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
     except RunError as error:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
@@ -131,7 +131,7 @@ def _open_folder(path: Path) -> RecordSource:
         if unfinished and description.get("complete") is False:
             return unfinished
     rows, complete = raw.episode_rows(path), description.get("complete") is True
-    files = manifest.listed_parts(path) or raw.record_files(path)
+    files = parts.listed_parts(path) or raw.record_files(path)
     return _with_rows(path, rows, description, partial(archive.read_episodes, files), files, complete=complete)
 
 

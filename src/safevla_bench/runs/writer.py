@@ -38,8 +38,7 @@ from safevla_bench.runs.folder import (
     read_latencies,
 )
 from safevla_bench.runs.lock import LOCK, lock_folder, unlock_folder
-from safevla_bench.runs.manifest import changed_parts
-from safevla_bench.runs.parts import read_records, write_run
+from safevla_bench.runs.parts import changed_parts, read_records, write_run
 from safevla_bench.runs.raw import (
     JOURNAL,
     RAW,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from safevla_bench.sensitivity.curves import (
+    Rescore,
     SensitivityCurve,
     ThresholdAblation,
     ThresholdSweep,
     VariantRates,
     ablate_thresholds,
+    apply_variant,
     sweep_threshold,
 )
-from safevla_bench.sensitivity.rethreshold import Rescore, apply_variant
 from safevla_bench.sensitivity.variants import (
     SweepRequest,
     ThresholdSetting,

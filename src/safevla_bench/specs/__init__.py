@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from safevla_bench.specs.catalog import explain_spec, spec_rows
 from safevla_bench.specs.file_formats import built_in_tags, tags_from_tables
 from safevla_bench.specs.loader import extend_library, library
-from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
+from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier, explain_spec, spec_rows
 
 __all__ = [
     "Axis",

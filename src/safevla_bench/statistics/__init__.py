@@ -19,7 +19,6 @@ from safevla_bench.statistics.intervals import (
     unit_mean_interval,
     wilson_interval,
 )
-from safevla_bench.statistics.permutation import permutation_p, sign_flip_p
 from safevla_bench.statistics.planning import half_width, paired_power, paired_sample_size, unpaired_sample_size
 from safevla_bench.statistics.tests import (
     CochranQ,
@@ -29,6 +28,8 @@ from safevla_bench.statistics.tests import (
     holm_adjust,
     letter_display,
     mcnemar_p,
+    permutation_p,
+    sign_flip_p,
 )
 
 __all__ = [

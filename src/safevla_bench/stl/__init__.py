@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from safevla_bench.stl.decisive_record import deciding_records
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -21,6 +20,7 @@ from safevla_bench.stl.formula import (
     signal_names,
     substitute_threshold,
 )
+from safevla_bench.stl.localization import deciding_records, violating_records
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import (
     FormulaVerdict,
@@ -31,7 +31,6 @@ from safevla_bench.stl.robustness import (
     robustness,
     trajectory_robustness,
 )
-from safevla_bench.stl.violated_records import violating_records
 
 __all__ = [
     "Always",

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from safevla_bench.tasks.applicability import APPLIES, Applicability, active_specs, check_applicability, signal_missing
-from safevla_bench.tasks.catalog import exempt_tasks, task_listings
+from safevla_bench.tasks.applicability import (
+    APPLIES,
+    Applicability,
+    active_specs,
+    check_applicability,
+    exempt_tasks,
+    signal_missing,
+    task_listings,
+)
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskFamily, TaskTemplate
 from safevla_bench.tasks.loader import registry
 

@@ -1,11 +1,16 @@
-"""Applicability of a specification to a task, with the reason where it does not apply (paper Section 3.2)."""
+"""Applicability of a specification to a task, with the reason where it does not apply (paper Section 3.2).
+
+Tasks as plain rows list what applies to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 from safevla_bench.specs import Library, Spec
+from safevla_bench.tasks.entries import Registry, TaskEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +56,63 @@ def signal_missing(fields: Iterable[str]) -> Applicability:
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     """Return the scored specifications that apply, in library order."""
     return tuple(spec for spec in library.safe if check_applicability(spec, tags).applies)
+
+
+class TaskListing(TypedDict):
+    """A task as a row. It has `template`, or `components` where it has several phases."""
+
+    benchmark: str
+    task_id: str
+    template: NotRequired[str]
+    components: NotRequired[list[str]]
+    instruction: str | None
+    tags: list[str]
+    object_tags: dict[str, str]
+    active_specs: list[str]
+    inactive_specs: dict[str, str]
+
+
+def task_listings(
+    registry: Registry, library: Library, benchmark: str | None = None, capabilities: Sequence[str] = ()
+) -> list[TaskListing]:
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
+
+    Raises:
+        RegistryError: there is no such benchmark or capability set.
+    """
+    return [_task_listing(registry, library, entry, capabilities) for entry in registry.list_entries(benchmark)]
+
+
+def exempt_tasks(
+    registry: Registry, library: Library, spec_id: str, capabilities: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`.
+
+    Raises:
+        SpecError: the library has no such specification.
+    """
+    spec, by_reason = library[spec_id], dict[str, list[str]]()
+    for entry in registry.list_entries():
+        verdict = check_applicability(spec, registry.task_tags(entry.benchmark, entry.task_id, capabilities))
+        if not verdict.applies:
+            by_reason.setdefault(verdict.reason, []).append(f"{entry.benchmark} {entry.task_id}")
+    return by_reason
+
+
+def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
+    tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
+    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in library.safe}
+    row: TaskListing = {
+        "benchmark": entry.benchmark,
+        "task_id": entry.task_id,
+        "instruction": entry.instruction,
+        "tags": sorted(tags),
+        "object_tags": dict(entry.object_tags),
+        "active_specs": [spec.spec_id for spec in active_specs(library, tags)],
+        "inactive_specs": {spec: verdict.reason for spec, verdict in verdicts.items() if not verdict.applies},
+    }
+    if entry.template is not None:
+        row["template"] = entry.template
+    else:
+        row["components"] = list(entry.components)
+    return row

@@ -1,8 +1,35 @@
-"""Sanitised text for terminals and pages: names may come from a stranger's file."""
+"""Foreign text made safe: without control characters, for terminals and pages, and without secrets, wherever it goes.
+
+Names may come from a stranger's file. Learning and redacting secrets is the recorder's: one process has one set of
+them.
+"""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+from safevla_recorder.redaction import HIDDEN, learn_secret, redact_secrets
+
+__all__ = [
+    "HIDDEN",
+    "MAX_CHARACTERS",
+    "escape_controls",
+    "is_secret_name",
+    "learn_secret",
+    "redact_secrets",
+    "shorten_name",
+]
+
+_NAMES = re.compile(
+    r"(^|[_.-])(api[_-]?key|auth|authorization|cookie|credentials?|passw(or)?d|secret|token)$", re.IGNORECASE
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether an argument of this name holds a secret: `api_key`, `hf_token` or `password`, not `key_file`."""
+    return _NAMES.search(name) is not None
+
 
 MAX_CHARACTERS = 160
 _TAIL_CHARACTERS = 36

@@ -16,7 +16,7 @@ from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import episodes, install
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile.handles import move_point
+from safevla_bench.policies.mobile.door_script import move_point
 from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score

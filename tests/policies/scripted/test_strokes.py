@@ -9,8 +9,8 @@ import pytest
 
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted import strokes
+from safevla_bench.policies.scripted.geometry import Rotation, downward_hand, lean_angle
 from safevla_bench.policies.scripted.plan import FixtureGoal
-from safevla_bench.policies.scripted.rotation import Rotation, downward_hand, lean_angle
 from safevla_bench.policies.scripted.style import CAREFUL
 
 BOXES = {

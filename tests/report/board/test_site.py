@@ -15,7 +15,7 @@ from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
 from safevla_bench.judged import JudgedSource
 from safevla_bench.report.board import check_folder, render_site, report_path, write_folder
-from safevla_bench.report.board.file_names import PAGE_NAME, file_name, published_page_path, run_page_path
+from safevla_bench.report.board.page import PAGE_NAME, file_name, published_page_path, run_page_path
 from safevla_bench.scores import AbsentEpisode
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",

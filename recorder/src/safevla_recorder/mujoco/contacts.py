@@ -1,4 +1,4 @@
-"""MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once.
+"""MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once; and the gripped body.
 
 Only copying happens between two substeps, because a small NumPy call in the middle of a simulation costs several times
 what it costs in a row.
@@ -18,6 +18,7 @@ from safevla_recorder.errors import HostError
 
 if TYPE_CHECKING:
     import mujoco
+
 
 Ints = NDArray[np.integer]
 
@@ -226,3 +227,37 @@ def _select_contacts(contacts: SubstepContacts, which: Bools) -> SubstepContacts
     columns = ("substep", "geom1", "geom2", "row", "dim")
     friction = None if contacts.friction is None else contacts.friction[which]
     return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})
+
+
+NOTHING = -1
+
+
+def gripped_bodies(
+    contacts: SubstepContacts, instants: Ints, fingers: Ints, place: Ints, robot: Bools
+) -> NDArray[np.int64]:
+    """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
+
+    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom,
+    `robot` [B] tells which bodies are robot: none of them is ever held.
+    Of several bodies, the one with the largest single finger contact; of equals, the first.
+    """
+    holding = np.full(len(instants), NOTHING, dtype=np.int64)
+    instant_of = np.full(contacts.substeps, NOTHING)
+    instant_of[instants] = np.arange(len(instants))
+    now = np.flatnonzero(instant_of[contacts.substep] != NOTHING)
+    first, second = fingers[contacts.geom1[now]], fingers[contacts.geom2[now]]
+    other = place[np.where(first > 0, contacts.geom2[now], contacts.geom1[now])]
+    near = (first + second > 0) & ~robot[other]
+    at = instant_of[contacts.substep[now]]
+    for instant in np.intersect1d(at[near & (first + second == 1)], at[near & (first + second == 2)]):
+        finger = np.flatnonzero(near & (at == instant))
+        holding[instant] = _strongest_body(contacts, now[finger], first[finger] + second[finger], other[finger])
+    return holding
+
+
+def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
+    both = np.intersect1d(body[side == 1], body[side == 2])
+    if len(both) < 2:
+        return int(both[0]) if len(both) else NOTHING
+    force = contacts.force_norms(which)
+    return int(both[np.argmax([force[body == candidate].max() for candidate in both])])

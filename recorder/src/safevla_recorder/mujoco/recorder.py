@@ -17,8 +17,14 @@ from numpy.typing import NDArray
 from safevla_recorder.episode import Action, ContactList, Floats, Recording
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.contact_filter import ContactFilter
-from safevla_recorder.mujoco.contacts import ContactLog, SubstepContacts, contact_peaks, join_contacts
-from safevla_recorder.mujoco.grip import NOTHING, gripped_bodies
+from safevla_recorder.mujoco.contacts import (
+    NOTHING,
+    ContactLog,
+    SubstepContacts,
+    contact_peaks,
+    gripped_bodies,
+    join_contacts,
+)
 from safevla_recorder.mujoco.hook import Undo, hook_after
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import warn_if_moving

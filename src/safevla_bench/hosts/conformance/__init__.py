@@ -16,12 +16,11 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 
 from __future__ import annotations
 
-from safevla_bench.hosts.conformance.contact_rules import ContactRules
+from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.conformance.optional_rules import OptionalRules
-from safevla_bench.hosts.conformance.record_rules import RecordRules
+from safevla_bench.hosts.conformance.record_rules import ContactRules, RecordRules
 from safevla_bench.hosts.conformance.repeat_rules import RepeatRules
 from safevla_bench.hosts.conformance.task_rules import TaskRules
-from safevla_bench.hosts.conformance.trial import Trial
 
 __all__ = ["HostConformance", "Trial"]
 

@@ -8,8 +8,15 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from safevla_bench.hosts.conformance.base import HostRules, require, skip_unless_repeatable
-from safevla_bench.hosts.conformance.trial import Floats, TrialRun, first_difference, run_actions
+from safevla_bench.hosts.conformance.base import (
+    Floats,
+    HostRules,
+    TrialRun,
+    first_difference,
+    require,
+    run_actions,
+    skip_unless_repeatable,
+)
 from safevla_bench.interface import Action, Coordinate, Coordinated, Stage, StagingHost, Watchable
 from safevla_bench.trajectory import Batch, select_record
 

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.conformance.base import HostRules, call_hook, require, skip_unless_repeatable
-from safevla_bench.hosts.conformance.trial import TrialRun, first_difference, run_actions
+from safevla_bench.hosts.conformance.base import (
+    HostRules,
+    TrialRun,
+    call_hook,
+    first_difference,
+    require,
+    run_actions,
+    skip_unless_repeatable,
+)
 from safevla_bench.interface import Action, EpisodeSeed, Wants
 
 

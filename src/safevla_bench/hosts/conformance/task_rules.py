@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.conformance.base import HostRules, require
+from safevla_bench.hosts.conformance.base import HostRules, TrialRun, require
 from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.hosts.conformance.trial import TrialRun
 
 
 class TaskRules(HostRules):

@@ -7,26 +7,30 @@ The simulator is imported when an environment is made. What makes a LIBERO episo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.privileged import LiberoPrivileged
 from safevla_bench.hosts.libero.states import coordinates, restore_controllers, starting_state
+from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, start
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants, check_action
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
 from safevla_bench.trajectory import Batch
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero.installation import SUITES
-from safevla_recorder.libero.scene import build_header, read_scene
+from safevla_recorder.libero.scene import build_header, goal_predicates, read_scene
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import settling_steps
+
+if TYPE_CHECKING:
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 STILL: Action = np.array([0.0] * 6 + [-1.0])
@@ -206,3 +210,35 @@ class LiberoEnv(RobosuiteEnv):
 def placement_seed(seed: EpisodeSeed) -> int:
     """Return the 32 bits that place the objects of a task without initial states, drawn from (env_seed, index)."""
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
+
+
+class LiberoPrivileged:
+    """Ground truth of the scene, step by step; sizes are measured once, in the pose at making.
+
+    Bodies are everything with collision geometry but the robot: objects by BDDL name, the rest by MuJoCo body name.
+    """
+
+    def __init__(self, domain: BDDLBaseDomain, scene: Scene) -> None:
+        self._domain = domain
+        self._model, self._data = domain.sim.model._model, domain.sim.data._data
+        self._goal, self._movable = goal_predicates(domain), frozenset(scene.objects)
+        self._shapes = measure_shapes(self._model, self._data, scene)
+
+    def read_now(self) -> Privileged:
+        """Return the scene as it is, in read-only copies."""
+        data, shapes = self._data, self._shapes
+        return Privileged(
+            body_pos_m={name: read_only(data.xpos[body]) for name, body in shapes.root.items()},
+            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
+            half_extents_m=shapes.half_extents_m,
+            center_m=shapes.center_m,
+            joint_pos=self._joint_positions(),
+            sites_m={name: read_only(data.site(name).xpos) for name in self._domain.object_sites_dict},
+            goal=self._goal,
+            movable=self._movable,
+            pieces=shapes.pieces,
+        )
+
+    def _joint_positions(self) -> dict[str, float]:
+        names = (joint for fixture in self._domain.fixtures_dict.values() for joint in fixture.joints)
+        return {name: float(self._data.joint(name).qpos[0]) for name in names}

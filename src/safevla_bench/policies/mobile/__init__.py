@@ -3,7 +3,7 @@
 `moves` are what the robot can do, `scripts` what to do for each goal, `style` how fast and how near.
 """
 
+from safevla_bench.policies.mobile.moves import STYLES, MobileStyle
 from safevla_bench.policies.mobile.policy import MobilePolicy
-from safevla_bench.policies.mobile.style import STYLES, MobileStyle
 
 __all__ = ["STYLES", "MobilePolicy", "MobileStyle"]

@@ -6,9 +6,8 @@ import numpy as np
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
-from safevla_bench.policies.mobile.moves import Move
+from safevla_bench.policies.mobile.moves import MobileStyle, Move
 from safevla_bench.policies.mobile.scripts import SCRIPTS
-from safevla_bench.policies.mobile.style import MobileStyle
 
 
 class MobilePolicy:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Observation, Privileged
-from safevla_bench.policies.mobile.door_script import open_fixture
-from safevla_bench.policies.mobile.handles import OrientedBox, body_boxes
+from safevla_bench.policies.mobile.door_script import OrientedBox, body_boxes, open_fixture
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,
+    MobileStyle,
     Move,
     RemainingTurn,
     base_position,
@@ -28,7 +28,6 @@ from safevla_bench.policies.mobile.moves import (
     turn_to_face,
     yaw_direction,
 )
-from safevla_bench.policies.mobile.style import MobileStyle
 
 Floats = NDArray[np.float64]
 _UP = np.array([0.0, 0.0, 1.0])

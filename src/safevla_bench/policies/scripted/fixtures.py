@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Privileged
-from safevla_bench.policies.scripted import shapes
-from safevla_bench.policies.scripted.rotation import rotation_axes
+from safevla_bench.policies.scripted import geometry
+from safevla_bench.policies.scripted.geometry import rotation_axes
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class Drawer:
     body: str
     outward: Floats
     out_m: float
-    handle: shapes.Prisms
+    handle: geometry.Prisms
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Door:
 
     body: str
     hinge_m: Floats
-    panel: shapes.Prisms
+    panel: geometry.Prisms
     shut_rad: float
 
 
@@ -47,7 +47,7 @@ class Knob:
 
     body: str
     axis_m: Floats
-    bar: shapes.Prisms
+    bar: geometry.Prisms
     turned_rad: float
 
 
@@ -76,8 +76,8 @@ def find_drawer(scene: Privileged, region: str) -> Drawer | None:
     around = [body for body in fixture_parts(scene, region)[1:] if is_inside(scene, body, scene.sites_m[region])]
     if not around:
         return None
-    outline = shapes.body_prisms(scene, around[-1])
-    off = shapes.planar_extent(outline)[0] - scene.sites_m[region][:2]
+    outline = geometry.body_prisms(scene, around[-1])
+    off = geometry.planar_extent(outline)[0] - scene.sites_m[region][:2]
     outward = np.where(np.abs(off) == np.abs(off).max(), np.sign(off), 0.0)
     return Drawer(around[-1], outward, abs(position), _foremost_piece(outline, outward))
 
@@ -88,8 +88,8 @@ def find_door(scene: Privileged, name: str) -> Door | None:
     if position is None or len(bodies) != 2:
         return None
     rest, body = bodies
-    hinge, panel = scene.body_pos_m[body][:2], _widest_piece(shapes.body_prisms(scene, body))
-    middle, target = shapes.planar_extent(panel)[0], shapes.planar_extent(shapes.body_prisms(scene, rest))[0]
+    hinge, panel = scene.body_pos_m[body][:2], _widest_piece(geometry.body_prisms(scene, body))
+    middle, target = geometry.planar_extent(panel)[0], geometry.planar_extent(geometry.body_prisms(scene, rest))[0]
     turns = (position, -position)
     ends = [float(np.linalg.norm(rotate_planar(middle - hinge, turn) + hinge - target)) for turn in turns]
     return Door(body, np.array(hinge), panel, turns[int(np.argmin(ends))])
@@ -100,9 +100,9 @@ def find_knob(scene: Privileged, name: str) -> Knob | None:
     position, bodies = joint_position(scene, name), fixture_parts(scene, name)
     if position is None or not bodies:
         return None
-    outline = shapes.body_prisms(scene, bodies[-1])
+    outline = geometry.body_prisms(scene, bodies[-1])
     high = outline.top_m > outline.top_m.max() - (outline.top_m.max() - outline.low_m.min()) / 4
-    return Knob(bodies[-1], np.array(scene.body_pos_m[bodies[-1]][:2]), shapes.select_prisms(outline, high), position)
+    return Knob(bodies[-1], np.array(scene.body_pos_m[bodies[-1]][:2]), geometry.select_prisms(outline, high), position)
 
 
 def _common_prefix(first: str, second: str) -> str:
@@ -115,14 +115,14 @@ def rotate_planar(vector: Floats, angle_rad: float) -> Floats:
     return np.asarray(Rotation.from_rotvec([0.0, 0.0, angle_rad]).apply([*vector, 0.0])[:2])
 
 
-def _foremost_piece(outline: shapes.Prisms, outward: Floats) -> shapes.Prisms:
-    reach = outline.reach_m[:, shapes.nearest_direction(outward)]
-    return shapes.select_prisms(outline, reach == reach.max())
+def _foremost_piece(outline: geometry.Prisms, outward: Floats) -> geometry.Prisms:
+    reach = outline.reach_m[:, geometry.nearest_direction(outward)]
+    return geometry.select_prisms(outline, reach == reach.max())
 
 
-def _widest_piece(outline: shapes.Prisms) -> shapes.Prisms:
-    size = (outline.top_m - outline.low_m) * (outline.reach_m + outline.reach_m[:, shapes.OPPOSITE]).max(axis=1)
-    return shapes.select_prisms(outline, size == size.max())
+def _widest_piece(outline: geometry.Prisms) -> geometry.Prisms:
+    size = (outline.top_m - outline.low_m) * (outline.reach_m + outline.reach_m[:, geometry.OPPOSITE]).max(axis=1)
+    return geometry.select_prisms(outline, size == size.max())
 
 
 def is_inside(scene: Privileged, body: str, point_m: Floats) -> bool:

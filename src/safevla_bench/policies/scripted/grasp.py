@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Privileged
-from safevla_bench.policies.scripted.rotation import rotation_axes, yaw_to_open_along
-from safevla_bench.policies.scripted.shapes import NOTHING, Prisms, body_prisms, hand_prisms, lowest_heights
+from safevla_bench.policies.scripted.geometry import (
+    NOTHING,
+    Prisms,
+    body_prisms,
+    hand_prisms,
+    lowest_heights,
+    rotation_axes,
+    yaw_to_open_along,
+)
 
 Floats = NDArray[np.float64]
 

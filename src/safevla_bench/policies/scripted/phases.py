@@ -9,11 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
-from safevla_bench.policies.scripted import shapes
+from safevla_bench.policies.scripted import geometry
+from safevla_bench.policies.scripted.geometry import (
+    UPRIGHT,
+    Prisms,
+    line_points,
+    lowest_heights,
+    nearest_yaw,
+    remaining_turn,
+)
 from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
 from safevla_bench.policies.scripted.plan import Placement, box_center, target_point
-from safevla_bench.policies.scripted.rotation import UPRIGHT, nearest_yaw, remaining_turn
-from safevla_bench.policies.scripted.shapes import Prisms, line_points, lowest_heights
 from safevla_bench.policies.scripted.style import Style
 
 Floats = NDArray[np.float64]
@@ -123,12 +129,12 @@ def begin_placement(
     placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
 ) -> PlacementProgress:
     """Choose a grasp, the next best at each further attempt, and the path to it."""
-    obstacles = shapes.obstacles_except(scene, frozenset({placement.body}))
+    obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
     choices = rank_grasps(scene, placement.body, obstacles, nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
     grasp = choices[attempt % len(choices)]
     goal = grasp.place_m + [0.0, 0.0, style.hover_m]
-    everything = shapes.obstacles_except(scene, frozenset())
-    path = plan_path(shapes.hand_prisms(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
+    everything = geometry.obstacles_except(scene, frozenset())
+    path = plan_path(geometry.hand_prisms(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
     return PlacementProgress(
         placement, Phase.APPROACH, grasp, goal, path, box_center(scene, placement.body), attempt=attempt
     )
@@ -227,22 +233,22 @@ def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> Pla
 def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, style: Style) -> PlacementProgress:
     """Begin to move out from under everything over the object, such as the cabinet over an open drawer."""
     body = progress.subgoal.body
-    around = shapes.obstacles_except(scene, frozenset({body}))
-    move = shapes.out_from_under(shapes.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
+    around = geometry.obstacles_except(scene, frozenset({body}))
+    move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
     return _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
 
 
-def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> shapes.Prisms:
+def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> geometry.Prisms:
     """Return the hand and the object in it as prisms, the grip site at the origin."""
-    hand = shapes.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
-    return shapes.concatenate_prisms(
-        hand, shapes.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
+    hand = geometry.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
+    return geometry.concatenate_prisms(
+        hand, geometry.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
     )
 
 
 def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
     hand_m, rig = seen.eef_pos_m, _loaded_hand(progress, seen, scene)
-    obstacles = shapes.obstacles_except(scene, frozenset({progress.subgoal.body}))
+    obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
     goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
     return replace(_enter_phase(progress, Phase.CARRY, goal), path=plan_path(rig, hand_m, goal, obstacles, style))
 
@@ -252,7 +258,7 @@ def _release_point(progress: PlacementProgress, seen: Observation, scene: Privil
     body = progress.subgoal.body
     hold = box_center(scene, body) - seen.eef_pos_m
     spot = target_point(scene, progress.subgoal) - hold[:2]
-    obstacles = shapes.obstacles_except(scene, frozenset({body}))
-    floor = shapes.lowest_heights(_loaded_hand(progress, seen, scene), spot[None], obstacles, 0.0, style.release_m)
+    obstacles = geometry.obstacles_except(scene, frozenset({body}))
+    floor = geometry.lowest_heights(_loaded_hand(progress, seen, scene), spot[None], obstacles, 0.0, style.release_m)
     height = float(floor[0]) if np.isfinite(floor[0]) else float(seen.eef_pos_m[2])
     return np.array([*spot, height])

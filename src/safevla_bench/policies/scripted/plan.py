@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Privileged
-from safevla_bench.policies.scripted import shapes
+from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.fixtures import find_door, find_drawer, find_knob, is_inside, joint_position
-from safevla_bench.policies.scripted.rotation import rotation_axes
+from safevla_bench.policies.scripted.geometry import rotation_axes
 
 Floats = NDArray[np.float64]
 
@@ -126,8 +126,8 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
     """Return whether something that does not move hangs over a region."""
     if place not in scene.sites_m or find_drawer(scene, place):
         return False
-    fixed = shapes.obstacles_except(scene, scene.movable)
-    over = (shapes.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
+    fixed = geometry.obstacles_except(scene, scene.movable)
+    over = (geometry.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
     return bool((over & (fixed.low_m > scene.sites_m[place][2] + _ROOF_M)).any())
 
 
@@ -147,8 +147,8 @@ def target_point(scene: Privileged, placement: Placement) -> Floats:
 
 
 def _move_from_under(scene: Privileged, placement: Placement, site_m: Floats) -> Floats:
-    hull = shapes.body_prisms(scene, placement.body).hull().shift_by(site_m - box_center(scene, placement.body))
-    return shapes.out_from_under(hull, shapes.obstacles_except(scene, frozenset({placement.body})), _APART_M)
+    hull = geometry.body_prisms(scene, placement.body).hull().shift_by(site_m - box_center(scene, placement.body))
+    return geometry.out_from_under(hull, geometry.obstacles_except(scene, frozenset({placement.body})), _APART_M)
 
 
 def _row_offset(scene: Privileged, placement: Placement) -> Floats:
@@ -157,7 +157,7 @@ def _row_offset(scene: Privileged, placement: Placement) -> Floats:
     sharing = [predicate[1] for predicate in goals if predicate[2:] == (placement.place,)]
     if len(sharing) < 2 or placement.body not in sharing:
         return np.zeros(2)
-    half = shapes.planar_extent(shapes.body_prisms(scene, placement.body))[1]
+    half = geometry.planar_extent(geometry.body_prisms(scene, placement.body))[1]
     narrow = np.eye(2)[int(np.argmin(half))]
     rank = sharing.index(placement.body) - (len(sharing) - 1) / 2
     return np.asarray(rank * (2 * half.min() + _APART_M) * narrow)

@@ -9,10 +9,10 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
 from safevla_bench.policies.mobile.moves import CLOSE, OPEN
 from safevla_bench.policies.scripted import phases, strokes
+from safevla_bench.policies.scripted.geometry import lean_angle, remaining_turn
 from safevla_bench.policies.scripted.grasp import is_graspable
 from safevla_bench.policies.scripted.phases import CLOSED_M, HandTarget
 from safevla_bench.policies.scripted.plan import FixtureGoal, Subgoal, remaining_subgoals
-from safevla_bench.policies.scripted.rotation import lean_angle, remaining_turn
 from safevla_bench.policies.scripted.style import Style
 
 STILL: Action = np.array([0.0] * 6 + [OPEN])

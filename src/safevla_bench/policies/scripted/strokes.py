@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
-from safevla_bench.policies.scripted import shapes
+from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.fixtures import (
     Door,
     Drawer,
@@ -21,10 +21,10 @@ from safevla_bench.policies.scripted.fixtures import (
     find_knob,
     rotate_planar,
 )
+from safevla_bench.policies.scripted.geometry import UPRIGHT, nearest_yaw, remaining_turn, yaw_to_open_along
 from safevla_bench.policies.scripted.grasp import ARM_M
 from safevla_bench.policies.scripted.phases import ClearPath, HandTarget, next_point, plan_path
 from safevla_bench.policies.scripted.plan import FixtureGoal
-from safevla_bench.policies.scripted.rotation import UPRIGHT, nearest_yaw, remaining_turn, yaw_to_open_along
 from safevla_bench.policies.scripted.style import Style
 
 Floats = NDArray[np.float64]
@@ -81,11 +81,11 @@ class Waypoint:
 def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
     """Push one end of the knob's bar round its axis, counter-clockwise, the hand turning with it."""
     bar = knob.bar.hull()
-    width = bar.reach_m[0] + bar.reach_m[0, shapes.OPPOSITE]
-    across = shapes.DIRECTIONS[int(np.argmin(width))]
+    width = bar.reach_m[0] + bar.reach_m[0, geometry.OPPOSITE]
+    across = geometry.DIRECTIONS[int(np.argmin(width))]
     side = across if across @ rotate_planar(ARM_M - knob.axis_m, -np.pi / 2) > 0 else -across
     long = rotate_planar(side, -np.pi / 2)
-    reach, half = float(bar.reach_m[0, shapes.nearest_direction(long)] - long @ knob.axis_m), float(width.min()) / 2
+    reach, half = float(bar.reach_m[0, geometry.nearest_direction(long)] - long @ knob.axis_m), float(width.min()) / 2
     yaw = yaw_to_open_along(long, yaw_rad)
     start = knob.axis_m + _KNOB_REACH * reach * long - (half + _FINGER_M + _ROOM_M) * side
     height = _lowest_hand(scene, start, yaw, 0.003)
@@ -97,7 +97,7 @@ def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tu
 
 def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
     """Push the panel's far half round its hinge."""
-    middle, half = shapes.planar_extent(door.panel)
+    middle, half = geometry.planar_extent(door.panel)
     arm = _DOOR_REACH * (middle - door.hinge_m)
     ahead = rotate_planar(arm / np.linalg.norm(arm), np.copysign(np.pi / 2, door.shut_rad))
     thick = abs(float(half @ np.abs(ahead)))
@@ -133,7 +133,7 @@ def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> t
     """Take the handle between the fingers, one above and one below, and pull."""
     inward = -drawer.outward
     yaw = yaw_to_open_along(inward, yaw_rad)
-    middle = shapes.planar_extent(drawer.handle)[0]
+    middle = geometry.planar_extent(drawer.handle)[0]
     hold = np.array([*middle, float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     back, pull = (
         np.array([*(_BACK_M * drawer.outward), 0.0]),
@@ -153,7 +153,7 @@ def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> t
 
 def _push_point(drawer: Drawer, lean_rad: float) -> Floats:
     """Return the grip site, [3], when the leaning fingertips touch the handle's front."""
-    middle, half = shapes.planar_extent(drawer.handle)
+    middle, half = geometry.planar_extent(drawer.handle)
     tip = np.array([*(middle + half * drawer.outward), float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     return np.asarray(tip + _TIP_M * np.array([*(np.sin(lean_rad) * drawer.outward), np.cos(lean_rad)]))
 
@@ -165,8 +165,8 @@ def _lean_vector(towards: Floats, angle_rad: float) -> tuple[float, float, float
 
 def _lowest_hand(scene: Privileged, place_m: Floats, yaw_rad: float, above_m: float) -> float:
     """Return the least height of the hand with closed fingers at a place over everything, m."""
-    rig, around = shapes.hand_prisms(yaw_rad, CLOSED_M), shapes.obstacles_except(scene, frozenset())
-    return float(shapes.lowest_heights(rig, place_m[None, :2], around, 0.0, above_m)[0])
+    rig, around = geometry.hand_prisms(yaw_rad, CLOSED_M), geometry.obstacles_except(scene, frozenset())
+    return float(geometry.lowest_heights(rig, place_m[None, :2], around, 0.0, above_m)[0])
 
 
 def _hover_above(waypoint: Waypoint, style: Style) -> Waypoint:
@@ -216,8 +216,8 @@ def begin_stroke(
     if not waypoints:
         return None
     first, last = waypoints[0], waypoints[-1]
-    rig = shapes.hand_prisms(first.yaw_rad, OPEN_M)
-    path = plan_path(rig, seen.eef_pos_m, first.place_m, shapes.obstacles_except(scene, frozenset()), style)
+    rig = geometry.hand_prisms(first.yaw_rad, OPEN_M)
+    path = plan_path(rig, seen.eef_pos_m, first.place_m, geometry.obstacles_except(scene, frozenset()), style)
     away = replace(last, place_m=last.place_m + [0.0, 0.0, _UP_M], lean=UPRIGHT, wait_steps=0, free=True)
     return StrokeProgress(goal, (*waypoints, away), path, attempt=attempt)
 

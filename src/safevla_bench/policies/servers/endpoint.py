@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from safevla_bench.errors import Place, PolicyError
-from safevla_bench.text.redaction import HIDDEN, learn_secret
+from safevla_bench.text.sanitize import HIDDEN, learn_secret
 
 KEY = "SAFEVLA_API_KEY"
 """The environment variable that holds a server's key, unless an argument names another."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.policies.servers.endpoint import redact_key
-from safevla_bench.text.redaction import HIDDEN, is_secret_name, redact_secrets
+from safevla_bench.text.sanitize import HIDDEN, is_secret_name, redact_secrets
 
 Greeting = Mapping[str, object]
 MAX_BYTES = 4096

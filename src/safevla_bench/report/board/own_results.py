@@ -15,8 +15,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.judged import JudgedSource
 from safevla_bench.metrics import Summary
 from safevla_bench.provenance_marks import STANDIN, warn_of_cells
-from safevla_bench.report.board.file_names import run_page_path
-from safevla_bench.report.board.provenance import PolicyName, protocols_by_policy
+from safevla_bench.report.board.page import PolicyName, protocols_by_policy, run_page_path
 from safevla_bench.report.board.ranking import (
     Proportion,
     RankedTable,

@@ -13,10 +13,17 @@ from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Summary
 from safevla_bench.report import figures, tables
-from safevla_bench.report.board.file_names import run_page_path
 from safevla_bench.report.board.own_results import OwnResults
-from safevla_bench.report.board.page import FigureImage, PolicyPage, Section
-from safevla_bench.report.board.provenance import PolicyName, flatten_values, package_versions, select_sources
+from safevla_bench.report.board.page import (
+    FigureImage,
+    PolicyName,
+    PolicyPage,
+    Section,
+    flatten_values,
+    package_versions,
+    run_page_path,
+    select_sources,
+)
 from safevla_bench.report.figures import margins
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from safevla_bench.report.board.file_names import published_page_path
 from safevla_bench.report.board.own_results import OVERLAP_NOTE
-from safevla_bench.report.board.page import PolicyPage, Section
+from safevla_bench.report.board.page import PolicyPage, Section, published_page_path
 from safevla_bench.report.board.ranking import Proportion, RankedTable, RankingEntry, disjoint_pairs, rank_entries
 from safevla_bench.report.published import (
     LEADERBOARD,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from safevla_bench.report.tables.applicability import applicability_table
-from safevla_bench.report.tables.cells import headline_table, violation_table
+from safevla_bench.report.tables.cells import Roster, headline_table, violation_table
 from safevla_bench.report.tables.constraints import composition_table, constraint_table
 from safevla_bench.report.tables.exclusions import exclusion_table
-from safevla_bench.report.tables.policy_list import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
 from safevla_bench.report.tables.table import (
     UNNAMED,

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from safevla_bench.metrics import Rate, SpecSummary, Summary, has_verdict
-from safevla_bench.report.tables.cells import LOST
-from safevla_bench.report.tables.policy_list import Roster
+from safevla_bench.report.tables.cells import LOST, Roster
 from safevla_bench.report.tables.table import (
     WILSON,
     Cell,

@@ -1,13 +1,24 @@
-"""The list of episodes as a table."""
+"""Tables of single episodes: their list, the explanation of one, and answers to an ad-hoc formula."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from safevla_bench import provenance_marks
+from safevla_bench import provenance_marks, signals, stl
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
+from safevla_bench.explain.query import Answer
+from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
-from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_fixed, format_significant
+from safevla_bench.text.numbers import (
+    NO_VALUE,
+    append_unit,
+    display_unit,
+    format_against_limit,
+    format_compact,
+    format_fixed,
+    format_significant,
+)
 
 
 def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None) -> Table:
@@ -60,3 +71,95 @@ def _format_first_violation(row: EpisodeListRow) -> str:
     if row.first_violation_s is None:
         return NO_VALUE
     return f"{format_fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
+
+
+def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
+    """Tabulate clauses that hold: the nearest value, the limit, the margin and the time."""
+    columns = (
+        Column("Specification", numeric=False),
+        Column("Nearest"),
+        Column("Limit"),
+        Column("Margin"),
+        Column("At"),
+    )
+    return Table("Kept", columns, tuple(_kept_clause_row(clause) for clause in clauses))
+
+
+def _kept_clause_row(clause: ClauseExplanation) -> tuple[Cell, ...]:
+    spec_trace, signal_trace = clause.spec_trace, clause.spec_trace.signal_trace
+    unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
+    return (
+        Cell(spec_trace.spec.spec_id),
+        Cell(format_moment_value(clause, clause.worst), clause.worst.value),
+        Cell(append_unit(format_compact(signal_trace.limit * scale), unit), signal_trace.limit),
+        Cell(format_margin(spec_trace), spec_trace.rho),
+        Cell(f"{format_fixed(clause.worst.time_s, 2)} s", clause.worst.time_s),
+    )
+
+
+def unjudged_table(explanation: Explanation) -> Table:
+    """Tabulate scored specifications without a verdict, and why."""
+    unjudged = [*(("vacuous", *item) for item in explanation.vacuous.items())]
+    unjudged += [("inactive", *item) for item in explanation.score.inactive_specs.items()]
+    columns = tuple(Column(name, numeric=False) for name in ("Specification", "State", "Why"))
+    rows = tuple((Cell(spec_id), Cell(state), Cell(why)) for state, spec_id, why in unjudged)
+    return Table("Not judged", columns, rows)
+
+
+def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
+    """Return the signal's value in one record with its unit; a dash where it is not finite."""
+    if moment.value is None:
+        return NO_VALUE
+    limit = clause.spec_trace.signal_trace.limit
+    unit, scale = display_unit(clause.spec_trace.signal_trace.unit, limit)
+    return append_unit(format_against_limit(moment.value * scale, limit * scale), unit)
+
+
+def format_margin(spec_trace: SpecTrace) -> str:
+    """Return the margin of a specification with its unit."""
+    unit, scale = display_unit(spec_trace.spec.unit, spec_trace.spec.threshold)
+    return append_unit(format_significant(spec_trace.rho * scale), unit)
+
+
+def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
+    """Tabulate the answers, with the count of each verdict below."""
+    with_policy = len({answer.policy for answer in answers}) > 1
+    columns = (
+        Column("#"),
+        Column("Episode", numeric=False),
+        *([Column("Policy", numeric=False)] if with_policy else []),
+        Column("Verdict", numeric=False),
+        Column("ρ"),
+        Column("Decided at", numeric=False),
+        Column("Signals there, or why not", numeric=False),
+    )
+    verdicts = [answer.verdict for answer in answers]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    rows = tuple(tuple(_answer_cells(answer, with_policy)) for answer in answers)
+    notes = (f"{len(answers)} episodes: {counts}",)
+    return Table(stl.format_formula(formula), columns, rows, notes, remarks=provenance_marks.warn_of_episodes(answers))
+
+
+def _answer_cells(answer: Answer, with_policy: bool) -> Iterator[Cell]:
+    yield Cell(str(answer.number), answer.number)
+    yield Cell(answer.episode_id)
+    if with_policy:
+        yield Cell(answer.policy or UNNAMED)
+    yield Cell(answer.verdict)
+    yield Cell(_format_rho(answer), answer.rho)
+    decided_at = NO_VALUE if answer.time_s is None else f"{format_fixed(answer.time_s, 2)} s, step {answer.step}"
+    yield Cell(decided_at, answer.time_s)
+    yield Cell(answer.reason or ", ".join(_format_signal(name, value) for name, value in answer.signals.items()))
+
+
+def _format_rho(answer: Answer) -> str:
+    if answer.rho is not None:
+        return format_significant(answer.rho, 4)
+    return {"satisfied": "+∞", "violated": "-∞", "vacuous": "+∞"}.get(answer.verdict, NO_VALUE)
+
+
+def _format_signal(name: str, value: float | bool | None) -> str:
+    if value is None or isinstance(value, bool):
+        return f"{name} {NO_VALUE if value is None else str(value).lower()}"
+    unit, scale = display_unit(signals.SIGNALS[name].unit, value)
+    return f"{name} {append_unit(format_significant(value * scale), unit)}"

@@ -8,8 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from safevla_bench.metrics import Mean, Rate, Summary, has_verdict
-from safevla_bench.report.tables.cells import LOST
-from safevla_bench.report.tables.policy_list import Roster
+from safevla_bench.report.tables.cells import LOST, Roster
 from safevla_bench.report.tables.table import (
     INTERVALS,
     LARGEST,

@@ -9,8 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from safevla_bench.metrics import Summary, TaskRates
-from safevla_bench.report.tables.cells import LOST
-from safevla_bench.report.tables.policy_list import Roster
+from safevla_bench.report.tables.cells import LOST, Roster
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR
 from safevla_bench.report.tables.table import (
     WILSON,

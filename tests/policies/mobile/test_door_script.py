@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Boxes, Joint, Observation, Privileged
-from safevla_bench.policies.mobile.door_script import point_on_door
-from safevla_bench.policies.mobile.handles import body_boxes, handle_box, motion_direction, move_point, open_position
+from safevla_bench.policies.mobile.door_script import (
+    body_boxes,
+    handle_box,
+    motion_direction,
+    move_point,
+    open_position,
+    point_on_door,
+)
 from safevla_bench.policies.mobile.scripts import find_shelves, grasp_point
 
 NUMBER = st.floats(-2.0, 2.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safevla_bench.rollout.devices import ONE_THREAD, RENDERER, VISIBLE, usable_gpus, worker_environment
+from safevla_bench.rollout.worker import ONE_THREAD, RENDERER, VISIBLE, usable_gpus, worker_environment
 
 
 def test_renderers_go_round_the_gpus():

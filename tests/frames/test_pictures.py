@@ -8,17 +8,17 @@ from fractions import Fraction
 import numpy as np
 from PIL import Image
 
-from safevla_bench.frames.annotation import (
+from safevla_bench.frames.pictures import (
     GREEN,
     OUTLINE_BEFORE,
     OUTLINE_NOW,
     RED,
     Caption,
     add_caption,
+    encode_clip,
     encode_jpeg,
     outline_bodies,
 )
-from safevla_bench.frames.clips import encode_clip
 
 PLAIN = np.full((40, 300, 3), 90, dtype=np.uint8)
 
