@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.hosts.libero.host import CAMERAS, LiberoHost
-from safevla_bench.hosts.mujoco import recorder as recording
 from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_recorder.mujoco import recorder as recording
 
 TASKS = (("libero-spatial", 0), ("libero-object", 0), ("libero-10", 9))
 BLIND, SEEING = Wants(), Wants(cameras=CAMERAS, image_size=(256, 256))

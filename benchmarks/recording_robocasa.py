@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from safevla_bench.hosts.mujoco import recorder as recording
 from safevla_bench.hosts.robocasa.host import RobocasaHost
 from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_recorder.mujoco import recorder as recording
 
 TASKS = (("PickPlaceCounterToStove", 0), ("OpenDrawer", 1))
 TARGET_PERCENT = 5.0

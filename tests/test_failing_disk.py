@@ -29,7 +29,7 @@ from safevla_bench.rollout import Shard
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
-from safevla_recorder.episode_cutter import EpisodeRow, LoopRules
+from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 
 ASKED = evaluate.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
 FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None
@@ -76,7 +76,7 @@ def grown(folder: Path) -> None:
     run.close_block(complete=True)
 
 
-OWN_ROW = EpisodeRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
+OWN_ROW = RecordedRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
 
 
 def regrown(folder: Path) -> None:

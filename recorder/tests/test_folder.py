@@ -10,7 +10,7 @@ import pytest
 
 from recorder_builders import StillEnv, recording
 from safevla_recorder import folder as folders
-from safevla_recorder.episode_cutter import EpisodeRow, LoopRules
+from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from safevla_recorder.errors import FileError, RunError
 from safevla_recorder.npz import encode_episode
 from safevla_recorder.redaction import learn_secret, redact_secrets
@@ -20,7 +20,7 @@ RULES = LoopRules(policy="mine", wait_steps=10)
 
 def row(number=0, outcome="success"):
     names = {"policy": "mine", "benchmark": "b", "task_id": "t"}
-    return EpisodeRow(
+    return RecordedRow(
         episode_id=f"mine/b/t/ep_{number:03d}", episode=number, init_state_index=None, env_seed=None, seed=None,
         policy_seed=None, horizon=None, outcome=outcome, steps=2, **names,
     )  # fmt: skip

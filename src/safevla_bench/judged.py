@@ -102,7 +102,7 @@ class Judged:
         return self.records.left_out
 
     @property
-    def interrupted_runs(self) -> int:
+    def interrupted_run_count(self) -> int:
         """Number of run folders that do not hold every episode that was planned."""
         return sum(source.is_interrupted for source in self.sources)
 

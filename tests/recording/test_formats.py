@@ -19,7 +19,7 @@ def test_a_header_has_the_same_fields_in_the_same_order():
 
 
 def test_a_row_has_the_same_fields_in_the_same_order():
-    assert EpisodeRow.__struct_fields__ == tuple(field.name for field in dataclasses.fields(episode_cutter.EpisodeRow))
+    assert EpisodeRow.__struct_fields__ == tuple(field.name for field in dataclasses.fields(episode_cutter.RecordedRow))
 
 
 def test_an_episode_that_may_be_written_may_be_read():

@@ -114,7 +114,9 @@ def test_at_any_instant_what_is_done_can_be_read_and_judged(instants):
         copy = taken.copies / f"{place:03d}"
         if (copy / "run.json").exists():
             judged = judge([copy], load_ruleset())
-            assert judged.interrupted_runs == (count_progress(copy)[0] < 8 or not read_description(copy)["complete"])
+            assert judged.interrupted_run_count == (
+                count_progress(copy)[0] < 8 or not read_description(copy)["complete"]
+            )
             done.append(len(judged.scores) + len(judged.scores.absent))
             assert done[-1] == count_progress(copy)[0]
     assert done == sorted(done)

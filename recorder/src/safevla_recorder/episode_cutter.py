@@ -36,7 +36,7 @@ class LoopRules:
 
 
 @dataclass(frozen=True)
-class EpisodeRow:
+class RecordedRow:
     """One row of a run's table of episodes; None = unknown. `reason` holds the traceback of a crash."""
 
     episode_id: str
@@ -58,7 +58,7 @@ class EpisodeRow:
         return asdict(self)
 
 
-KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
+KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
 """Takes the row of an ended episode and the bytes of its `.npz` file, None if it crashed."""
 
 
@@ -228,9 +228,9 @@ class EpisodeCutter:
         task = self._env.task
         return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/ep_{running.number:03d}"
 
-    def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> EpisodeRow:
+    def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
         task = self._env.task
-        return EpisodeRow(
+        return RecordedRow(
             episode_id=self._episode_id(running),
             policy=self._rules.policy,
             benchmark=task.benchmark,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Mapping
 
 from safevla_recorder.attachment import RecordableEnv, TaskLabel
-from safevla_recorder.episode_cutter import EpisodeRow, LoopRules
+from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from safevla_recorder.errors import FileError, Place, RunError
 from safevla_recorder.version import __version__
 
@@ -74,7 +74,7 @@ class RunFolder:
         self._begun[key] += 1
         return self._begun[key] - 1
 
-    def write_episode(self, row: EpisodeRow, content: bytes | None) -> None:
+    def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
         """Write an ended episode: the bytes of its `.npz` file, unless it crashed, then its row."""
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:

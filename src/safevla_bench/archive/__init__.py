@@ -139,7 +139,7 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     Raises `RecordError` where the episodes do not fit one file of that form, `FileError` where it cannot be written.
     """
     suffix = detect_suffix(path)
-    checked_batches = _check_unique_ids(
+    checked_batches = _yield_unique_episodes(
         _single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path
     )
     with files.open_atomically(path) as stream:
@@ -165,7 +165,7 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
     yield first
 
 
-def _check_unique_ids(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
     seen: set[str] = set()
     for batch in batches:
         for header in batch.headers:

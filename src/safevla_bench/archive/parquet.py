@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from safevla_bench.archive import parquet_batch
 from safevla_bench.archive.limits import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.parquet_columns import LIST_DEPTHS, SCHEMA, to_table
-from safevla_bench.archive.parquet_guard import RowGroup, check_file, read_row_groups
+from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, read_row_groups
 from safevla_bench.archive.parquet_rows import decode_row
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
@@ -46,7 +46,7 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     with pq.ParquetWriter(stream, SCHEMA, compression="zstd", store_schema=False, **options) as writer:
         for group in _group_episodes(batches):
             writer.write_table(to_table(concatenate_batches(group)))
-    check_file(stream)  # what is written can be read
+    check_row_group_sizes(stream)  # what is written can be read
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:

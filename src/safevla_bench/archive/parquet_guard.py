@@ -64,8 +64,8 @@ class RowGroup:
                     raise RecordError(f"{values} values are said to stand in {size} bytes", remedy=REMEDY_LARGE)
 
 
-def check_file(stream: IO[bytes]) -> None:
-    """Refuse a file of which a row group holds more than an episode may; raises as `read_row_groups` does."""
+def check_row_group_sizes(stream: IO[bytes]) -> None:
+    """Refuse a file with a row group larger than an episode may be; raises what `read_row_groups` raises."""
     groups, end = read_row_groups(stream)
     for group in groups:
         group.check_pages(stream, end)

@@ -170,7 +170,7 @@ def _dialect_rows() -> list[dict[str, str]]:
 def _print_dialect(name: str, form: str) -> None:
     """Print one dialect."""
     if form == "json":
-        click.echo(json.dumps(_dialect_values(name), indent=2))
+        click.echo(json.dumps(_dialect_fields(name), indent=2))
         return
     file, lines = dialects.load_dialect_file(name), _dialect_lines(name)
     click.echo(make_printable(f"{name}: {file.about}\n"))
@@ -204,13 +204,13 @@ def _print_difference(first: str, other: str, form: str) -> None:
         click.echo("They say the same.")
 
 
-def _dialect_values(name: str) -> Mapping[str, object]:
+def _dialect_fields(name: str) -> Mapping[str, object]:
     file = dialects.load_dialect_file(name)
     return {"about": file.about, "asked_over": file.transport, **dialects.dialect_values(dialects.load_dialect(name))}
 
 
 def _dialect_lines(name: str) -> Lines:
-    return dict(_flatten_values(_dialect_values(name)))
+    return dict(_flatten_values(_dialect_fields(name)))
 
 
 def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -75,7 +75,7 @@ def print_scores(judged: evaluate.Judged) -> None:
 
 def print_missing(judged: evaluate.Judged) -> None:
     """Print which parts of the sources are not among the episodes."""
-    if judged.interrupted_runs:
+    if judged.interrupted_run_count:
         click.echo(evaluate.INTERRUPTED)
     if judged.left_out:
         click.echo(f"{'; '.join(judged.left_out.sentences())}. The report lists what.")

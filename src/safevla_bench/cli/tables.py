@@ -175,7 +175,7 @@ def export_command(
     judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
     content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
     _save_file(out, content)
-    if judged.interrupted_runs or judged.left_out:
+    if judged.interrupted_run_count or judged.left_out:
         click.echo(make_printable(f"Not complete: {', '.join(evaluate.describe_losses(judged))}."), err=True)
     click.echo(make_printable(f"{form}: {out}"))
 

@@ -85,8 +85,8 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 def describe_losses(judged: Judged) -> list[str]:
     """Return what is missing from the scores beside crashed and stopped episodes, each as one sentence."""
-    runs_were = "1 run was" if judged.interrupted_runs == 1 else f"{judged.interrupted_runs} runs were"
-    interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_runs else []
+    runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
+    interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.sentences()
 
 

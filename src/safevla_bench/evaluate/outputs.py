@@ -36,7 +36,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         roster=Roster(privileged=judged.privileged),
         judge_untagged=lambda: score_chunks(judged.records.read_chunks(), untagged),
         remarks=[
-            *([INTERRUPTED] if judged.interrupted_runs else []),
+            *([INTERRUPTED] if judged.interrupted_run_count else []),
             *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.sentences()),
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             judged.provenance.to_sentence(),
@@ -53,7 +53,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submis
         submission.archive_files(paths),
         recorded_with=submission.recorded_versions(judged.headers),
         privileged=judged.privileged,
-        complete=not (judged.interrupted_runs or judged.left_out),
+        complete=not (judged.interrupted_run_count or judged.left_out),
         skipped=judged.left_out.count,
     )
 

@@ -83,14 +83,15 @@ def _unjudged_sentence(unjudged: Sequence[Summary]) -> tuple[str, ...]:
 def _single_policy_answer(safety: Rate, whose: str) -> str:
     unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, "episode")
     if not unsafe:
-        return f"No safety limit was broken in {episodes}{whose}; {_upper_bound_phrase(safety)}."
+        return f"No safety limit was broken in {episodes}{whose}; {_no_violation_bound_phrase(safety)}."
     return (
         f"No: {unsafe} of {episodes}{whose} broke a safety limit; Safety is {_format_rate(safety)}, "
         f"with a 95 % interval from {_format_ci(safety)} %."
     )
 
 
-def _upper_bound_phrase(safety: Rate) -> str:
+def _no_violation_bound_phrase(safety: Rate) -> str:
+    """Return the phrase on the unsafe rate that remains plausible where no episode was unsafe."""
     low = 0.0 if safety.ci is None else safety.ci[0]
     most = f"{format_fixed(100 * (1 - low), 1)}\N{NO-BREAK SPACE}%"
     return f"with this many, up to {most} unsafe ones remain plausible (95 % interval)"
@@ -102,7 +103,7 @@ def _several_policies_answer(rates: dict[str, Rate]) -> str:
         who = _all_policies_phrase("None", len(rates))
         episodes = _count_noun(sum(rate.n for rate in rates.values()), "episode")
         least = min(rates, key=lambda name: rates[name].n)
-        return f"{who} broke a safety limit in {episodes}; for {least}, {_upper_bound_phrase(rates[least])}."
+        return f"{who} broke a safety limit in {episodes}; for {least}, {_no_violation_bound_phrase(rates[least])}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
     who = f"{len(broke)} of {len(rates)} policies"

@@ -76,7 +76,7 @@ class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class JudgedBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What decided the verdicts."""
+    """The library, registry and options that decided the verdicts."""
 
     version: str
     library: str

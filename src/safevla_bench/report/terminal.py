@@ -102,11 +102,11 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 
 def _format_moment(clause: ClauseExplanation, moment: Moment) -> str:
-    bodies = f"; {_format_contributors(moment.involved)}" if moment.involved else ""
+    bodies = f"; {_format_involved_bodies(moment.involved)}" if moment.involved else ""
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {format_moment_value(clause, moment)}{bodies}"
 
 
-def _format_contributors(contributors: Contributors) -> str:
+def _format_involved_bodies(contributors: Contributors) -> str:
     amount = f" ({contributors.amount})" if contributors.amount else ""
     return f"{contributors.what} {' and '.join(contributors.names)}{amount}"
 

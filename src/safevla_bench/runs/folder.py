@@ -243,7 +243,7 @@ def read_table(content: bytes) -> pa.Table:
         RecordError: it stands for more than it holds, or does not describe itself rightly.
         pa.ArrowException, OSError: it is damaged.
     """
-    parquet_guard.check_file(io.BytesIO(content))
+    parquet_guard.check_row_group_sizes(io.BytesIO(content))
     with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
         return file.read(use_threads=False)
 

@@ -51,7 +51,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     object_tags: dict[str, str] = {}
 
 
-class FamilyRow(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFamilyRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[[families]]`."""
 
     benchmark: str
@@ -167,7 +167,7 @@ class EntryReader:
         """Yield the families of a file, in order."""
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
-            row = convert_row(table, FamilyRow, origin)
+            row = convert_row(table, TaskFamilyRow, origin)
             if not row.patterns:
                 raise origin.make_error(
                     "a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]'
@@ -175,7 +175,7 @@ class EntryReader:
             yield TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
 
     def _make_entry(
-        self, row: TaskRow | FamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
+        self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
     ) -> TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         for tag, reason in row.object_tags.items():
@@ -205,7 +205,7 @@ class EntryReader:
             row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
         )
 
-    def _mechanism_tags(self, row: TaskRow | FamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
+    def _mechanism_tags(self, row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
         """Return the tags of the template, or of all components together."""
         _check_one_mechanism(row, origin)
         key = "components" if row.components else "template"
@@ -215,7 +215,7 @@ class EntryReader:
         return frozenset[str]().union(*(self.templates[name].tags for name in names))
 
 
-def _check_one_mechanism(row: TaskRow | FamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
+def _check_one_mechanism(row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
     if (row.template is None) == (not row.components):
         remedy = "give a template, or, where the task has several phases, components"
         raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)

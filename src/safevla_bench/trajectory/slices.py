@@ -77,14 +77,15 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _cut_channel(batch: Batch, name: str, at: int) -> Channel:
-    return _NOTHING if name in _LEFT_OUT else _cut_row(batch.channel(name), at)
+    return _NOTHING if name in _LEFT_OUT else _channel_at_record(batch.channel(name), at)
 
 
 def _cut_poses(poses: Poses, at: int) -> Poses:
-    return replace(poses, channel=_cut_row(poses.channel, at))
+    return replace(poses, channel=_channel_at_record(poses.channel, at))
 
 
-def _cut_row(channel: Channel, at: int) -> Channel:
+def _channel_at_record(channel: Channel, at: int) -> Channel:
+    """Return the channel with its record `at` alone."""
     width = max(int(channel.width[0]), 0)
     values = channel.values[at * width : (at + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)

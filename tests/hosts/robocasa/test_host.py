@@ -104,7 +104,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
     assert not any(path.startswith("/") for path in paths), "no path of this machine"
 
     env = made("PickPlaceSinkToCounter")
-    start = episodes.Start("pretrain", 1, 1, 0)
+    start = episodes.KitchenStart("pretrain", 1, 1, 0)
     kitchen = install.kitchen(env.task, start, Wants())
     kitchen.set_ep_meta(meta)
     kitchen.reset()
@@ -117,7 +117,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
 def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit():
     batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
     told, states = fields(batch), batch.sim_state.episode_rows(0)
-    start = episodes.Start(told["split"], told["layout"], told["style"], told["seed"])
+    start = episodes.KitchenStart(told["split"], told["layout"], told["style"], told["seed"])
     kitchen = install.kitchen(made("PickPlaceDrawerToCounter").task, start, Wants())
     kitchen.reset()
     for _ in range(2):  # settling, as in `record`

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.hosts.mujoco.viewer import states
+from safevla_bench.hosts.mujoco.viewer import read_states
 from safevla_bench.interface import CLOSE_UP, Camera, Picture
 from safevla_bench.trajectory import Batch
 from safevla_recorder.episode import Floats
@@ -32,7 +32,7 @@ class FakeStage:
     arm = ("gripper",) * 7
 
     def __init__(self, episode: Batch, camera: str) -> None:
-        self._states, self._camera = states(episode, _STATE), camera
+        self._states, self._camera = read_states(episode, _STATE), camera
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the default camera where there is no body to look at, else one right above the bodies."""

@@ -17,7 +17,7 @@ from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.states import coordinates, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, start
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
 from safevla_bench.trajectory import Batch
 from safevla_recorder.attachment import TaskLabel
@@ -85,8 +85,8 @@ class LiberoHost:
         """
         env = self.make(task, Wants())
         try:
-            env.reset(start(episode))
-            return env.staged(episode)
+            env.reset(episode_seed(episode))
+            return env.make_stage(episode)
         except BaseException:
             env.close()
             raise

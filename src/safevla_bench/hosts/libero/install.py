@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import no_graphics
+from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface import Wants
 from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
 
@@ -80,7 +80,7 @@ def _import_control_env() -> type[ControlEnv]:
         remedy = "A missing .so is in one of these Debian packages: libgl1 libegl1 libegl-mesa0 libglib2.0-0"
         raise HostError(f"LIBERO cannot be imported: {error}", remedy=remedy) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
-        raise no_graphics("LIBERO", error) from error
+        raise graphics_error("LIBERO", error) from error
     return ControlEnv  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Where to look from: the point of interest, the cameras to try, and how well one shows the bodies."""
+"""The choice of a camera: the point of interest, the cameras to try, and how well each shows the bodies."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _SHADOWS = 1024  # texels; more cost a second a picture where the graphics are s
 _NOTHING = -1
 
 
-class Eye:
+class Renderer:
     """Renders one model off screen, up to one size (height, width).
 
     It has an OpenGL context of its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in
@@ -58,7 +58,7 @@ class Eye:
         mujoco.mjv_updateScene(self._model, data, self._option, None, seen_by, everything, self._scene)
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """What was looked at, [H, W, 3]."""
+        """Return the colours of the last view, uint8 [H, W, 3]."""
         return self._pixels(size)
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
@@ -122,8 +122,8 @@ def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
 _GRAPHICS = "`safevla doctor` says what is missing. Without a GPU: apt-get install libegl-mesa0, unset MUJOCO_GL."
 
 
-def no_graphics(simulator: str, error: Exception) -> HostError:
-    """What to raise where a simulator fails while it is imported, as MUJOCO_GL makes it."""
+def graphics_error(simulator: str, error: Exception) -> HostError:
+    """Return the error of a simulator whose import failed, often because of MUJOCO_GL."""
     asked = os.environ.get("MUJOCO_GL")
     where = f" with MUJOCO_GL={asked}" if asked else ""
     return HostError(f"{simulator} cannot be imported{where}: {error}", remedy=_GRAPHICS)

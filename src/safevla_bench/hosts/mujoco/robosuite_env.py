@@ -88,7 +88,7 @@ class RobosuiteEnv(ABC):
         recorder = self._require_recorder()
         return from_recording(recorder.latest_record(self._build_header(recorder)))
 
-    def staged(self, episode: Batch) -> MujocoStage:
+    def make_stage(self, episode: Batch) -> MujocoStage:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
         model = self._simulation().model._model
         return MujocoStage(model, self._read_scene(), episode, self.stage_camera, self.close)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.camera import WELL_SHOWN, azimuth_deg, chosen, close_ups, focus, shares
-from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Eye
+from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Renderer
 from safevla_bench.interface import Camera, EpisodeSeed, Picture, RecordedEpisode
 from safevla_bench.trajectory import Batch
 from safevla_recorder.episode import Floats
@@ -44,9 +44,9 @@ class MujocoStage:
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
-        self._states, self._camera, self._on_close = states(episode, 1 + model.nq + model.nv), camera, on_close
-        self._recorded = _recorded(episode)
-        self._eye: Eye | None = None
+        self._states, self._camera, self._on_close = read_states(episode, 1 + model.nq + model.nv), camera, on_close
+        self._recorded = _recorded_positions(episode)
+        self._eye: Renderer | None = None
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
@@ -55,21 +55,21 @@ class MujocoStage:
         if not bodies:
             return usual
         self._set(record)
-        self._opened(size)  # at once as large as the picture will be
-        if (shares(self._sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
+        self._open_renderer(size)  # at once as large as the picture will be
+        if (shares(self._render_sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
             return usual
-        groups = [self._geoms(name) for name in bodies]
+        groups = [self._geom_ids(name) for name in bodies]
         where, radius = focus(self._model, self._data, groups)
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
-        return chosen(cameras, [shares(self._sketch(one, bodies), len(bodies)) for one in cameras])
+        return chosen(cameras, [shares(self._render_sketch(one, bodies), len(bodies)) for one in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """One record from one camera."""
         self._set(record)
-        eye = self._opened(size)
+        eye = self._open_renderer(size)
         eye.look(self._data, camera)
-        seen = self._seen(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
-        return Picture(eye.image(size), seen, self._positions())
+        seen = self._locate_bodies(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
+        return Picture(eye.image(size), seen, self._current_positions())
 
     def close(self) -> None:
         """Free the renderers and the simulator."""
@@ -87,9 +87,9 @@ class MujocoStage:
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
-            gap = self._off(0)
+            gap = self._position_error_m(0)
             self._pose(0, 0.0)
-            if gap <= self._off(0):
+            if gap <= self._position_error_m(0):
                 self._pose(0, -self._model.opt.timestep)
 
     def _pose(self, record: int, later_s: float) -> None:
@@ -101,49 +101,49 @@ class MujocoStage:
         mujoco.mj_integratePos(model, data.qpos, data.qvel, later_s)
         mujoco.mj_forward(model, data)
 
-    def _off(self, record: int) -> float:
-        """How far the tracked bodies are from their recorded positions, metres, all added up."""
-        found = self._positions()
+    def _position_error_m(self, record: int) -> float:
+        """Return the distances of the tracked bodies from their recorded positions, summed [m]."""
+        found = self._current_positions()
         gaps = [np.linalg.norm(found[name] - at[record]) for name, at in self._recorded.items() if name in found]
         return float(sum(gaps))
 
-    def _positions(self) -> Mapping[str, Floats]:
+    def _current_positions(self) -> Mapping[str, Floats]:
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
-    def _opened(self, size: tuple[int, int]) -> Eye:
+    def _open_renderer(self, size: tuple[int, int]) -> Renderer:
         """A renderer for pictures of that size; there is one at a time, since each holds every texture again."""
         if self._eye is None or (np.array(self._eye.size) < size).any():
             least = self._eye.size if self._eye else _SKETCH
             if self._eye is not None:
                 self._eye.close()
-            self._eye = Eye(self._model, (max(least[0], size[0]), max(least[1], size[1])))
+            self._eye = Renderer(self._model, (max(least[0], size[0]), max(least[1], size[1])))
         return self._eye
 
-    def _sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
-        eye = self._opened(_SKETCH)
+    def _render_sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
+        eye = self._open_renderer(_SKETCH)
         eye.look(self._data, camera)
-        return self._seen(eye, bodies, _SKETCH)
+        return self._locate_bodies(eye, bodies, _SKETCH)
 
-    def _seen(self, eye: Eye, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
+    def _locate_bodies(self, eye: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last is for -1, nothing
         for number, name in enumerate(bodies, start=1):
-            place[self._visible(name)] = number
+            place[self._visible_body_ids(name)] = number
         return place[eye.bodies(size)]
 
-    def _bodies(self, name: str) -> list[int]:
+    def _body_ids(self, name: str) -> list[int]:
         found = [body for body, other in enumerate(self._scene.body_name) if other == name]
         if not found:
             problem = f"the model has no body {name!r}"
             raise HostError(problem, remedy="Render with the versions that run.json names.")
         return found
 
-    def _geoms(self, name: str) -> NDArray[np.intp]:
-        return np.flatnonzero(np.isin(self._model.geom_bodyid, self._bodies(name)))
+    def _geom_ids(self, name: str) -> NDArray[np.intp]:
+        return np.flatnonzero(np.isin(self._model.geom_bodyid, self._body_ids(name)))
 
-    def _visible(self, name: str) -> list[int]:
+    def _visible_body_ids(self, name: str) -> list[int]:
         """The ids of a body, or of the nearest parent with something to see where it has none, as a finger's pad."""
-        found = self._bodies(name)
+        found = self._body_ids(name)
         while not self._has_visual(found) and found != [0]:
             found = [int(self._model.body_parentid[found[0]])]
         return found
@@ -153,7 +153,7 @@ class MujocoStage:
         return bool((geoms & np.isin(self._model.geom_group, list(VISUAL_GROUPS))).any())
 
 
-def states(episode: Batch, width: int) -> Floats:
+def read_states(episode: Batch, width: int) -> Floats:
     """The states of a batch of one, [n, width].
 
     Raises:
@@ -169,8 +169,8 @@ def states(episode: Batch, width: int) -> Floats:
     return found
 
 
-def start(episode: Batch) -> EpisodeSeed:
-    """What makes the episode's scene again; nothing needs to settle, since states are set.
+def episode_seed(episode: Batch) -> EpisodeSeed:
+    """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again.
 
@@ -179,7 +179,7 @@ def start(episode: Batch) -> EpisodeSeed:
     """
     header = episode.headers[0]
     if header.env_seed is not None and header.init_state_index is None:
-        replayed = _replayed(episode)
+        replayed = _read_replay_start(episode)
         if replayed is not None:
             return EpisodeSeed(0, header.env_seed, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
@@ -188,7 +188,7 @@ def start(episode: Batch) -> EpisodeSeed:
     return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0)
 
 
-def _replayed(episode: Batch) -> RecordedEpisode | None:
+def _read_replay_start(episode: Batch) -> RecordedEpisode | None:
     """The recorded state with which a replay began, and its fixtures; None where the record is of no such replay."""
     (extra,) = episode.extra
     held = extra.get("header")
@@ -203,6 +203,6 @@ def _replayed(episode: Batch) -> RecordedEpisode | None:
     return RecordedEpisode(str(told.get("episode")), str(told.get("source")), len(found) - 1, state, fixtures=fixtures)
 
 
-def _recorded(episode: Batch) -> dict[str, Floats]:
+def _recorded_positions(episode: Batch) -> dict[str, Floats]:
     bodies, positions = episode.body_pos_m.episode_poses(0)
     return {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}

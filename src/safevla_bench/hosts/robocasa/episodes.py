@@ -1,4 +1,4 @@
-"""What RoboCasa episodes there are: suites, tasks and horizons (`robocasa.toml`), and the start of each by its index.
+"""RoboCasa's episodes: suites, tasks and horizons (`robocasa.toml`), and the start of each by its index.
 
 An episode is fixed by task, split, index and the environment's seed, in RoboCasa's own numbering of scenes:
 
@@ -35,8 +35,8 @@ _PRETRAIN = range(11, 61)
 _SEEDS = 1000
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the host must know of one of RoboCasa's tasks; the fields are described in `robocasa.toml`."""
+class KitchenTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts about one of RoboCasa's tasks that the host needs; `robocasa.toml` describes the fields."""
 
     horizon: dict[str, int]
     goal: tuple[str, ...]
@@ -55,12 +55,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     episodes: int
     suites: dict[str, tuple[str, ...]]
-    tasks: dict[str, Rules]
+    tasks: dict[str, KitchenTask]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """How one episode's kitchen is made: RoboCasa's split, layout, style and the seed of its generator."""
+class KitchenStart:
+    """The kitchen of one episode: RoboCasa's split, layout, style and the seed of its generator."""
 
     split: str
     layout: int
@@ -104,8 +104,8 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
     )
 
 
-def rules(task: Task) -> Rules:
-    """What is known of a task.
+def kitchen_task(task: Task) -> KitchenTask:
+    """Return the facts about a task.
 
     Raises:
         HostError: there is no such task.
@@ -117,7 +117,7 @@ def rules(task: Task) -> Rules:
     return table.tasks[task.task_id]
 
 
-def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> Start:
+def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
     """The start of the episode with that index, past the layouts and styles that the task bars.
 
     Raises:
@@ -128,7 +128,7 @@ def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles:
         raise HostError(f"there is no episode {index}", remedy="Episodes count from 0.")
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
     layout, style = allowed[index % len(allowed)]
-    return Start(split, layout, style, _SEEDS * seed.env_seed + index)
+    return KitchenStart(split, layout, style, _SEEDS * seed.env_seed + index)
 
 
 @cache

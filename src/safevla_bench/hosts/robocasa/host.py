@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, start
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.hosts.robocasa import episodes, install
 from safevla_bench.hosts.robocasa.kitchen import RobocasaPrivileged, episode_meta
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
@@ -83,8 +83,8 @@ class RobocasaHost:
         split = _one_of("split", str(told.get("split")), episodes.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         try:
-            env.reset(start(episode))
-            return env.staged(episode)
+            env.reset(episode_seed(episode))
+            return env.make_stage(episode)
         except BaseException:
             env.close()
             raise
@@ -117,10 +117,10 @@ class RobocasaEnv(RobosuiteEnv):
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
         super().__init__(task, wants, len(episodes.STILL))
         self._versions, self._split, self._horizons = versions, split, horizons
-        self._rules = episodes.rules(task)
+        self._rules = episodes.kitchen_task(task)
         self._class = install.task_class(task)
         self._kitchen: Kitchen | None = None
-        self._start: episodes.Start | None = None
+        self._start: episodes.KitchenStart | None = None
         self._meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:

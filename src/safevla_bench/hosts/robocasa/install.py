@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import no_graphics
-from safevla_bench.hosts.robocasa.episodes import Start
+from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.robocasa.episodes import KitchenStart
 from safevla_bench.interface import Task, Wants
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def assets() -> Path:
         where = f"{ASSETS}={named}" if named else str(root)
         problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
         raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
-    if _mistakable(root):
+    if _is_mistakable(root):
         problem = f"RoboCasa would mistake the paths under {ASSETS}={named} for its own"
         raise HostError(problem, remedy="Move it to a path without models/assets and without a folder robosuite.")
     if not os.access(root / "objects", os.W_OK):
@@ -96,14 +96,14 @@ def assets() -> Path:
     return root
 
 
-def _mistakable(root: Path) -> bool:
-    """Whether RoboCasa, which rewrites paths that look like its own, would lose files under this one."""
+def _is_mistakable(root: Path) -> bool:
+    """Return whether RoboCasa would lose files under this path: it rewrites paths that look like its own."""
     own = root.parts[-3:] == ("robocasa", "models", "assets")
     return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 
 
 def is_standin(root: Path) -> bool:
-    """Whether a tree of assets says in its README.txt that it is a stand-in for RoboCasa's own."""
+    """Return whether a tree of assets says in its README.txt that it stands in for RoboCasa's own."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
@@ -116,7 +116,7 @@ def _own_assets() -> Path:
     return Path(spec.submodule_search_locations[0], "models", "assets").resolve()
 
 
-def kitchen(task: Task, start: Start, wants: Wants) -> Kitchen:
+def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
     """RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
 
     Raises:
@@ -150,14 +150,14 @@ def task_class(task: Task) -> type[Kitchen]:
         HostError: RoboCasa cannot be imported here.
     """
     require()
-    _imported(assets())
+    _import_robocasa(assets())
     from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
 
     return REGISTERED_KITCHEN_ENVS[task.task_id]  # type: ignore[no-any-return]
 
 
 @cache
-def _imported(root: Path) -> None:
+def _import_robocasa(root: Path) -> None:
     """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process."""
     logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
     known = sys.modules.get("robocasa.models")
@@ -172,7 +172,7 @@ def _imported(root: Path) -> None:
     except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
         raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
-        raise no_graphics("RoboCasa", error) from error
+        raise graphics_error("RoboCasa", error) from error
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
-from safevla_bench.hosts.robocasa.episodes import AT, SLIDE, Rules
+from safevla_bench.hosts.robocasa.episodes import AT, SLIDE, KitchenTask
 from safevla_bench.interface import Joint, Privileged
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene, subtree_bodies
@@ -44,7 +44,7 @@ def _to_plain(value: object) -> Any:
     return value if isinstance(value, bool | int | float | None) else getattr(value, "name", str(value))
 
 
-def read_goal(kitchen: Kitchen, rules: Rules) -> tuple[str, ...]:
+def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
     """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`."""
     verb, *names = rules.goal
     if verb == SLIDE:
@@ -67,7 +67,7 @@ class RobocasaPrivileged:
     going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front of it.
     """
 
-    def __init__(self, kitchen: Kitchen, scene: Scene, rules: Rules) -> None:
+    def __init__(self, kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> None:
         self._kitchen = kitchen
         self._model, self._data = kitchen.sim.model._model, kitchen.sim.data._data
         self._goal, self._movable = (read_goal(kitchen, rules),), frozenset(scene.objects)
@@ -117,7 +117,7 @@ class RobocasaPrivileged:
         return {**self._goal_sites, **buttons, **hinges}
 
 
-def _goal_joints(kitchen: Kitchen, rules: Rules) -> dict[str, int]:
+def _goal_joints(kitchen: Kitchen, rules: KitchenTask) -> dict[str, int]:
     """Return the joints of the fixture that the goal moves, by name."""
     model = kitchen.sim.model._model
     names = getattr(kitchen, rules.moves).joints if rules.moves else ()

@@ -18,7 +18,7 @@ from safevla_bench.text.numbers import NO_VALUE, format_percent
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyRow:
+class PolicyViolationRow:
     """One policy in one suite; a rate is None where no specification of the axis was active."""
 
     series: int
@@ -32,7 +32,7 @@ class Families:
 
     policies: tuple[str, ...]
     axes: tuple[str, ...]
-    blocks: tuple[tuple[str, tuple[FamilyRow, ...]], ...]
+    blocks: tuple[tuple[str, tuple[PolicyViolationRow, ...]], ...]
     remarks: tuple[str, ...] = ()
 
 
@@ -40,10 +40,12 @@ def compute_families(cells: Sequence[Summary]) -> Families:
     """Return violation rates by axis, over all counted episodes of a cell."""
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     axes = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
-    blocks: dict[str, list[FamilyRow]] = {}
+    blocks: dict[str, list[PolicyViolationRow]] = {}
     for cell in cells:
         rates = tuple(_axis_rate(cell, axis) for axis in axes)
-        blocks.setdefault(cell.suite or "", []).append(FamilyRow(policies.index(policy_name(cell)), cell.n, rates))
+        blocks.setdefault(cell.suite or "", []).append(
+            PolicyViolationRow(policies.index(policy_name(cell)), cell.n, rates)
+        )
     suite_blocks = tuple((suite, tuple(rows)) for suite, rows in blocks.items())
     return Families(policies, axes, suite_blocks, provenance_marks.warn_of_cells(cells))
 
@@ -101,7 +103,7 @@ def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, b
     sheet.write_text(x, body - _HEAD / 2, "n", color=MUTED, ha="right", va="center_baseline")
 
 
-def _write_row(sheet: Sheet, row: FamilyRow, sign: str, left: float, top: float) -> None:
+def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, top: float) -> None:
     y = top - _ROW / 2
     sheet.write_text(left - 0.06, y, sign, ha="right", va="center_baseline")
     x = WIDTH_IN - _COUNT + 0.3
