@@ -30,12 +30,12 @@ TARGET_PERCENT = {BLIND: 5.0, SEEING: 1.0}
 BLOCK = recording._BLOCK
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 PARTS = (
-    (recording.ContactLog, "note", "copy the contact lists, each substep"),
-    (recording, "_read", "copy poses, torques and state, each step"),
-    (recording.ContactLog, "take", "lay out the contacts"),
-    (recording.PairFilter, "counted", "leave out what rests"),
-    (recording, "peaks", "forces, peaks and impulses"),
-    (recording, "gripped", "what the fingers hold"),
+    (recording.ContactLog, "add_substep", "copy the contact lists, each substep"),
+    (recording, "_copy_state", "copy poses, torques and state, each step"),
+    (recording.ContactLog, "take_contacts", "lay out the contacts"),
+    (recording.ContactFilter, "mark_counted", "leave out what rests"),
+    (recording, "contact_peaks", "forces, peaks and impulses"),
+    (recording, "gripped_bodies", "what the fingers hold"),
 )
 
 
@@ -98,7 +98,7 @@ def measured(suite: str, index: int, wants: Wants, episodes: int, steps: int) ->
                 times[one] = seconds(lambda one=one, action=action: one.step(action))
             pairs.append((times[recorded], times[plain]))
             if number % BLOCK == BLOCK - 2:  # by hand, so that no step of a pair holds it
-                judging.append(seconds(recorder._catch_up))
+                judging.append(seconds(recorder._decode_pending))
         assert recorded.state() == plain.state(), "recording changed the simulation"
     recorded.env.close()
     plain.env.close()

@@ -50,7 +50,7 @@ def measured(name: str, index: int, steps: int) -> str:
 
         def on(action: np.ndarray = action) -> None:
             recorded._kitchen.step(action.copy())
-            recorded._recorder.step(action)
+            recorded._recorder.record_step(action)
 
         def off(action: np.ndarray = action) -> None:
             plain._kitchen.step(action.copy())
