@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recorder_builders import header, recording
-from safevla_recorder.episode import HEADER_FIELDS, check_numbers
+from safevla_recorder.episode import HEADER_FIELDS, check_recorded_numbers
 from safevla_recorder.errors import RecordError
 from safevla_recorder.npz import DTYPES, encode_episode
 
@@ -61,7 +61,7 @@ def test_an_episode_that_readers_would_refuse_is_not_encoded():
     ],
 )
 def test_a_number_that_no_reader_accepts_is_an_error_that_names_the_field(changes, field):
-    check_numbers(recording())
+    check_recorded_numbers(recording())
     with pytest.raises(RecordError) as caught:
-        check_numbers(recording(**changes))
+        check_recorded_numbers(recording(**changes))
     assert (caught.value.place.episode, caught.value.place.field) == ("e", field)

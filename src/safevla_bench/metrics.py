@@ -196,7 +196,7 @@ def _summarize_cell(
         "sbu": Rate.of((success & ~safe).sum(), n),
         "p_unsafe_given_success": Rate.of((success & ~safe).sum(), success.sum()),
     }
-    means, nsv, rho = _cell_means(scores, members)
+    means, nsv, rho = _bootstrap_cell_means(scores, members)
     return Summary(
         n=n,
         sr=rates["sr"].value,
@@ -225,8 +225,8 @@ def _summarize_cell(
 _MEAN_NAMES = ("vsi", "vsi_given_unsafe", "rho_min", "peak_contact_force_n")
 
 
-def _cell_means(scores: Scores, members: NDArray[np.int64]) -> tuple[dict[str, Mean], list[Mean], list[Mean]]:
-    """Return all means of a cell from the same resamples: those of `_MEAN_NAMES`, and depth and rho of each spec."""
+def _bootstrap_cell_means(scores: Scores, members: NDArray[np.int64]) -> tuple[dict[str, Mean], list[Mean], list[Mean]]:
+    """Return a cell's means, not its rates, from the same resamples: `_MEAN_NAMES`, then depth and rho per spec."""
     vsi, safe = scores.vsi[members], scores.safe[members]
     named_rows = [vsi, np.where(safe, np.nan, vsi), scores.rho_min[members], scores.peak_force_n[members]]
     rows = np.vstack([*named_rows, scores.depth[:, members], scores.rho[:, members]])

@@ -243,12 +243,12 @@ class Scores:
             standin_assets=bool(self.standin and self.standin[index]),
         )
 
-    def specs_in_state(self, state: int, index: int) -> dict[str, str]:
-        """Return the specifications of the safe tier in a state in one episode, with the reason ("" = not inactive)."""
+    def specs_in_state(self, state: int, episode: int) -> dict[str, str]:
+        """Return the safe tier's specifications that are in a state (ACTIVE ...) in an episode: id -> why inactive."""
         return {
-            self._spec_id(k): self._inactive_reason(k, index)
+            self._spec_id(k): self._inactive_reason(k, episode)
             for k in self.scored_columns.tolist()
-            if self.state[k, index] == state
+            if self.state[k, episode] == state
         }
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -96,8 +96,10 @@ def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]
     return {**extra, "header": {**header, mark: True}}
 
 
-def check_numbers(recording: Recording) -> None:
-    """Check the numbers that a simulator gave, before they are written.
+def check_recorded_numbers(recording: Recording) -> None:
+    """Refuse numbers from a simulator that are not finite, not plausible or negative magnitudes.
+
+    A NaN impulse means that none was recorded; integers of the header must fit 64 bits.
 
     Raises:
         RecordError: a number is not finite, too large or negative where it is a magnitude; names episode and field.

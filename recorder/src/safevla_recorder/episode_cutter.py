@@ -14,7 +14,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from safevla_recorder.attachment import RecordableEnv
-from safevla_recorder.episode import Action, Recording, add_header_mark, check_numbers
+from safevla_recorder.episode import Action, Recording, add_header_mark, check_recorded_numbers
 from safevla_recorder.errors import RunError, SafevlaError
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
@@ -208,7 +208,7 @@ class EpisodeCutter:
             "outcome": outcome,
         }
         recording = running.recorder.build_recording(header)
-        check_numbers(recording)
+        check_recorded_numbers(recording)
         if rules.privileged:
             return replace(recording, extra=add_header_mark(recording.extra, _PRIVILEGED))
         return recording

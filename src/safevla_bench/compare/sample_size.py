@@ -59,7 +59,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
 
 def _other_rate(request: SampleSizeRequest) -> float:
-    """Return the rate on the side that needs more episodes: towards a half, where rates vary most."""
+    """Return the rate to detect: of the two candidates the one nearer to a half, where rates vary most."""
     sides = (request.baseline - request.difference, request.baseline + request.difference)
     valid_rates = [one for one in sides if 0 <= one <= 1]
     if not valid_rates:

@@ -148,7 +148,7 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     """Return every value of the protocols, side by side, in the order of `FIELDS`; None where one says nothing."""
-    columns = [dict(_flatten_values(values)) for values in protocols]
+    columns = [dict(_protocol_fields(values)) for values in protocols]
     order = list(FIELDS)
     fields = sorted(
         {field for values in columns for field in values}, key=lambda field: (order.index(_field_key(field)), field)
@@ -178,7 +178,8 @@ def _field_key(field: str) -> str:
     return field if field in FIELDS else field.rpartition(".")[0]
 
 
-def _flatten_values(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:
+def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:
+    """Yield each value but the name, those of a group as `group.field`; no `inference` means the release's."""
     for name, value in protocol.values().items():
         if name == "name":
             continue

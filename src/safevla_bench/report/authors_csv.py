@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from safevla_bench.metrics import Bounds, Mean, Rate, SpecSummary, Summary
 from safevla_bench.provenance_marks import STANDIN
-from safevla_bench.report.render.csv import escape_formula
+from safevla_bench.report.render.csv import spreadsheet_text
 from safevla_bench.report.tables import policy_name
 from safevla_bench.specs import Library
 
@@ -45,7 +45,7 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
 def _csv_value(value: float | int | str | None) -> str:
     if value is None:
         return ""
-    return escape_formula(value) if isinstance(value, str) else repr(value)
+    return spreadsheet_text(value) if isinstance(value, str) else repr(value)
 
 
 def _column_names(library: Library) -> list[str]:

@@ -108,10 +108,11 @@ class Registry:
         )
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
-        """Yield every task by suite: those with an entry of their own, then the others among the host's task names.
+        """Yield every task by suite: those with an entry of their own, then the host's others by their family's entry.
 
         Raises:
             RegistryError: there is no such benchmark.
+            UnknownTaskError: a task of the host has neither an entry nor a family.
         """
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and benchmark not in suites:

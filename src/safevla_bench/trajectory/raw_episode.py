@@ -90,9 +90,10 @@ def _build_channel(rows: Floats | None) -> Channel:
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
 
 
-def _build_poses(rows: Floats | None, bodies: Sequence[int], size: int) -> Poses:
+def _build_poses(rows: Floats | None, bodies: Sequence[int], row_size: int) -> Poses:
+    """Return one episode's positions (`row_size` 3) or quaternions (4); no bodies where none were recorded."""
     body = np.array(bodies if rows is not None else (), dtype=np.int64)
-    return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), size)
+    return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), row_size)
 
 
 def _target_index(header: Header, index: Mapping[str, int]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import HostError, UnknownTaskError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.libero.host import placement_seed
+from safevla_bench.hosts.libero.host import drawn_reset_seed
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.ruleset import load_ruleset
@@ -125,9 +125,9 @@ def test_a_path_without_a_task_is_an_error_that_names_it(path, tmp_path, monkeyp
 
 
 def test_placements_differ_by_seed_and_index_and_repeat():
-    seeds = {(seed, index): placement_seed(EpisodeSeed(index, seed, 10)) for seed in range(20) for index in range(20)}
+    seeds = {(seed, index): drawn_reset_seed(EpisodeSeed(index, seed, 10)) for seed in range(20) for index in range(20)}
     assert len(set(seeds.values())) == 400
-    assert seeds[7, 3] == placement_seed(EpisodeSeed(3, 7, 0))
+    assert seeds[7, 3] == drawn_reset_seed(EpisodeSeed(3, 7, 0))
 
 
 def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_is_told(monkeypatch, caplog):

@@ -96,12 +96,13 @@ class _World:
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
-        """Return the world of a flat state."""
+        """Return the world that `to_state` wrote, without contacts; its time is ignored."""
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
         held_body = next((name for name, place in _PLACES.items() if place == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
+        """Return [time, closed, held body, gripper 3, then 3 for each object]."""
         places = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *places])
 

@@ -145,7 +145,7 @@ class LiberoEnv(RobosuiteEnv):
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._env.seed(placement_seed(seed) if state is None and replayed is None else seed.env_seed)
+        self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
         raw = install.hard_reset(domain)
         if replayed is not None:
             state = starting_state(domain, replayed)
@@ -207,8 +207,11 @@ class LiberoEnv(RobosuiteEnv):
         )
 
 
-def placement_seed(seed: EpisodeSeed) -> int:
-    """Return the 32 bits that place the objects of a task without initial states, drawn from (env_seed, index)."""
+def drawn_reset_seed(seed: EpisodeSeed) -> int:
+    """Return the 32-bit seed of a reset that places everything itself, for each (env_seed, index).
+
+    Such are episodes that are `drawn`, and tasks without initial states.
+    """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 

@@ -119,7 +119,7 @@ def draw_onset(value: Onset) -> Figure:
             row, column = divmod(k, across)
             left, bottom = _LEFT + column * (wide + _GAP), _BELOW + (rows - 1 - row) * (high + above)
             axes = sheet.add_panel(left, bottom, wide, high)
-            _draw_panel(axes, panel, value.end, share_end)
+            _draw_policy(axes, panel, value.end, share_end)
             axes.tick_params(labelbottom=k + across >= len(value.panels), labelleft=column == 0)
             title = titles[k] if not numbered else f"{k + 1}  (n = {panel.n})"
             sheet.write_text(left, bottom + high + 0.04, title, BODY, va="bottom")
@@ -155,13 +155,14 @@ def _share_end(value: Onset) -> float:
     return min(100.0, 10.0 * (highest_share // 10 + 1))
 
 
-def _draw_panel(axes: Axes, panel: OnsetPanel, end: float, most: float) -> None:
+def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
+    """Draw a policy's share of episodes that have violated so far [%], up to `share_end`, over time."""
     if not panel.n:
         draw_empty(axes, "No episode was counted.")
         return
     axes.set_xlim(0, end or 1.0)
-    axes.set_ylim(0, most * 1.03)
-    axes.set_yticks(range(0, int(most) + 1, 5 if most <= 20 else 10 if most <= 50 else 20))
+    axes.set_ylim(0, share_end * 1.03)
+    axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
     draw_grid(axes)
     for curve in panel.curves:
         anything = curve.series < 0

@@ -20,7 +20,7 @@ def render_csv(table: Table) -> str:
     missing value, by `NAME note`. A missing value is an empty field. Remarks are on every row, in a last column. Text
     that a spreadsheet would take for a formula begins with an apostrophe; numbers never do.
     """
-    remarks = [escape_formula(" ".join(table.remarks))] if table.remarks else []
+    remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
     parts = [_column_parts([row[k] for row in table.rows]) for k in range(len(table.columns))]
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
@@ -29,7 +29,7 @@ def render_csv(table: Table) -> str:
         for column, column_parts in zip(table.columns, parts, strict=True)
         for part in column_parts
     )
-    writer.writerow([*(escape_formula(head) for head in heads), *(["Remarks"] if remarks else [])])
+    writer.writerow([*(spreadsheet_text(head) for head in heads), *(["Remarks"] if remarks else [])])
     for row in table.rows:
         fields = [
             _cell_field(cell, part) for cell, column_parts in zip(row, parts, strict=True) for part in column_parts
@@ -48,14 +48,14 @@ def _cell_field(cell: Cell, part: str) -> str:
     if part in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[part == "high"])
     if part == "note":
-        return "" if cell.interval else escape_formula(cell.detail)
-    return escape_formula(_plain_text(cell)) if cell.value is None else repr(cell.value)
+        return "" if cell.interval else spreadsheet_text(cell.detail)
+    return spreadsheet_text(_plain_text(cell)) if cell.value is None else repr(cell.value)
 
 
 def _plain_text(cell: Cell) -> str:
     return "" if cell.text == NO_VALUE else cell.text
 
 
-def escape_formula(text: str) -> str:
-    """Return the text with a leading apostrophe if a spreadsheet would take it for a formula."""
+def spreadsheet_text(text: str) -> str:
+    """Return the text with control characters escaped, after an apostrophe if it would be taken for a formula."""
     return f"'{escape_controls(text)}" if text.startswith(_FORMULA_STARTS) else escape_controls(text)

@@ -198,9 +198,9 @@ def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, Table]:
                 Cell(design.name),
                 Cell(NO_VALUE)
                 if design.discordant is None
-                else Cell(format_fixed(100 * design.discordant, 1), design.discordant),
+                else Cell(format_fixed(100 * design.discordant, 1), 100 * design.discordant),
                 Cell(str(design.episodes), design.episodes),
-                Cell(format_fixed(100 * design.half_width, 1), design.half_width),
+                Cell(format_fixed(100 * design.half_width, 1), 100 * design.half_width),
             )
             for design in sample_sizes.designs
         ),
@@ -209,6 +209,8 @@ def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, Table]:
     widths = Table(
         title=f"Half width of a {level} Wilson interval around {first}",
         columns=(Column("Episodes"), Column("± points")),
-        rows=tuple((Cell(str(n), n), Cell(format_fixed(100 * w, 1), w)) for n, w in sample_sizes.half_widths.items()),
+        rows=tuple(
+            (Cell(str(n), n), Cell(format_fixed(100 * w, 1), 100 * w)) for n, w in sample_sizes.half_widths.items()
+        ),
     )
     return designs, widths

@@ -137,5 +137,9 @@ def _fraction_cell(rate: Rate, why_none: str) -> Cell:
     return Cell(f"{rate.count}/{rate.n}", rate.value, share, "bad" if rate.count else "")
 
 
-def _time_share_cell(part: float, whole: float) -> Cell:
-    return Cell(format_fixed(100 * part / whole, 1), part / whole) if whole else Cell(NO_VALUE, detail="no time in it")
+def _time_share_cell(violation_s: float, phase_s: float) -> Cell:
+    """Return the share of a phase spent in violation [%]; a dash where the phase took no time."""
+    if not phase_s:
+        return Cell(NO_VALUE, detail="no time in it")
+    share = 100 * violation_s / phase_s
+    return Cell(format_fixed(share, 1), share)

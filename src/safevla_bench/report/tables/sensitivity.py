@@ -96,7 +96,8 @@ def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
 def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
     if rate.ci is None:
         return Cell(NO_VALUE), Cell(NO_VALUE)
-    value = Cell(format_fixed(Fraction(100 * rate.count, rate.n), 1), rate.value)
+    percentage = Fraction(100 * rate.count, rate.n)
+    value = Cell(format_fixed(percentage, 1), float(percentage))
     return value, Cell(format_interval(*rate.ci, digits=1, scale=100))
 
 
@@ -121,7 +122,8 @@ def _mean_rate_cell(rates: Sequence[Rate]) -> Cell:
     if not values:
         return Cell(NO_VALUE)
     detail = "" if len(values) == len(rates) else f"{len(values)} of {len(rates)} cells"
-    return Cell(format_fixed(100 * _unweighted_mean(values), 1), float(_unweighted_mean(values)), detail)
+    mean = 100 * _unweighted_mean(values)
+    return Cell(format_fixed(mean, 1), float(mean), detail)
 
 
 def _unweighted_mean(values: Sequence[Fraction]) -> Fraction:

@@ -129,9 +129,9 @@ def lost_kinds(cells: Iterable[Summary]) -> list[str]:
     return [name for name in ("crashed", "stopped") if any(getattr(cell, name) for cell in summaries)]
 
 
-def lost_columns(names: Iterable[str]) -> tuple[Column, ...]:
-    """Return a column for each kind of lost episode."""
-    return tuple(Column(name.capitalize(), meaning="outside n") for name in names)
+def lost_columns(kinds: Iterable[str]) -> tuple[Column, ...]:
+    """Return a column for each kind of lost episode, of `crashed` and `stopped`."""
+    return tuple(Column(name.capitalize(), meaning="outside n") for name in kinds)
 
 
 def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ...]:
@@ -141,7 +141,7 @@ def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ..
 
 
 def add_notes(table: Table, *notes: str, dash: str = DASH) -> Table:
-    """Return the table with those notes that are not empty, and a last one if it holds a dash."""
+    """Return the table with its notes and those given that are not empty; `dash` is added if a cell is a dash."""
     dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
     return replace(table, notes=(*table.notes, *(note for note in notes if note), *([dash] if dashed else [])))
 
