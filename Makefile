@@ -51,7 +51,7 @@ test-long: check $(VENV)/.dev-stamp ## run the long tests: fuzzing, fault matric
 
 .PHONY: test-recorder
 test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under every Python from 3.8 on that is here (minutes)
-	.ci/test_recorder
+	.ci/test_recorder --libero
 
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
