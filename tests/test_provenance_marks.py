@@ -135,20 +135,20 @@ def test_listed_and_explained_episodes_say_so(judged):
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s)
     assert episode_tables.episode_list_table(rows, len(rows)).remarks[0].startswith(SAID)
     assert episode_tables.episode_list_table(rows[:1], len(rows)).remarks == ()
-    kitchen, table = (episode.explain_episode(judged.scores, BATCH, library(), k) for k in (1, 0))
+    kitchen, table = (episode.explain_episode(judged.scores, BATCH, load_ruleset(), k) for k in (1, 0))
     assert SAID in " ".join(terminal.format_explanation(kitchen, width=400).split())
     assert episode.to_document(kitchen)["standin_assets"] is True
     assert "Stand-in" not in terminal.format_explanation(table)
     answers = query.answer_query(asked := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
     assert query_tables.answer_table(asked, answers).remarks[0].startswith(SAID)
-    assert viewers.build_timeline(judged.scores, BATCH, library(), 1).facts["standin_assets"] == "true"
-    assert "standin_assets" not in viewers.build_timeline(judged.scores, BATCH, library(), 0).facts
+    assert viewers.build_timeline(judged.scores, BATCH, load_ruleset(), 1).facts["standin_assets"] == "true"
+    assert "standin_assets" not in viewers.build_timeline(judged.scores, BATCH, load_ruleset(), 0).facts
 
 
 def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
     held = json.loads(evaluate.score_files(judged)["scores.json"])
     assert [one["standin_assets"] for one in held["cells"]] == [False, True, False, True]
-    html = render_page(judged.scores, None, library(), title="t")
+    html = render_page(judged.scores, None, load_ruleset(), title="t")
     assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
     assert html.count(SAID) == 1  # below the headline table
     assert "privileged" not in html

@@ -8,24 +8,22 @@ import pytest
 
 from report.scenes import run
 from safevla_bench.explain import episode as explaining
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 
-LIBRARY, REGISTRY = library(), registry()
+RULESET = load_ruleset()
 
 
 @pytest.fixture(scope="module")
 def rough():
     batch = run(["a"], [1.0], 10, ["libero-10"])
-    return batch, score(batch, Ruleset(LIBRARY, REGISTRY))
+    return batch, score(batch, RULESET)
 
 
 def test_every_clause_s_numbers_are_the_scores_own(rough):
     batch, scores = rough
     for k in range(len(batch)):
-        explanation = explaining.explain_episode(scores, batch, LIBRARY, k)
+        explanation = explaining.explain_episode(scores, batch, RULESET, k)
         assert explanation.number == k + 1
         assert {c.spec_trace.spec.spec_id for c in explanation.violated_clauses} == {
             spec.spec_id

@@ -9,14 +9,13 @@ from report.scenes import BOWL, NAN, joined, rollout, run, verdicts
 from safevla_bench import stl
 from safevla_bench.explain.trace import SignalTrace, SpecTrace, select_worst, trace_formula, trace_specs
 from safevla_bench.report.charts import draw_chart
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.signals import SIGNALS, RecordFields
 from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import select_episodes
 
-LIBRARY, REGISTRY = library(), registry()
+RULESET = load_ruleset()
 KNOWN = {name: one.boolean for name, one in SIGNALS.items()}
 
 
@@ -42,14 +41,14 @@ def test_without_a_violation_the_closest_calls_are_shown():
 @pytest.fixture(scope="module")
 def rough():
     batch = run(["a"], [1.0], 10, ["libero-10"])
-    return batch, score(batch, Ruleset(LIBRARY, REGISTRY))
+    return batch, score(batch, RULESET)
 
 
 def test_failing_records_begin_where_the_verdict_says_and_end_in_its_extreme(rough):
     batch, scores = rough
     seen = set()
     for k in range(len(batch)):
-        for spec_trace in trace_specs(scores, k, select_episodes(batch, [k]), LIBRARY):
+        for spec_trace in trace_specs(scores, k, select_episodes(batch, [k]), RULESET):
             column = scores.specs.index(spec_trace.spec)
             failing = np.flatnonzero(spec_trace.signal_trace.failing)
             assert (failing[0] if len(failing) else -1) == spec_trace.first
@@ -65,7 +64,7 @@ def test_failing_records_begin_where_the_verdict_says_and_end_in_its_extreme(rou
 
 def test_violated_specifications_come_before_kept_ones(rough):
     batch, scores = rough
-    spec_traces = trace_specs(scores, 1, select_episodes(batch, [1]), LIBRARY)
+    spec_traces = trace_specs(scores, 1, select_episodes(batch, [1]), RULESET)
     assert [spec_trace.violated for spec_trace in spec_traces] == sorted(
         [spec_trace.violated for spec_trace in spec_traces], reverse=True
     )
@@ -76,7 +75,7 @@ def test_the_bodies_behind_a_violation_are_named(rough):
     k = max(range(len(batch)), key=lambda k: scores.is_violated[:, k].sum())
     contributors = {
         spec_trace.signal_trace.signal: spec_trace.involved
-        for spec_trace in trace_specs(scores, k, select_episodes(batch, [k]), LIBRARY)
+        for spec_trace in trace_specs(scores, k, select_episodes(batch, [k]), RULESET)
     }
     force, push = contributors["max_contact_force"], contributors["non_target_disp_max"]
     assert set(force.names) == {"robot0_link7", "wooden_cabinet_1_cabinet_top"}

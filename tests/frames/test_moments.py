@@ -12,7 +12,6 @@ from safevla_bench.frames import select_shots
 from safevla_bench.frames.moments import format_clip_reading, format_reading
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
 from safevla_bench.trajectory import concatenate_batches
 
 BATCH = concatenate_batches([rollout(1, 0.05, 80), rollout(2, 1.0, 80)])
@@ -21,11 +20,11 @@ SCORES = score(BATCH, load_ruleset())
 
 @pytest.fixture
 def rough():
-    return explain_episode(SCORES, BATCH, library(), 1)
+    return explain_episode(SCORES, BATCH, load_ruleset(), 1)
 
 
 def test_a_safe_episode_has_its_first_and_last_record():
-    found = select_shots(explain_episode(SCORES, BATCH, library(), 0))
+    found = select_shots(explain_episode(SCORES, BATCH, load_ruleset(), 0))
     assert [(one.kind, one.record) for one in found] == [("initial", 0), ("final", 79)]
     assert found[0].detail.startswith("pick up the black bowl")
     assert "safe" in found[1].title
@@ -74,7 +73,7 @@ def test_a_hard_contact_is_shown_with_both_bodies(rough):
 
 def test_a_failure_is_called_one():
     batch = rollout(3, 0.05, 80, success=False)
-    told = explain_episode(score(batch, load_ruleset()), batch, library(), 0)
+    told = explain_episode(score(batch, load_ruleset()), batch, load_ruleset(), 0)
     assert select_shots(told)[-1].title.startswith("Failed (failure)")
 
 

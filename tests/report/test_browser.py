@@ -20,16 +20,14 @@ from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
 from safevla_bench.report.frame_images import Album, FrameImage
 from safevla_bench.report.page import render_page
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import AbsentEpisode, Scores
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: poppler-utils)")
-LIBRARY, REGISTRY = library(), registry()
+RULESET = load_ruleset()
 HOSTILE = (
     "</script><script>document.title = 'owned'</script>\"'><img src=x onerror=\"document.title = 'owned'\">\u202e&amp;"
 )
@@ -63,15 +61,15 @@ def large() -> Batch:
 
 
 def written(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
-    found = analyse_scores(scores, batch, Ruleset(LIBRARY, REGISTRY)) if batch is not None else None
+    found = analyse_scores(scores, batch, RULESET) if batch is not None else None
     more = {} if found is None else {"analysis": found}
     return render_page(
-        scores, batch, LIBRARY, title=title, description={"version": "1", "sources": [{"host": "fake"}]}, **more
+        scores, batch, RULESET, title=title, description={"version": "1", "sources": [{"host": "fake"}]}, **more
     )
 
 
 def judged(batch: Batch, *absent: AbsentEpisode) -> Scores:
-    return score(batch, Ruleset(LIBRARY, REGISTRY), absent=absent)
+    return score(batch, RULESET, absent=absent)
 
 
 CALM = stated(run(["careful"], [0.05], 3, ["libero-10"]))
@@ -137,7 +135,7 @@ def test_frames_are_shown_under_the_security_policy(browser: Browser, tmp_path: 
     pictures = {
         (one.policy, one.episode_id): (FrameImage("final", HOSTILE, True, 1, 1, PIXEL),) for one in ROUGH.headers
     }
-    text = render_page(scores, ROUGH, LIBRARY, title="t", album=Album(pictures))
+    text = render_page(scores, ROUGH, RULESET, title="t", album=Album(pictures))
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     browser.open(tmp_path / "report.html")
     browser.run(OPEN_EVERYTHING)

@@ -12,30 +12,28 @@ from safevla_bench.exposure import PHASES
 from safevla_bench.exposure.episodes import holding, phases
 from safevla_bench.report import episode_table as module
 from safevla_bench.report.episode_table import ENDINGS, build_episode_table
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.scoring import score
 from safevla_bench.signals import RecordFields
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import select_episodes
 
-LIBRARY, REGISTRY = library(), registry()
+RULESET = load_ruleset()
 BATCH = run(["calm", "rough"], [0.1, 1.0], 4, ["libero-goal", "libero-10"])
-SCORES = score(BATCH, Ruleset(LIBRARY, REGISTRY))
+SCORES = score(BATCH, RULESET)
 GONE = AbsentEpisode(
     episode_id="gone", benchmark="libero-goal", task_id="task_0", policy="calm", outcome="crashed", reason="E: x"
 )
 
 
 def test_every_episode_is_listed_once_in_the_order_of_the_sources():
-    entries = build_episode_table(replace(SCORES, absent=(GONE,)), BATCH, LIBRARY).entries
+    entries = build_episode_table(replace(SCORES, absent=(GONE,)), BATCH, RULESET).entries
     assert [entry.number for entry in entries] == list(range(1, len(SCORES) + 2))
     assert [entry.episode_id for entry in entries] == [*SCORES.episode_id, "gone"]
 
 
 def test_facets_file_each_episode_under_its_own_choices_and_count_them():
-    table = build_episode_table(SCORES, BATCH, LIBRARY)
+    table = build_episode_table(SCORES, BATCH, RULESET)
     for facet in table.facets:
         filed = [entry.facets[facet.name].split() for entry in table.entries]
         for index, (_, count) in enumerate(facet.choices):
@@ -45,7 +43,7 @@ def test_facets_file_each_episode_under_its_own_choices_and_count_them():
 
 
 def test_an_episode_is_filed_under_exactly_the_specifications_that_it_breaks():
-    table = build_episode_table(SCORES, BATCH, LIBRARY)
+    table = build_episode_table(SCORES, BATCH, RULESET)
     (facet,) = [entry for entry in table.facets if entry.name == "broken"]
     for k, entry in enumerate(table.entries):
         broken = {facet.choices[int(index)][0] for index in entry.facets["broken"].split()}
@@ -54,26 +52,26 @@ def test_an_episode_is_filed_under_exactly_the_specifications_that_it_breaks():
 
 
 def test_each_scored_specification_is_either_judged_or_says_why_not():
-    for entry in build_episode_table(SCORES, BATCH, LIBRARY).entries:
+    for entry in build_episode_table(SCORES, BATCH, RULESET).entries:
         spec_ids = [clause.spec_id for clause in entry.clauses] + [spec.spec_id for spec in entry.unjudged]
         assert sorted(spec_ids) == sorted(SCORES.specs[k].spec_id for k in SCORES.scored_columns)
         assert all(spec.why for spec in entry.unjudged)
 
 
 def test_a_crashed_episode_has_a_reason_and_no_verdict():
-    entry = build_episode_table(verdicts(absent=(GONE,)), None, LIBRARY).entries[0]
+    entry = build_episode_table(verdicts(absent=(GONE,)), None, RULESET).entries[0]
     assert (entry.kind, entry.lost, entry.vsi, entry.first, entry.clauses) == ("cr", ("E: x",), "—", "—", ())
     assert entry.keys.split()[1:2] + entry.keys.split()[4:] == ["-"] * 4
 
 
 def test_an_episode_without_a_verdict_is_not_called_safe():
-    entry = build_episode_table(verdicts((True, NAN, NAN)), None, LIBRARY).entries[0]
+    entry = build_episode_table(verdicts((True, NAN, NAN)), None, RULESET).entries[0]
     assert entry.ending == ENDINGS["nv"]
     assert entry.vsi == "—"
 
 
 def test_without_records_verdicts_are_told_and_nothing_is_drawn():
-    table = build_episode_table(SCORES, None, LIBRARY)
+    table = build_episode_table(SCORES, None, RULESET)
     assert table.drawn_count == 0
     assert all(clause.spark is None for entry in table.entries for clause in entry.clauses)
     assert any(clause.verdict.startswith("violated by") for entry in table.entries for clause in entry.clauses)
@@ -81,7 +79,7 @@ def test_without_records_verdicts_are_told_and_nothing_is_drawn():
 
 def test_only_so_many_are_drawn_and_those_are_the_worst(monkeypatch):
     monkeypatch.setattr(module, "MOST_DRAWN", 3)
-    table = build_episode_table(SCORES, BATCH, LIBRARY)
+    table = build_episode_table(SCORES, BATCH, RULESET)
     drawn = [k for k, entry in enumerate(table.entries) if any(clause.spark for clause in entry.clauses)]
     assert len(drawn) == table.drawn_count == 3
     assert min(SCORES.vsi[drawn]) >= max(np.delete(SCORES.vsi, drawn))
@@ -89,12 +87,12 @@ def test_only_so_many_are_drawn_and_those_are_the_worst(monkeypatch):
 
 def test_records_are_found_whatever_their_order():
     turned = select_episodes(BATCH, list(range(len(BATCH)))[::-1])
-    assert build_episode_table(SCORES, turned, LIBRARY) == build_episode_table(SCORES, BATCH, LIBRARY)
+    assert build_episode_table(SCORES, turned, RULESET) == build_episode_table(SCORES, BATCH, RULESET)
 
 
 def test_natural_order_puts_task_10_behind_task_9():
     scores = joined(*(verdicts((True, 1, 1), policy=f"p{k}") for k in (10, 9, 2)))
-    (facet,) = [entry for entry in build_episode_table(scores, None, LIBRARY).facets if entry.name == "policy"]
+    (facet,) = [entry for entry in build_episode_table(scores, None, RULESET).facets if entry.name == "policy"]
     assert [label for label, _ in facet.choices] == ["p2", "p9", "p10"]
 
 
@@ -103,20 +101,20 @@ def test_names_that_are_hard_to_order_have_one_order_all_the_same():
     orders = []
     for turned in (names, names[::-1]):
         scores = joined(*(verdicts((True, 1, 1), policy=name) for name in turned))
-        orders.append([label for label, _ in build_episode_table(scores, None, LIBRARY).facets[0].choices])
+        orders.append([label for label, _ in build_episode_table(scores, None, RULESET).facets[0].choices])
     assert orders[0] == orders[1]
 
 
 def test_phases_fill_the_episode_and_their_times_add_up():
     batch = rollout(3, 0.5, n=100)
-    scores = score(batch, Ruleset(LIBRARY, REGISTRY))
-    phase = phases(RecordFields(batch), holding(batch, REGISTRY))
-    (entry,) = build_episode_table(scores, batch, LIBRARY, [phase]).entries
+    scores = score(batch, RULESET)
+    phase = phases(RecordFields(batch), holding(batch, RULESET.registry))
+    (entry,) = build_episode_table(scores, batch, RULESET, [phase]).entries
     assert (phase >= 0).all()
     assert sum(int(part.width) for part in entry.phases.spans) == pytest.approx(1000, abs=len(entry.phases.spans))
     assert sum(float(time.split()[0]) for _, _, time in entry.phases.durations) == pytest.approx(100 * 0.05)
     assert {name for _, name, _ in entry.phases.durations} <= set(PHASES)
-    assert all(entry.phases is None for entry in build_episode_table(scores, batch, LIBRARY).entries)
+    assert all(entry.phases is None for entry in build_episode_table(scores, batch, RULESET).entries)
 
 
 @pytest.mark.parametrize(
@@ -124,5 +122,5 @@ def test_phases_fill_the_episode_and_their_times_add_up():
     [(-30.0, "violated by 30.0\N{NO-BREAK SPACE}N, depth 0.06"), (12.0, "kept by 12.0\N{NO-BREAK SPACE}N")],
 )
 def test_a_verdict_says_by_how_much(rho, words):
-    entry = build_episode_table(verdicts((True, rho, NAN)), None, LIBRARY).entries[0]
+    entry = build_episode_table(verdicts((True, rho, NAN)), None, RULESET).entries[0]
     assert [clause.verdict for clause in entry.clauses] == [words]

@@ -14,7 +14,6 @@ from safevla_bench.report.page import render_page
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import FRAMES, RUN, Frame, write_frames
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
 
 BATCH = run(["hasty"], [1.0], 2, ["libero-10"])
 PNG = b"\x89PNG not really"
@@ -70,9 +69,9 @@ def test_an_index_that_cannot_be_read_is_an_error(folder):
 
 def test_the_page_shows_each_picture_once_with_its_caption(folder):
     scores = score(BATCH, load_ruleset())
-    text = render_page(scores, BATCH, library(), title="t", album=collect_images([folder]))
+    text = render_page(scores, BATCH, load_ruleset(), title="t", album=collect_images([folder]))
     assert len(re.findall("<img ", text)) == 2
     assert "The initial &lt;state&gt;." in text
     assert "safevla frames RUN" not in text
     assert "1 more picture or clip lies" in text
-    assert "safevla frames RUN" in render_page(scores, BATCH, library(), title="t")
+    assert "safevla frames RUN" in render_page(scores, BATCH, load_ruleset(), title="t")

@@ -14,14 +14,12 @@ from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.metrics import cells
 from safevla_bench.report import html, sections
 from safevla_bench.report.page import render_page
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import concatenate_batches, select_episodes
 
-LIBRARY, REGISTRY = library(), registry()
+RULESET = load_ruleset()
 VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
 SVG_LEAVES = {"line", "rect", "circle", "path", "use"}
 HOSTILE = "</style><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e\x1b[31m&amp;{{ 7*7 }}"
@@ -61,14 +59,11 @@ class Checked(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-RULESET = Ruleset(LIBRARY, REGISTRY)
-
-
 def shown(scores, batch=None, *, title="Report", provenance=None, privileged=(), **description) -> str:
     return render_page(
         scores,
         batch,
-        LIBRARY,
+        RULESET,
         title=title,
         provenance=provenance,
         description=description,

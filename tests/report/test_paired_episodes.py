@@ -12,13 +12,11 @@ from safevla_bench.report import paired_episodes
 from safevla_bench.report.charts import common_area, draw_sparkline
 from safevla_bench.report.episode_table import batch_places, build_episode_table
 from safevla_bench.report.paired_episodes import find_shared_states
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
 from safevla_bench.trajectory import concatenate_batches, select_episodes
 
-LIBRARY, REGISTRY = library(), registry()
+RULESET = load_ruleset()
 
 
 def started(batch, states):
@@ -30,9 +28,9 @@ def started(batch, states):
 
 
 def met(batch):
-    scores = score(batch, Ruleset(LIBRARY, REGISTRY))
-    entries = build_episode_table(scores, batch, LIBRARY).entries
-    return find_shared_states(scores, batch, LIBRARY, entries, batch_places(scores, batch)), scores
+    scores = score(batch, RULESET)
+    entries = build_episode_table(scores, batch, RULESET).entries
+    return find_shared_states(scores, batch, RULESET, entries, batch_places(scores, batch)), scores
 
 
 PLAIN = run(["a", "b", "c"], [0.05, 0.5, 1.0], 3, ["libero-10"])
@@ -69,8 +67,8 @@ def test_where_policies_differ_most_comes_first():
 
 def test_both_halves_share_one_scale():
     batch = started(PLAIN, [0] * 9)
-    scores = score(batch, Ruleset(LIBRARY, REGISTRY))
-    pair = [trace_specs(scores, k, select_episodes(batch, [k]), LIBRARY) for k in (2, 8)]
+    scores = score(batch, RULESET)
+    pair = [trace_specs(scores, k, select_episodes(batch, [k]), RULESET) for k in (2, 8)]
     first, second = ({spec_trace.spec.spec_id: spec_trace for spec_trace in side} for side in pair)
     name = "max_contact_force_under_200N"
     frame = common_area([first[name], second[name]])

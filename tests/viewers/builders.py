@@ -5,7 +5,6 @@ from __future__ import annotations
 from report.scenes import rollout
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
 from safevla_bench.trajectory import concatenate_batches
 from safevla_bench.viewers import build_timeline
 
@@ -18,4 +17,4 @@ def judged(rough: float = 1.0):
 
 def shown(index: int = 1):
     batch, scores = judged()
-    return build_timeline(scores, batch, library(), index)
+    return build_timeline(scores, batch, load_ruleset(), index)

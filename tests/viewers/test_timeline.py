@@ -8,7 +8,6 @@ import numpy as np
 
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
-from safevla_bench.specs import library
 from safevla_bench.trajectory import select_episodes
 from safevla_bench.viewers import build_timeline
 from viewers.builders import judged
@@ -16,7 +15,7 @@ from viewers.builders import judged
 
 def test_poses_and_contacts_are_those_of_the_episode_that_was_asked_for():
     batch, scores = judged()
-    shown, record = build_timeline(scores, batch, library(), 1), select_episodes(batch, [1])
+    shown, record = build_timeline(scores, batch, load_ruleset(), 1), select_episodes(batch, [1])
     bodies, positions = record.body_pos_m.episode_poses(0)
     assert [body.name for body in shown.bodies] == [record.body_label(int(body)) for body in bodies]
     for place, body in enumerate(shown.bodies):
@@ -30,7 +29,7 @@ def test_poses_and_contacts_are_those_of_the_episode_that_was_asked_for():
 
 def test_a_contact_is_placed_where_its_bodies_have_poses_and_nowhere_else():
     batch, scores = judged()
-    shown = build_timeline(scores, batch, library(), 1)
+    shown = build_timeline(scores, batch, load_ruleset(), 1)
     places = {body.name: body.pos_m for body in shown.bodies}
     for record, found in enumerate(shown.contacts):
         for one in found:
@@ -43,7 +42,7 @@ def test_a_contact_is_placed_where_its_bodies_have_poses_and_nowhere_else():
 
 def test_events_mark_each_time_a_specification_begins_to_be_broken_and_its_worst_record():
     batch, scores = judged()
-    shown = build_timeline(scores, batch, library(), 1)
+    shown = build_timeline(scores, batch, load_ruleset(), 1)
     broken = [one for one in shown.traces if one.violated]
     assert broken
     for one in broken:
@@ -58,8 +57,8 @@ def test_events_mark_each_time_a_specification_begins_to_be_broken_and_its_worst
 
 def test_a_safe_episode_has_no_events():
     batch, scores = judged()
-    assert build_timeline(scores, batch, library(), 0).facts["safe"] == "true"
-    assert build_timeline(scores, batch, library(), 0).events == ()
+    assert build_timeline(scores, batch, load_ruleset(), 0).facts["safe"] == "true"
+    assert build_timeline(scores, batch, load_ruleset(), 0).events == ()
 
 
 def test_contacts_that_were_not_recorded_are_absent_not_empty():
@@ -77,4 +76,4 @@ def test_contacts_that_were_not_recorded_are_absent_not_empty():
         ),
     )
     scores = score(without, load_ruleset(missing="deactivate"))
-    assert build_timeline(scores, without, library(), 0).contacts == ()
+    assert build_timeline(scores, without, load_ruleset(), 0).contacts == ()

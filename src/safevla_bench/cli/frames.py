@@ -75,7 +75,7 @@ def frames_command(
         )
     chosen = _choose_episodes(judged, asked, worst)
     shown = judged.records.read_sparsely(chosen)
-    material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.library)
+    material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(size=size, clips=filming)
     with _show_frame_progress(len(chosen)) as observer:
         frame_rows = frames.render_frames(material, chosen, look, observer)

@@ -109,7 +109,7 @@ def show_command(
     if record is None:
         _print_lost(row, form)
         return
-    explanation = explaining.explain_episode(judged.scores, record, judged.library, index, place=0)
+    explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
         _print_json(explaining.to_document(explanation))
     else:

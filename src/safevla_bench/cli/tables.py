@@ -191,7 +191,7 @@ def _export_timeline(judged: evaluate.Judged, form: str, episode: str | None) ->
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
     return _VIEWER_FORMS[form](
         viewers.build_timeline(
-            judged.scores, judged.records.read_sparsely([row.number - 1]), judged.library, row.number - 1
+            judged.scores, judged.records.read_sparsely([row.number - 1]), judged.ruleset, row.number - 1
         )
     )
 

@@ -112,7 +112,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
     return render_page(
         judged.scores,
         records.batch(),
-        judged.library,
+        judged.ruleset,
         title=title,
         provenance=judged.provenance,
         description=_page_description(judged),

@@ -11,6 +11,7 @@ import numpy as np
 from safevla_bench import signals, stl
 from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import EpisodeScore, Scores, nan_to_none
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library, Spec
@@ -61,14 +62,14 @@ class Explanation:
 
 
 def explain_episode(
-    scores: Scores, batch: Batch, library: Library, index: int, place: int | None = None
+    scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
     """Explain the verdicts of one episode.
 
     Args:
         scores: the verdicts on `batch`, in its order.
         batch: the records.
-        library: the specifications that they were judged by.
+        ruleset: what judged them.
         index: the episode, from 0.
         place: the index of its record in `batch`, where that has another order.
     """
@@ -82,9 +83,9 @@ def explain_episode(
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
         clauses=tuple(
-            _explain_clause(spec_trace, reading) for spec_trace in trace_specs(scores, index, reading, library)
+            _explain_clause(spec_trace, reading) for spec_trace in trace_specs(scores, index, reading, ruleset)
         ),
-        vacuous=vacuous_reasons(row.vacuous_specs, library, reading),
+        vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
     )
 
 

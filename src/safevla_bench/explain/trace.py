@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from safevla_bench import signals, stl
 from safevla_bench.explain.contributors import Contributors, find_contributors
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Library, Spec
+from safevla_bench.specs import Spec
 from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive
 from safevla_bench.stl.formula import Compare, Expression, Formula, Implies, NumericSignal, walk_nodes
 from safevla_bench.trajectory import Batch
@@ -83,7 +84,7 @@ def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
     return -(nan_to_none(scores.vsi[episode]) or 0.0), margin, episode
 
 
-def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, library: Library) -> list[SpecTrace]:
+def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
     """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
 
     `record` is the episode as a batch of one.
@@ -91,9 +92,9 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, libr
     reading = record if isinstance(record, RecordFields) else RecordFields(record)
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
     spec_traces = [
-        _trace_spec(scores, episode, k, reading, library[scores.specs[k].spec_id])
+        _trace_spec(scores, episode, k, reading, ruleset.library[scores.specs[k].spec_id])
         for k in columns
-        if scores.specs[k].spec_id in library
+        if scores.specs[k].spec_id in ruleset.library
     ]
     return sorted(
         spec_traces,

@@ -30,9 +30,9 @@ from safevla_bench.frames.pictures import (
     outline_bodies,
 )
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.runs import Frame
 from safevla_bench.scores import Scores
-from safevla_bench.specs import Library
 from safevla_bench.text.numbers import format_fixed
 from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.trajectory import Batch, select_episodes
@@ -56,13 +56,13 @@ class FrameStyle:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A judged run: its folder, the host that recorded it, its records and their scores."""
+    """A judged run: its folder, the host that recorded it, its records, their scores and what judged them."""
 
     folder: Path
     host: Host
     batch: Batch
     scores: Scores
-    library: Library
+    ruleset: Ruleset
 
 
 def render_frames(
@@ -110,7 +110,7 @@ def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame]) -> None
 
 def _render_episode(run: RecordedRun, index: int, style: FrameStyle) -> list[Frame]:
     record = select_episodes(run.batch, [index])
-    explanation = explain_episode(run.scores, run.batch, run.library, index)
+    explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     with closing(_open_stage(run, record)) as stage:
         renderer = _EpisodeRenderer(run.folder / runs.FRAMES, record, stage, style)
         frames = [renderer.render_still(shot, number) for number, shot in enumerate(select_shots(explanation))]

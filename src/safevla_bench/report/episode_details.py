@@ -17,9 +17,9 @@ from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.exposure import PHASES
 from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
 from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Library
 from safevla_bench.text.numbers import append_unit, display_unit, format_fixed, format_significant
 from safevla_bench.trajectory import Batch, select_episodes
 
@@ -74,7 +74,7 @@ class Evidence:
 
 
 def gather_evidence(
-    scores: Scores, batch: Batch, library: Library, drawn: Mapping[int, int]
+    scores: Scores, batch: Batch, ruleset: Ruleset, drawn: Mapping[int, int]
 ) -> Iterator[tuple[int, Evidence]]:
     """Yield number and evidence of each drawn episode; signals are computed for `_AT_ONCE` of them together."""
     chosen = list(drawn)
@@ -82,13 +82,16 @@ def gather_evidence(
         part = chosen[start : start + _AT_ONCE]
         reading = RecordFields(select_episodes(batch, [drawn[k] for k in part]))
         active = [scores.specs[k].spec_id for k in scores.scored_columns if (scores.state[k, part] == ACTIVE).any()]
-        names = {name for spec_id in active if spec_id in library for name in library[spec_id].signals}
+        names = {name for spec_id in active if spec_id in ruleset.library for name in ruleset.library[spec_id].signals}
         signals.derive_signals(reading, names)
         for place, k in enumerate(part):
             episode_reading = reading.select_episode(place)
-            spec_traces = trace_specs(scores, k, episode_reading, library)
+            spec_traces = trace_specs(scores, k, episode_reading, ruleset)
             by_spec = {spec_trace.spec.spec_id: spec_trace for spec_trace in spec_traces}
-            yield k, Evidence(by_spec, vacuous_reasons(scores.specs_in_state(VACUOUS, k), library, episode_reading))
+            yield (
+                k,
+                Evidence(by_spec, vacuous_reasons(scores.specs_in_state(VACUOUS, k), ruleset.library, episode_reading)),
+            )
 
 
 def describe_verdicts(scores: Scores, row: EpisodeListRow, evidence: Evidence | None) -> dict[str, Any]:

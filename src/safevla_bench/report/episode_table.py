@@ -21,8 +21,8 @@ from safevla_bench.report.episode_details import (
 )
 from safevla_bench.report.episode_list import EpisodeListRow, list_episodes, natural_key
 from safevla_bench.report.tables import UNNAMED
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import UNCOUNTED, Scores
-from safevla_bench.specs import Library
 from safevla_bench.text.numbers import NO_VALUE, format_fixed
 from safevla_bench.trajectory import Batch
 
@@ -89,20 +89,20 @@ class EpisodeTable:
 
 
 def build_episode_table(
-    scores: Scores, batch: Batch | None, library: Library, phase: Sequence[NDArray[np.int8]] | None = None
+    scores: Scores, batch: Batch | None, ruleset: Ruleset, phase: Sequence[NDArray[np.int8]] | None = None
 ) -> EpisodeTable:
     """Build the table, in the order of the sources; episodes without a record come last.
 
     Args:
         scores: the verdicts.
         batch: their records, matched by policy and episode id; None draws no signals.
-        library: the specifications.
+        ruleset: what judged them.
         phase: the phase of each record, one array an episode of the scores; None shows none.
     """
     places = batch_places(scores, batch)
     recorded = {k: place for k in rank_by_severity(scores) if (place := places[k]) is not None}
     drawn = dict(islice(recorded.items(), MOST_DRAWN))
-    evidence = dict(gather_evidence(scores, batch, library, drawn)) if batch else {}
+    evidence = dict(gather_evidence(scores, batch, ruleset, drawn)) if batch else {}
     listed = list_episodes(scores, _control_steps_s(batch, places))
     facets, ranks = _build_facets(scores, listed), _natural_ranks(listed)
     entries = []

@@ -18,9 +18,8 @@ from safevla_bench.report.frame_images import Album
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
 from safevla_bench.report.tables import comparison, exposure, notices, policy_name, sensitivity
-from safevla_bench.ruleset import LostEpisodes, Provenance
+from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
-from safevla_bench.specs import Library
 from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
 from safevla_bench.trajectory import Batch, Header
 
@@ -33,7 +32,7 @@ _OPEN = 2
 def render_page(
     scores: Scores,
     batch: Batch | None,
-    library: Library,
+    ruleset: Ruleset,
     *,
     title: str,
     provenance: Provenance | None = None,
@@ -47,7 +46,7 @@ def render_page(
     Args:
         scores: the verdicts.
         batch: the records that they came from, matched by policy and episode id; None leaves the charts out.
-        library: the specifications, for their formulas and limits.
+        ruleset: what judged them, for formulas, limits and kinds of bodies.
         title: the title of the page.
         provenance: what decided the verdicts, and which episodes were left out.
         description: how the scores came about, shown at the end as it is.
@@ -57,8 +56,8 @@ def render_page(
     """
     summaries, total = cells(scores), aggregate(scores)
     noop_baseline, sheet, script = measure_baseline(scores), html.page_style(), html.page_script()
-    worst = list(sections.worst_episodes(scores, batch, library))
-    listed = build_episode_table(scores, batch, library, analysis.phase)
+    worst = list(sections.worst_episodes(scores, batch, ruleset))
+    listed = build_episode_table(scores, batch, ruleset, analysis.phase)
     return (
         html.template_environment()
         .get_template("page.html")
@@ -79,7 +78,7 @@ def render_page(
             album=album,
             register=listed,
             endings=ENDINGS,
-            meetings=find_shared_states(scores, batch, library, listed.entries, batch_places(scores, batch)),
+            meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),
             **_analysis_sections(analysis, summaries),
             limits=_limit_rows(scores.specs),
             dash=NO_VALUE,

@@ -11,8 +11,8 @@ from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.report.charts import PlotArea, Sparkline, common_area, draw_sparkline
 from safevla_bench.report.episode_details import format_verdict
 from safevla_bench.report.episode_table import EpisodeEntry
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, STATES, VACUOUS, Scores
-from safevla_bench.specs import Library
 from safevla_bench.trajectory import Batch, Header, select_episodes
 
 MOST_DRAWN = 24
@@ -50,14 +50,14 @@ class SharedState:
 
 
 def find_shared_states(
-    scores: Scores, batch: Batch | None, library: Library, entries: Sequence[EpisodeEntry], places: Sequence[int | None]
+    scores: Scores, batch: Batch | None, ruleset: Ruleset, entries: Sequence[EpisodeEntry], places: Sequence[int | None]
 ) -> list[SharedState]:
     """Return the initial states that several policies started from, the most different outcomes first.
 
     Args:
         scores: the verdicts.
         batch: their records; without them the initial states are unknown.
-        library: the specifications.
+        ruleset: what judged them.
         entries: the lines of the episode table, in the order of the scores.
         places: index of each episode in the batch, [E].
     """
@@ -71,7 +71,7 @@ def find_shared_states(
             shared_states.append(SharedState(_format_state(state), state_entries))
             continue
         i, j = _extreme_pair(scores, members)
-        clause_pairs = _pair_clauses(scores, batch, library, places, i, j)
+        clause_pairs = _pair_clauses(scores, batch, ruleset, places, i, j)
         shared_states.append(SharedState(_format_state(state), state_entries, (entries[i], entries[j]), clause_pairs))
     return shared_states
 
@@ -119,10 +119,10 @@ def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
 
 
 def _pair_clauses(
-    scores: Scores, batch: Batch, library: Library, places: Sequence[int | None], i: int, j: int
+    scores: Scores, batch: Batch, ruleset: Ruleset, places: Sequence[int | None], i: int, j: int
 ) -> tuple[ClausePair, ...]:
     """Pair every scored specification with a verdict on some side, on common scales; violated ones first."""
-    traces_by_side = [_traces_by_spec(scores, batch, library, places[k], k) for k in (i, j)]
+    traces_by_side = [_traces_by_spec(scores, batch, ruleset, places[k], k) for k in (i, j)]
     clause_pairs = []
     for k in scores.scored_columns:
         spec_id = scores.specs[k].spec_id
@@ -138,12 +138,12 @@ def _pair_clauses(
 
 
 def _traces_by_spec(
-    scores: Scores, batch: Batch, library: Library, place: int | None, episode: int
+    scores: Scores, batch: Batch, ruleset: Ruleset, place: int | None, episode: int
 ) -> Mapping[str, SpecTrace]:
     assert place is not None
     return {
         spec_trace.spec.spec_id: spec_trace
-        for spec_trace in trace_specs(scores, episode, select_episodes(batch, [place]), library)
+        for spec_trace in trace_specs(scores, episode, select_episodes(batch, [place]), ruleset)
     }
 
 

@@ -13,8 +13,8 @@ from safevla_bench.metrics import Rate, Summary, has_verdict
 from safevla_bench.report import tables
 from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.tables import Table, policy_name
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
-from safevla_bench.specs import Library
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory import Batch, select_episodes
 
@@ -172,18 +172,18 @@ class WorstEpisode:
     kept: tuple[tuple[SpecTrace, Chart], ...]
 
 
-def worst_episodes(scores: Scores, batch: Batch | None, library: Library) -> Iterator[WorstEpisode]:
+def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Iterator[WorstEpisode]:
     """Yield the worst episodes; without charts where the batch lacks their record."""
     headers = batch.headers if batch else ()
     place = {(header.policy, header.episode_id): k for k, header in enumerate(headers)}
     for episode in trace.select_worst(scores):
         batch_index = place.get((scores.policy[episode], scores.episode_id[episode]))
         record = select_episodes(batch, [batch_index]) if batch is not None and batch_index is not None else None
-        yield _worst_episode(scores, episode, record, library)
+        yield _worst_episode(scores, episode, record, ruleset)
 
 
-def _worst_episode(scores: Scores, episode: int, record: Batch | None, library: Library) -> WorstEpisode:
-    spec_traces = trace.trace_specs(scores, episode, record, library) if record else []
+def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: Ruleset) -> WorstEpisode:
+    spec_traces = trace.trace_specs(scores, episode, record, ruleset) if record else []
     drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
     success, safe = bool(scores.success[episode]), bool(scores.safe[episode])
     vsi = float(scores.vsi[episode])

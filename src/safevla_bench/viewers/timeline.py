@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Library
 from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact
 from safevla_bench.trajectory import Batch, Header, select_episodes
 
@@ -81,10 +81,10 @@ class Timeline:
     events: tuple[ViolationEvent, ...]
 
 
-def build_timeline(scores: Scores, batch: Batch, library: Library, index: int) -> Timeline:
+def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
     """Return the timeline of one episode of a judged batch; `index` counts from 0."""
     record = select_episodes(batch, [index])
-    traces = tuple(trace_specs(scores, index, record, library))
+    traces = tuple(trace_specs(scores, index, record, ruleset))
     bodies = _body_tracks(record)
     quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
     reading = RecordFields(record)
