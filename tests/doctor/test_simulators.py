@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from safevla_bench.doctor import simulators
+from safevla_recorder.simulator_versions import find_differences
 
 LIBERO = simulators.tested_versions().hosts["libero"].versions
 ROBOCASA = simulators.tested_versions().hosts["robocasa"].versions
@@ -78,3 +80,46 @@ def test_both_robosuites_in_one_environment_are_an_error_with_the_reason():
 def test_both_hosts_in_one_environment_are_an_error_even_where_one_robosuite_was_removed():
     here = {name: version for name, version in (LIBERO | ROBOCASA).items() if name != "robosuite"}
     assert ("error", "libero and robocasa need different versions of robosuite and NumPy") in told(here)
+
+
+# What is known of another version
+
+
+def test_a_version_with_known_differences_is_named_with_the_tasks_and_who_reported_them():
+    (finding,) = simulators.check_simulators(LIBERO | {"mujoco": "3.8.1"})
+    assert finding.level == "warning"
+    assert "libero-spatial/task_5" in finding.found
+    assert "huggingface/lerobot issue 4390" in finding.found
+    assert "rendered darker" in finding.found
+    assert f"pip install mujoco=={LIBERO['mujoco']}" in finding.remedy
+
+
+def measured(mujoco, *tasks, pictures=None):
+    rows = [
+        {"suite": suite, "task": task, "moved_mm": moved, "picture_difference": pictures}
+        for suite, task, moved in tasks
+    ]
+    version = {"mujoco": mujoco, "robosuite": "1.4.0", "tasks": rows, "a_further_column": 1}
+    return msgspec.convert(
+        {"reference": "3.2.3", "states_per_task": 5, "still_steps": 60, "versions": [version]},
+        simulators.SimulatorMeasurements,
+    )
+
+
+def test_doctor_reads_what_was_measured_under_the_installed_version(monkeypatch):
+    table = measured("3.9.0", ("libero-10", "task_1", 544.5), ("libero-10", "task_2", 0.2), pictures=31.04)
+    monkeypatch.setattr(simulators, "simulator_measurements", lambda: table)
+    (finding,) = simulators.check_simulators(LIBERO | {"mujoco": "3.9.0"})
+    assert "measured here with mujoco 3.9.0 on 2 tasks: objects move by themselves, up to 544 mm" in finding.found
+    assert "in libero-10/task_1; pictures differ by up to 31.0 of 255" in finding.found
+    (other,) = simulators.check_simulators(LIBERO | {"mujoco": "3.9.1"})
+    assert "measured" not in other.found
+    still = measured("2.3.7", ("libero-10", "task_1", 0.9)).versions[0]
+    assert still.describe() == "measured here with mujoco 2.3.7 on 1 tasks: no object moves 1 mm by itself"
+
+
+def test_what_was_measured_and_what_is_warned_of_name_the_same_tasks():
+    """Both data files speak of the same thing; the drift command writes one, people the other."""
+    for version in simulators.simulator_measurements().versions:
+        differences = find_differences("libero", {"mujoco": version.mujoco}, "physics")
+        assert set(version.moving_tasks) == {task for known in differences for task in known.tasks}, version.mujoco

@@ -15,6 +15,7 @@ from safevla_recorder.attachment import RecordableEnv, find_recordable
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
 from safevla_recorder.folder import RunFolder, open_folder
 from safevla_recorder.redaction import redact_secrets
+from safevla_recorder.simulator_versions import warn_once
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -70,6 +71,7 @@ def record(
         RunError: the folder is in the way, or the loop moves the arm while it should settle.
     """
     recordable = _find_named(env, benchmark, task_id, init_states)
+    warn_once(recordable.host, recordable.versions)
     rules = LoopRules(
         policy=policy,
         wait_steps=recordable.wait_steps if wait_steps is None else int(wait_steps),

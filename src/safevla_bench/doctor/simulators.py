@@ -1,4 +1,4 @@
-"""Checks of the installed simulators against the versions that this project is tested with."""
+"""Checks of the installed simulators: the tested versions, and what others and this project found under another."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
+from safevla_recorder.simulator_versions import find_differences
 
 _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 """Distributions that both install the package folder `robosuite`."""
@@ -29,6 +30,72 @@ class TestedVersions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     python: tuple[str, ...]
     hosts: dict[str, TestedSimulator]
+
+
+STILL_MM = 1.0
+"""An object that moves no farther in still steps counts as still [mm]."""
+
+
+class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task does by itself under one version, over several initial states; see `simulator_versions.toml`."""
+
+    suite: str
+    task: str
+    moved_mm: float
+    body: str | None = None
+    noop_breaks: tuple[str, ...] = ()
+    picture_difference: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}/{self.task}"
+
+
+class MeasuredVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of LIBERO under one version of MuJoCo."""
+
+    mujoco: str
+    robosuite: str
+    tasks: tuple[MeasuredTask, ...] = ()
+
+    @property
+    def moving_tasks(self) -> list[str]:
+        """The tasks in which an object moves by itself, in order."""
+        return [task.name for task in self.tasks if task.moved_mm > STILL_MM]
+
+    def describe(self) -> str:
+        """Return what was measured as one sentence without its full stop."""
+        if not self.tasks:
+            return f"measured with mujoco {self.mujoco}: nothing"
+        farthest = max(self.tasks, key=lambda task: task.moved_mm)
+        motion = (
+            f"objects move by themselves, up to {farthest.moved_mm:.0f} mm, in {', '.join(self.moving_tasks)}"
+            if self.moving_tasks
+            else f"no object moves {STILL_MM:g} mm by itself"
+        )
+        differences = [task.picture_difference for task in self.tasks if task.picture_difference is not None]
+        pictures = f"; pictures differ by up to {max(differences):.1f} of 255 grey levels" if differences else ""
+        return f"measured here with mujoco {self.mujoco} on {len(self.tasks)} tasks: {motion}{pictures}"
+
+
+class SimulatorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of LIBERO's tasks by version; pictures are compared with those of the version `reference`."""
+
+    reference: str
+    states_per_task: int
+    still_steps: int
+    versions: tuple[MeasuredVersion, ...] = ()
+
+    def find(self, mujoco: str) -> MeasuredVersion | None:
+        """Return what was measured under a version of MuJoCo; None if nothing was."""
+        return next((version for version in self.versions if version.mujoco == mujoco), None)
+
+
+@cache
+def simulator_measurements() -> SimulatorMeasurements:
+    """Return what `make drift` measured."""
+    content = resources.files(__package__).joinpath("simulator_versions.toml").read_bytes()
+    return msgspec.toml.decode(content, type=SimulatorMeasurements)
 
 
 @cache
@@ -109,5 +176,14 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
     if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
         return failed_check(host, problem, f"In an environment of its own: {simulator.install}")
-    problem = f"{name} {installed} is installed, tested is {tested}: trajectories and forces may differ a little"
+    known = _known_facts(host, name, installed)
+    effect = "\n    ".join(["", *known]) if known else " trajectories and forces may differ a little"
+    problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
     return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")
+
+
+def _known_facts(host: str, name: str, installed: str) -> list[str]:
+    """Return what others reported of a version, and what was measured under it, each as one sentence."""
+    reported = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
+    measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
+    return [*reported, *([measured.describe()] if measured else [])]

@@ -1,0 +1,112 @@
+"""Versions of the simulator behind a record: which of them decide its physics, and what is known of them.
+
+`known_differences.json` holds what is known, by ranges of versions. Python 3.8 reads it without a further package.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Mapping
+
+PHYSICS, PICTURES = "physics", "pictures"
+_DATA = Path(__file__).with_name("known_differences.json")
+_warned: set[tuple[str, str, str]] = set()
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KnownDifference:
+    """A difference that versions of a package show, `since` one and `before` another; None = no end.
+
+    `tasks` are those it was found in, as `benchmark/task_id`; empty = everywhere.
+    """
+
+    host: str
+    package: str
+    since: str | None
+    before: str | None
+    changes: str
+    statement: str
+    tasks: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    def covers(self, version: str) -> bool:
+        """Return whether a version shows the difference; one that is no number does not."""
+        number = version_number(version)
+        return bool(number) and not (
+            (self.since is not None and number < version_number(self.since))
+            or (self.before is not None and number >= version_number(self.before))
+        )
+
+    def describe(self, version: str) -> str:
+        """Return the difference as one sentence about an installed version, without its full stop."""
+        where = f"{', '.join(self.tasks)}: " if self.tasks else ""
+        reach = f" (since {self.since})" if self.since and self.since != version else ""
+        return f"{self.package} {version}{reach}: {where}{self.statement} [{'; '.join(self.sources)}]"
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with, trailing zeros left out; empty if it begins with none.
+
+    >>> version_number("3.17.0") > version_number("3.4.0rc1") == (3, 4)
+    True
+    """
+    matched = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in matched.group().split(".")] if matched else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the versions that decide a record's physics: all that it names but NumPy, Python and this project's."""
+    excluded = _read_data()["not_physics"]
+    return {name: version for name, version in (versions or {}).items() if name not in excluded}
+
+
+def find_differences(
+    host: str | None, versions: Mapping[str, str], changes: str | None = None
+) -> list[KnownDifference]:
+    """Return what is known of the installed versions, in the order of the data.
+
+    Args:
+        host: the simulator, such as `libero`; None = whichever.
+        versions: package -> version.
+        changes: `physics` or `pictures`; None = both.
+    """
+    return [
+        difference
+        for difference in known_differences()
+        if host in (None, difference.host)
+        and changes in (None, difference.changes)
+        and difference.covers(versions.get(difference.package, ""))
+    ]
+
+
+def warn_once(host: str, versions: Mapping[str, str]) -> None:
+    """Log a warning that names what is known of the installed versions, once a process for each host and version."""
+    differences = find_differences(host, versions)
+    installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
+    if installed - _warned:
+        _warned.update(installed)
+        sentences = [difference.describe(versions[difference.package]) for difference in differences]
+        _log.warning("The records name this simulator's versions. Known of them:\n  %s", "\n  ".join(sentences))
+
+
+@lru_cache(maxsize=None)
+def known_differences() -> tuple[KnownDifference, ...]:
+    """Return all known differences."""
+    rows = _read_data()["differences"]
+    return tuple(
+        KnownDifference(**{**row, "tasks": tuple(row["tasks"]), "sources": tuple(row["sources"])}) for row in rows
+    )
+
+
+@lru_cache(maxsize=None)
+def _read_data() -> Any:
+    return json.loads(_DATA.read_text(encoding="utf-8"))
