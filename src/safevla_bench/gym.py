@@ -60,8 +60,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     Observations are end-effector position [3] and quaternion [4], gripper joints, and the images that were asked for,
     under `image.CAMERA`. `reset(seed=…, options={"init_state_index": k})` chooses the start; else the initial states
-    come in turn, one an episode. The scene settles as under the protocol `safevla-bench`: for `wait_steps`, and then at
-    most `rest_steps` more.
+    come in turn, one an episode. The scene settles for `wait_steps`, as under the protocol `safevla-bench`.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -75,12 +74,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         wants: Wants | None = None,
         monitor: Monitor | None = None,
         wait_steps: int = 10,
-        rest_steps: int = 20,
         cost: Cost = "violation",
     ) -> None:
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
-        self._seeded = partial(EpisodeSeed, wait_steps=wait_steps, rest_steps=rest_steps)
+        self._seeded = partial(EpisodeSeed, wait_steps=wait_steps)
         self._monitor = monitor or Monitor()
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high

@@ -27,9 +27,16 @@ RULES = load_protocol()
 
 
 def test_the_preset_has_the_published_values():
-    assert (RULES.wait_steps, RULES.rest_steps, RULES.env_seed, RULES.stop_at_success) == (10, 20, 7, True)
+    assert (RULES.wait_steps, RULES.rest_steps, RULES.env_seed, RULES.stop_at_success) == (10, 0, 7, True)
     horizons = {suite: RULES.horizons[f"libero-{suite}"] for suite in ("spatial", "object", "goal", "10")}
     assert horizons == {"spatial": 220, "object": 280, "goal": 300, "10": 520}
+
+
+def test_a_suite_settles_as_its_own_benchmark_does():
+    kitchen = Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "open the drawer", None, 100)
+    settled = plan_episodes([TASKS[0], kitchen], 1, ["a"], RULES)
+    assert [episode.start.wait_steps for episode in settled] == [10, 0]
+    assert {episode.start.rest_steps for episode in settled} == {0}
 
 
 def test_every_policy_meets_the_same_episodes_in_the_same_order():

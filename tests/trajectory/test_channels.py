@@ -15,7 +15,7 @@ import sys
 import numpy as np
 from safevla_recorder import channels
 
-row = channels.ChannelSpec("joint_torque_peak_nm", ("n", "J"), unit="N·m", is_bounded=True)
+row = channels.ChannelSpec("joint_speed_rad_s", ("n", "J"), unit="rad/s", is_bounded=True)
 for name in ("CHANNELS", "NUMERIC", "ROWS"):
     setattr(channels, name, (*getattr(channels, name), row))
 """
@@ -28,7 +28,7 @@ from safevla_bench.trajectory import (
     batch_of_headers, concatenate_batches, from_recording, join_records, records, select_episodes,
 )
 
-NAME = "joint_torque_peak_nm"
+NAME = "joint_speed_rad_s"
 assert NAME in schema()["$defs"]["Step"]["properties"]
 
 

@@ -62,6 +62,7 @@ CHANNELS = (
     ChannelSpec("body_quat_wxyz", ("n", "Q", 4), bodies="quat_bodies", is_rotation=True),
     ChannelSpec("contacts", ("C",), unit="N, N·s"),
     ChannelSpec("joint_torque_nm", ("n", "J"), unit="N·m", is_bounded=True),
+    ChannelSpec("joint_torque_peak_nm", ("n", "J"), unit="N·m", is_bounded=True),
     ChannelSpec("gripper_contact", ("n",), dtype=TRUTH),
     ChannelSpec("gripped_body", ("n",), dtype=PLACE),
     ChannelSpec("action", ("n-1", "A")),

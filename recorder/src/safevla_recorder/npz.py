@@ -4,7 +4,8 @@
 number of `records` and the names of the other `arrays`, so that a lost array is not taken for one that was never
 recorded. Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
 
-    eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  gripper_contact [n]  action [n-1,A]  sim_state [n,S]
+    eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  joint_torque_peak_nm [n,J]
+    gripper_contact [n]  action [n-1,A]  sim_state [n,S]
     body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
     gripped_body [n], -1 = nothing    contacts.step, .a, .b, .force_n, .impulse_ns [C], impulse_ns NaN = not recorded
 

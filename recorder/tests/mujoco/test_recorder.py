@@ -168,6 +168,22 @@ def test_torque_and_state_are_those_at_the_end_of_the_control_step():
     np.testing.assert_array_equal(state, np.concatenate([[sim.data.time], sim.data.qpos, sim.data.qvel]))
 
 
+def test_the_peak_torque_is_the_largest_magnitude_over_the_substeps_of_a_control_step():
+    sim = settled()
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    hook_after(sim, "step", recorder.record_substep)
+    for forces in ((10.0, 40.0, 20.0), (5.0, 6.0, 7.0)):
+        for sim.forced in forces:
+            sim.step()
+        recorder.record_step(np.array([forces[-1]]))
+    recording = recorder.build_recording(header())
+    peaks = recording.channel("joint_torque_peak_nm")
+    np.testing.assert_array_equal(peaks[0], np.abs(recording.joint_torque_nm[0]))  # no substep precedes record 0
+    np.testing.assert_array_equal(peaks[1:], [[40.0, 40.0], [7.0, 7.0]])
+    np.testing.assert_array_equal(recording.joint_torque_nm[1:], [[20.0, -20.0], [7.0, -7.0]])
+    np.testing.assert_array_equal(recorder.latest_record(header()).channel("joint_torque_peak_nm"), peaks[-1:])
+
+
 def test_a_hook_passes_everything_on_and_is_gone_when_undone():
     sim, calls = Simulation(), []
     unhook = hook_after(sim, "step", lambda: calls.append(sim.data.time))

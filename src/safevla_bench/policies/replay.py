@@ -209,7 +209,7 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
             task_id=header.task_id,
             init_state_index=header.init_state_index,
             env_seed=header.env_seed,
-            wait_steps=waited.get("wait_steps"),
+            wait_steps=waited.get("wait_steps_by_suite", {}).get(header.benchmark, waited.get("wait_steps")),
             rest_steps=waited.get("rest_steps", 0),
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",

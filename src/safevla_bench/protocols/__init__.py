@@ -65,6 +65,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     init_state: Literal["episode", "episode % count", "drawn"]
     policy_seed: int | Literal["sha256"]
     stop_at_success: bool
+    wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
     inference: Inference | None = None
@@ -74,6 +75,10 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Raise `ValueError` where the environment's seed is no rule."""
         if isinstance(self.env_seed, str) and not re.fullmatch(r"sha256|\d+ \+ episode", self.env_seed):
             raise ValueError(f"env_seed = {self.env_seed!r} is no number, no 'N + episode' and not 'sha256'")
+
+    def suite_wait_steps(self, suite: str) -> int:
+        """Return the number of settling steps before record 0 in a suite."""
+        return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def values(self) -> dict[str, object]:
         """Return all values, without their sources."""
@@ -87,6 +92,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 FIELDS: Mapping[str, str] = {
     "wait_steps": "settling steps before record 0; in no horizon",
+    "wait_steps_by_suite": "settling steps of a suite that has others",
     "wait_action": "the action of those steps: `still` = the host's, no motion and the gripper open",
     "rest_steps": "further settling steps, at most, until no object moves faster than 0.05 m/s",
     "env_seed": "the simulator's before every reset: a number, `N + episode`, or `sha256` of seed/suite/task/episode",

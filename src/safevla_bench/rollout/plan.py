@@ -98,7 +98,7 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
     return EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
         env_seed=_env_seed(task, episode, rules, seed),
-        wait_steps=rules.wait_steps,
+        wait_steps=rules.suite_wait_steps(task.benchmark),
         wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
         rest_steps=rules.rest_steps,
         drawn=rules.init_state == "drawn",

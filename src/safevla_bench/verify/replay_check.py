@@ -32,10 +32,11 @@ PROCESSOR = (
 )
 
 
-class _StartProtocol(msgspec.Struct):
+class _StartProtocol(msgspec.Struct, kw_only=True):
     """The part of a protocol that says how an episode starts."""
 
     wait_steps: int
+    wait_steps_by_suite: dict[str, int] = {}
     wait_action: str | tuple[float, ...]
     init_state: str
     rest_steps: int = 0
@@ -144,7 +145,7 @@ def _episode_seed(start: _StartProtocol, header: Header) -> EpisodeSeed:
     return EpisodeSeed(
         init_state_index=header.init_state_index,
         env_seed=header.env_seed,
-        wait_steps=start.wait_steps,
+        wait_steps=start.wait_steps_by_suite.get(header.benchmark, start.wait_steps),
         wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
         rest_steps=start.rest_steps,
         drawn=start.init_state == "drawn",

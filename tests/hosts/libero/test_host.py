@@ -367,13 +367,15 @@ def test_what_still_flies_when_an_episode_begins_is_told(spatial, caplog):
     spatial.reset(SEED)
     assert "still moves" not in caplog.text
     thrown = made("libero-10", 0)
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4))
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=2))
     assert "ketchup_1 still moves" in caplog.text
     caplog.clear()
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=4, rest_steps=20))
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=2, rest_steps=20))
     assert "still moves" not in caplog.text
     rested = thrown.recorded().sim_state.episode_rows(0)[0]
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=17))
+    settling = round(rested[0] / 0.05)
+    assert 2 < settling < 22
+    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=settling))
     np.testing.assert_array_equal(rested, thrown.recorded().sim_state.episode_rows(0)[0])
     thrown.close()
 

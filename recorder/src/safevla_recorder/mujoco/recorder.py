@@ -3,7 +3,8 @@
 It reads `mjData` after each physics substep and at the end of each control step, and writes nothing: no extra
 forward pass, which would change the solver's warm start. So positions and contacts of a record belong to one instant,
 the start of the last substep, where MuJoCo computed them; `sim_state` is the state at its end, from which the run can
-be continued.
+be continued. Torques are sampled at that instant too; their peak is the largest magnitude over the substeps of the
+control step, and at record 0, before which no substep is recorded, the magnitude there.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class Recorder:
         self._contacts: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._actions: list[Action] = []
+        self._arm = list(scene.arm_dofs)
+        self._actuator = data.qfrc_actuator  # a view of the simulator's own array
+        self._torques: list[Floats] = []  # of every substep since the last record
+        self._peaks = [np.abs(self._actuator[self._arm])]
         self._states = [_copy_state(data, scene)]
         self._record_first()
 
@@ -86,8 +91,9 @@ class Recorder:
         self._decode_contacts(contacts, np.array([1]), substep_s=None)
 
     def record_substep(self) -> None:
-        """Copy the contacts of the substep that has just ended."""
+        """Copy the contacts and torques of the substep that has just ended."""
         self._log.add_substep(self._data)
+        self._torques.append(self._actuator.copy())
 
     def record_step(self, action: Action) -> None:
         """Add the record of the control step that `action` [A] drove, of which at least one substep was recorded.
@@ -99,6 +105,8 @@ class Recorder:
             problem = f"the simulation became unstable in control step {len(self._states)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._states.append(_copy_state(self._data, self.scene))
+        self._peaks.append(np.abs(np.array(self._torques)[:, self._arm]).max(axis=0))
+        self._torques.clear()
         self._actions.append(np.array(action, dtype=np.float64))
         self._ends.append(len(self._log))
         if len(self._ends) == _BLOCK:
@@ -114,7 +122,7 @@ class Recorder:
         self._decode_pending()
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
         contacts = join_contacts(self._contacts)
-        return self._assemble(header, self._states, contacts, np.concatenate(self._gripped), action)
+        return self._assemble(header, self._states, self._peaks, contacts, np.concatenate(self._gripped), action)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
         """Return the newest record alone, as an episode of one record; the recording itself does not change."""
@@ -123,12 +131,13 @@ class Recorder:
         is_newest = contacts.record == len(self._states) - 1
         newest = ContactList(*(getattr(contacts, name)[is_newest] for name in names))
         newest = replace(newest, record=np.zeros_like(newest.record))
-        return self._assemble(header, self._states[-1:], newest, self._gripped[-1][-1:], None)
+        return self._assemble(header, self._states[-1:], self._peaks[-1:], newest, self._gripped[-1][-1:], None)
 
     def _assemble(
         self,
         header: Mapping[str, object],
         states: Sequence[_State],
+        peaks: Sequence[Floats],
         contacts: ContactList,
         gripped: NDArray[np.int64],
         action: Floats | None,
@@ -148,11 +157,12 @@ class Recorder:
             quat_bodies=quat_bodies,
             body_quat_wxyz=np.stack([state.quat[objects] for state in states]),
             contacts=contacts,
-            joint_torque_nm=np.stack([state.actuator[list(scene.arm_dofs)] for state in states]),
+            joint_torque_nm=np.stack([state.actuator[self._arm] for state in states]),
             gripper_contact=gripped != NOTHING,
             gripped=gripped,
             action=action,
             sim_state=np.stack([state.sim_state for state in states]),
+            further={"joint_torque_peak_nm": np.stack(peaks)},
         )
 
     def _decode_pending(self) -> None:

@@ -184,6 +184,7 @@ class FakeEnv:
         upright = np.array([1.0, 0.0, 0.0, 0.0])
         gripped = np.array([_body_index(record.held_body) for record in records])
         objects = [_PLACES[name] for name in _MOVABLE]
+        torques = np.stack([record.torque for record in records])
         recording = Recording(
             header=msgspec.structs.asdict(self._build_header(seed)),
             roles=_ROLES,
@@ -195,11 +196,12 @@ class FakeEnv:
             quat_bodies=objects,
             body_quat_wxyz=np.tile(upright, (count, len(objects), 1)),
             contacts=_contact_list([record.contacts for record in records]),
-            joint_torque_nm=np.stack([record.torque for record in records]),
+            joint_torque_nm=torques,
             gripper_contact=gripped >= 0,
             gripped=gripped,
             action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
+            further={"joint_torque_peak_nm": np.abs(torques)},  # one substep a control step
         )
         return from_recording(recording)
 
