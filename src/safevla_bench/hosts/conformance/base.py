@@ -88,6 +88,8 @@ def _named_parts(value: object) -> dict[str, object] | None:
         return msgspec.structs.asdict(value)
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): part for name, part in value.items()}
     if isinstance(value, tuple | list):
         return {str(place): part for place, part in enumerate(value)}
     return None
