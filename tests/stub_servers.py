@@ -11,7 +11,7 @@ import zmq
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, Codec
 
 OPENPI_REQUEST = {
     "observation/image": ("|u1", (224, 224, 3)),
@@ -142,11 +142,13 @@ def vla_eval(answer: Callable[[dict, int], dict], log: list[dict]) -> Callable:
 
 
 class Gr00tServer:
-    """A REP socket that answers as GR00T's policy server does, until it is stopped."""
+    """A REP socket that answers as GR00T's policy server does, until it is stopped; `b""` from `answer` hangs up."""
 
-    def __init__(self, answer: Callable[[str, dict], object], token: str | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[str, dict], object], token: str | None = None, codec: Codec = GR00T, mark: bytes = b""
+    ) -> None:
         self.calls: list[str] = []
-        self._answer, self._token = answer, token
+        self._answer, self._token, self._codec, self._mark = answer, token, codec, mark
         self._socket = zmq.Context.instance().socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
@@ -158,13 +160,19 @@ class Gr00tServer:
         while self._running:
             if not self._socket.poll(20):
                 continue
-            request = GR00T.unpack(self._socket.recv())
+            message = self._socket.recv()
+            request = self._codec.unpack(message)
             self.calls.append(request["endpoint"])
             answered = self._told(request)
+            if request["endpoint"] == "get_action" and self._mark not in message:
+                answered = {"error": f"Video key 'image' must be a numpy array: no {self._mark!r} came"}
+            if answered == b"":
+                self._socket.close(linger=0)
+                return
             while answered is None and self._running:  # it has fallen silent
                 threading.Event().wait(0.02)
             if answered is not None:
-                self._socket.send(answered if isinstance(answered, bytes) else GR00T.pack(answered))
+                self._socket.send(answered if isinstance(answered, bytes) else self._codec.pack(answered))
 
     def _told(self, request: dict) -> object:
         if request.get("api_token") != self._token:
@@ -181,12 +189,30 @@ class Gr00tServer:
 
 
 @contextmanager
-def gr00t(answer: Callable[[str, dict], object], token: str | None = None) -> Iterator[Gr00tServer]:
-    server = Gr00tServer(answer, token)
+def gr00t(
+    answer: Callable[[str, dict], object], token: str | None = None, codec: Codec = GR00T, mark: bytes = b""
+) -> Iterator[Gr00tServer]:
+    server = Gr00tServer(answer, token, codec, mark)
     try:
         yield server
     finally:
         server.stop()
+
+
+def gr00t_modalities(
+    mark: str = "__ModalityConfig_class__", frames: int = 1, **changed: list[str]
+) -> dict[str, object]:
+    """What `get_modality_config` answers for GR00T's embodiment libero_sim, under the mark of a wire."""
+    keys = {
+        "video": ["image", "wrist_image"],
+        "state": list(GR00T_KEYS),
+        "action": list(GR00T_KEYS),
+        "language": ["annotation.human.action.task_description"],
+        **changed,
+    }
+    deltas = {name: [*range(frames if name == "video" else 1)] for name in keys}
+    content = {name: {"modality_keys": keys[name], "delta_indices": deltas[name]} for name in keys}
+    return {name: {mark: True, "as_json": value} for name, value in content.items()}
 
 
 def gr00t_action(count: int, value: float = 0.0) -> list[object]:

@@ -1,26 +1,25 @@
-"""What GR00T's client and server pack, as hexadecimal: the cases of tests/policies/test_frames.py.
+"""What GR00T's own serializer packs, as hexadecimal: the cases of tests/policies/servers/test_frames.py.
 
-GR00T is on no package index. Its serializer is two operations of public libraries, and these bytes are made by those:
-an array is a file that numpy.save writes, in a map of two entries, and the message is packed by the reference
-implementation of MessagePack, which turns to a hook for what it does not know. So this is the public format by another
-way than the package's, not the reference program itself.
+Runs `gr00t/policy/server_client.py` of Isaac-GR00T from a clone of it, at the last tag with arrays as NumPy's files and
+at a revision of main with arrays as msgpack_numpy packs them (since 3df8b38 of 2026-05-07). NVIDIA's repository and
+squirel2000/Isaac-GR00T_n1d7 hold both. In an environment of its own:
 
-    pip install msgpack==1.2.4 numpy==2.4.6 && python tests/cases/make_gr00t_frames.py > tests/cases/gr00t_frames.json
+    pip install msgpack==1.2.4 msgpack-numpy==0.4.8 numpy==2.4.6 pyzmq==27.3.0
+    python tests/cases/make_gr00t_frames.py CLONE > tests/cases/gr00t_frames.json
 """
 
 import io
 import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+import types
+from pathlib import Path
 
-import msgpack
 import numpy as np
 
-
-def hook(value):
-    file = io.BytesIO()
-    np.save(file, value, allow_pickle=False)
-    return {"__ndarray_class__": True, "as_npy": file.getvalue()}
-
-
+REVISIONS = {"gr00t": "n1.7-release", "gr00t main": "626af89"}
 FLAT = {
     "video.image": np.arange(12, dtype=np.uint8).reshape(1, 1, 2, 2, 3),
     "state.x": np.array([[[0.25]]], dtype=np.float32),
@@ -42,4 +41,28 @@ CASES = {
     "error": {"error": "Unknown endpoint: reset"},
 }
 
-print(json.dumps({name: msgpack.packb(message, default=hook).hex() for name, message in CASES.items()}, indent=1))
+
+def load_module(clone, revision):
+    """Import the serializer of a revision without the packages above it, which import the model."""
+    folder = Path(tempfile.mkdtemp())
+    archive = subprocess.run(["git", "-C", clone, "archive", revision, "gr00t"], check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    for name in [name for name in sys.modules if name.split(".")[0] == "gr00t"]:
+        del sys.modules[name]
+    for name in ("gr00t", "gr00t.policy", "gr00t.data", "gr00t.configs", "gr00t.configs.data"):
+        sys.modules[name] = package = types.ModuleType(name)
+        package.__path__ = [str(folder / name.replace(".", "/"))]
+    from gr00t.policy import server_client
+
+    return server_client
+
+
+frames = {}
+for kind, revision in REVISIONS.items():
+    client = load_module(sys.argv[1], revision)
+    serializer, modality = client.MsgSerializer, client.ModalityConfig
+    config = {"video": modality([0], ["image"]), "action": modality([*range(16)], ["x", "gripper"])}
+    messages = {**CASES, "modality_config": config}
+    frames[kind] = {name: serializer.to_bytes(message).hex() for name, message in messages.items()}
+print(json.dumps(frames, indent=1))

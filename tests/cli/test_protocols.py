@@ -36,8 +36,8 @@ def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
 def test_dialects_are_listed_shown_and_compared(safevla):
     _, out, _ = safevla("protocols")
     assert all(name in out for name in dialects.dialect_names())
-    _, out, _ = safevla("protocols", "gr00t-libero-nested")
-    assert "request video/image" in out
+    _, out, _ = safevla("protocols", "gr00t-libero")
+    assert "request video.image" in out
     assert "[steps, 1]" in out
     assert "safevla protocols gr00t\n" in out
     held = json.loads(safevla("protocols", "openpi-libero", "--format", "json")[1])

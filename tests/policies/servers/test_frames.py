@@ -1,7 +1,6 @@
 """Messages of the other two kinds of servers have the bytes of their own projects' packing, and are read from them.
 
-`tests/cases/make_vla_eval_frames.py` ran the harness's own code; `make_gr00t_frames.py` the operations of which GR00T's
-serializer consists, for it is on no package index.
+`tests/cases/make_vla_eval_frames.py` ran the harness's own code, `make_gr00t_frames.py` GR00T's own of two revisions.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ import numpy as np
 import pytest
 
 from policies.servers.test_codecs import same
-from safevla_bench.policies.servers.codecs import GR00T, VLA_EVAL
+from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, VLA_EVAL, Codec
+from safevla_bench.policies.servers.modalities import Modality, choose_codec, parse_modalities
 
 CASES = Path(__file__).parents[2] / "cases"
 
 
-def frames(which: str) -> dict[str, bytes]:
+def frames(which: str, wire: str | None = None) -> dict[str, bytes]:
     held = json.loads((CASES / f"{which}_frames.json").read_text())
-    return {name: bytes.fromhex(frame) for name, frame in held.items()}
+    return {name: bytes.fromhex(frame) for name, frame in (held[wire] if wire else held).items()}
 
 
 def said(kind: str, payload: dict, seq: int, timestamp: float) -> dict:
@@ -58,11 +58,13 @@ MODALITIES = {
     "big-endian": {"array": np.arange(3, dtype=">i4"), "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3))},
     "error": {"error": "Unknown endpoint: reset"},
 }
+WIRES: dict[str, Codec] = {"gr00t": GR00T, "gr00t main": GR00T_MAIN}
+DESCRIBED = "modality_config"
 ALL = [
     *((VLA_EVAL, HARNESS[name], frame) for name, frame in frames("vla_eval").items()),
-    *((GR00T, MODALITIES[name], frame) for name, frame in frames("gr00t").items()),
+    *((WIRES[wire], MODALITIES[name], frames("gr00t", wire)[name]) for wire in WIRES for name in MODALITIES),
 ]
-IDS = [*frames("vla_eval"), *(f"gr00t {name}" for name in frames("gr00t"))]
+IDS = [*frames("vla_eval"), *(f"{wire} {name}" for wire in WIRES for name in MODALITIES)]
 
 
 @pytest.mark.parametrize(("codec", "message", "frame"), ALL, ids=IDS)
@@ -75,4 +77,16 @@ def test_a_message_has_the_bytes_of_its_project_and_is_read_from_them(codec, mes
 
 def test_every_frame_has_its_message_here():
     assert set(frames("vla_eval")) == set(HARNESS)
-    assert set(frames("gr00t")) == set(MODALITIES)
+    for wire in WIRES:
+        assert set(frames("gr00t", wire)) == {*MODALITIES, DESCRIBED}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_s_modalities_tell_its_wire_its_keys_and_its_frames(wire):
+    """Both are read by the codec of the tags, which asks before the wire is known."""
+    config = GR00T.unpack(frames("gr00t", wire)[DESCRIBED])
+    assert choose_codec(config) is WIRES[wire]
+    assert parse_modalities(config) == {
+        "video": Modality(("video.image",), 1),
+        "action": Modality(("action.x", "action.gripper"), 16),
+    }

@@ -14,7 +14,9 @@ from safevla_bench.errors import (
     ServerUnreachableError,
 )
 from safevla_bench.policies import make_policy
-from stub_servers import GR00T_KEYS, GR00T_NESTED, GR00T_REQUEST, demand, gr00t, gr00t_action
+from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN
+from safevla_bench.policies.servers.modalities import Modality, parse_modalities
+from stub_servers import GR00T_KEYS, GR00T_NESTED, GR00T_REQUEST, demand, gr00t, gr00t_action, gr00t_modalities
 
 BEGUN = ["ping", "reset", "get_modality_config"]
 
@@ -126,18 +128,90 @@ def test_an_answer_of_another_form_is_refused(answer, error, words):
         made.close()
 
 
-def test_a_server_without_the_wrapper_gets_nested_maps_and_answers_with_bare_keys():
+def test_main_s_servers_get_arrays_as_msgpack_numpy_packs_them_and_the_tags_as_files():
+    for mark, codec, form in (
+        ("__ModalityConfig__", GR00T_MAIN, b"kind"),
+        ("__ModalityConfig_class__", GR00T, b"as_npy"),
+    ):
+
+        def answer(endpoint, data, mark=mark):
+            return gr00t_modalities(mark) if endpoint == "get_modality_config" else strictly(endpoint, data)
+
+        with gr00t(answer, codec=codec, mark=form) as server:
+            made = client(server.url)
+            made.reset(TASK, 0)
+            assert made.act(seen())[:6] == pytest.approx(0.25)
+            made.close()
+
+
+@pytest.mark.parametrize("refusal", ["Observation must contain a 'video' key", "'video'"])
+def test_a_server_without_the_wrapper_is_asked_once_flat_and_then_nested(refusal):
+    """`refusal` is the text of a strict server (an assertion of GR00T's), and of one that is not (a KeyError's)."""
+
     def nested(endpoint, data):
         if endpoint == "get_action":
+            if "video" not in data["observation"]:
+                return {"error": refusal}
             demand(data["observation"], GR00T_NESTED)
             assert data["observation"]["language"] == {"annotation.human.action.task_description": [["put it there"]]}
             return [{key: np.full((1, 16, 1), 0.25, dtype=np.float32) for key in GR00T_KEYS}, {}]
-        return strictly(endpoint, data)
+        return gr00t_modalities() if endpoint == "get_modality_config" else strictly(endpoint, data)
 
     with gr00t(nested) as server:
-        made = client(server.url, dialect="gr00t-libero-nested")
+        made = client(server.url)
+        for _ in range(2):
+            made.reset(TASK, 0)
+            assert made.act(seen())[:6] == pytest.approx(0.25)
+        made.close()
+    assert server.calls.count("get_action") == 3, "the second episode knows the form"
+
+
+@pytest.mark.parametrize(
+    ("described", "words", "remedy"),
+    [
+        (gr00t_modalities(video=["ego"]), r"takes video\.ego, which the dialect 'gr00t-libero'", "No dialect"),
+        (gr00t_modalities(frames=4), "takes 4 frames of video", "No dialect"),
+        (gr00t_modalities(action=["left_arm"]), r"gives action\.left_arm, .* reads action\.x", "No dialect"),
+        (gr00t_modalities(language=["task"]), "takes task, which", "No dialect"),
+        (
+            {
+                **gr00t_modalities(
+                    video=["robot0_eye_in_hand"],
+                    state=["gripper_qpos"],
+                    language=["annotation.human.task_description"],
+                    action=["end_effector_position", "end_effector_rotation"]
+                    + ["gripper_close", "base_motion", "control_mode"],
+                )
+            },
+            "takes video.robot0_eye_in_hand",
+            "dialect=gr00t-robocasa",
+        ),
+    ],
+)
+def test_a_model_of_other_keys_or_frames_is_refused_before_an_action(described, words, remedy):
+    def answer(endpoint, data):
+        return described if endpoint == "get_modality_config" else strictly(endpoint, data)
+
+    with gr00t(answer) as server:
+        with pytest.raises(ServerRefusedError, match=words) as caught:
+            client(server.url).reset(TASK, 0)
+        assert remedy in caught.value.remedy
+    assert "get_action" not in server.calls
+
+
+def test_n1_5_describes_its_modalities_as_json_text_with_whole_keys():
+    text = '{"delta_indices": [0], "modality_keys": ["video.image", "video.wrist_image"]}'
+    config = {"video": {"__ModalityConfig_class__": True, "as_json": text}, "state": "unreadable"}
+    assert parse_modalities(config) == {"video": Modality(("video.image", "video.wrist_image"), 1)}
+    assert parse_modalities(None) == {}
+
+
+def test_a_server_that_dies_in_a_call_is_noticed_at_once_not_after_the_time_for_an_answer():
+    with gr00t(lambda endpoint, data: b"" if endpoint == "get_action" else strictly(endpoint, data)) as server:
+        made = client(server.url, timeout_s="600")
         made.reset(TASK, 0)
-        assert made.act(seen())[:6] == pytest.approx(0.25)
+        with pytest.raises(ServerLostError, match="closed the connection"):
+            made.act(seen())
         made.close()
 
 
@@ -161,7 +235,7 @@ def test_a_server_of_n1_5_gets_the_observation_alone_and_answers_with_the_action
 
 def test_its_modalities_are_kept_and_a_server_that_tells_none_is_asked_all_the_same():
     config = {
-        "video": {"__ModalityConfig_class__": True, "as_json": {"delta_indices": [0], "modality_keys": ["image"]}}
+        "video": {"__ModalityConfig_class__": True, "as_json": {"delta_indices": [0], "modality_keys": ["image"]}},
     }
 
     def tells(endpoint, data):

@@ -4,7 +4,8 @@ Each kind of server writes an array as a map of its own:
 
 openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumPy scalars with b"__npgeneric__"
 vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers
-gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}
+gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}; since 3df8b38 (2026-05-07) as
+            msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}
 
 Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
 is a message of more than `MAX_VALUES` values, before it is decoded: a value is one byte on the wire and up to seventy
@@ -203,7 +204,18 @@ def _encode_gr00t(value: Array | np.generic) -> object:
     return {"__ndarray_class__": True, "as_npy": file.getvalue()}
 
 
+def _encode_msgpack_numpy(value: Array | np.generic) -> object:
+    if isinstance(value, np.generic):
+        return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+    data = value.tobytes()
+    return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, b"data": data}
+
+
 def _decode_gr00t(wire: Wire) -> object:
+    """Decode both forms of array: a server sends one of them, and no other map has their keys."""
+    if b"nd" in wire:
+        array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
+        return array if wire[b"nd"] else array[()]
     if "__ndarray_class__" not in wire:
         return wire
     content = wire["as_npy"]
@@ -219,3 +231,6 @@ def _decode_gr00t(wire: Wire) -> object:
 OPENPI = Codec(_encode_openpi, _decode_openpi)
 VLA_EVAL = Codec(_encode_vla_eval, _decode_vla_eval)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)
+"""Of GR00T's tags up to n1.7-release, and of RLDX-1."""
+GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)
+"""Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py)."""

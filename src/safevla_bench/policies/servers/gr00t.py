@@ -2,12 +2,13 @@
 
 One request, one reply, both maps of MessagePack: an endpoint's name with its data goes out, `[action, info]` comes
 back, or `{"error": text}`. Cameras, states and actions have a key each ("modality"). The servers of GR00T N1.5, which
-have no endpoint `reset`, take the observation alone as the data and answer with the action alone.
+have no endpoint `reset`, take the observation alone as the data and answer with the action alone. How arrays are packed
+follows from the server's description of its modalities, and whether keys are nested from its answer to flat ones.
 """
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface import Observation, Task
-from safevla_bench.policies.servers import connection
+from safevla_bench.policies.servers import connection, modalities
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
-from safevla_bench.policies.servers.codecs import GR00T
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.codecs import GR00T, Codec
+from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Timeouts, redact_key
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
 from safevla_bench.policies.servers.openpi import server_error
@@ -30,15 +31,25 @@ if TYPE_CHECKING:
 _FAILED = b"ERROR"
 """The answer of a server of another kind of message, such as GR00T N1's, which pickles."""
 _NO_RESET = "Unknown endpoint: reset"
+_HEARTBEAT_S, _SILENT_S = 5.0, 20.0
+"""Seconds between two heartbeats, and without an answer to any. ZeroMQ's own thread in the server answers them while
+its model computes or compiles; a process that is stopped, or a machine that is gone, does not."""
+_PAUSE_S = 0.2
 
 
 class RequestSocket:
-    """A ZeroMQ socket that asks one server at a time. After a timeout it is made anew: it could not ask again."""
+    """A ZeroMQ socket that asks one server at a time. After a timeout it is made anew: it could not ask again.
+
+    A monitor beside the socket tells when the connection ends; the socket alone would wait for its reply in silence.
+    """
 
     def __init__(self, servers: Sequence[str], timeouts: Timeouts, token: str | None = None) -> None:
         self.address = servers[0]
-        self._servers, self._timeouts, self._token = tuple(servers), timeouts, token
+        self.codec: Codec = GR00T
+        self.token = token
+        self._servers, self._timeouts = tuple(servers), timeouts
         self._socket: zmq.SyncSocket | None = None
+        self._monitor: zmq.SyncSocket | None = None
 
     def open(self) -> None:
         """Find the first server of the list that answers a ping.
@@ -49,13 +60,21 @@ class RequestSocket:
         share = self._timeouts.connect_s / len(self._servers)
         for address in self._servers:
             self.address = address
-            try:
-                self.call("ping", timeout_s=share)
-            except ServerLostError:
-                continue
-            return
+            if self._answers_ping(time.monotonic() + share):
+                return
         tried = [f"{address}: no answer to a ping" for address in self._servers]
         raise connection.unreachable_error(tried, self._timeouts.connect_s)
+
+    def _answers_ping(self, until: float) -> bool:
+        """Ping until an answer comes: something in front of a server that starts may hang up meanwhile."""
+        while (left_s := until - time.monotonic()) > 0:
+            try:
+                self.call("ping", timeout_s=left_s)
+            except ServerLostError:
+                time.sleep(min(_PAUSE_S, max(until - time.monotonic(), 0)))
+            else:
+                return True
+        return False
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
         """Ask an endpoint and return its answer.
@@ -63,16 +82,16 @@ class RequestSocket:
         Raises `ServerLostError` where nothing comes in time, `PolicyError` for an answer that is an error.
         """
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
-        message = GR00T.pack({**request, **({"api_token": self._token} if self._token else {})})
+        message = self.codec.pack({**request, **({"api_token": self.token} if self.token else {})})
         reply = self._exchange(message, self._timeouts.answer_s if timeout_s is None else timeout_s)
         if reply == _FAILED:
             self.close()
             problem = f"the policy server {self.address} cannot read what it was sent"
             raise PolicyError(problem, remedy="GR00T's servers before MessagePack pickle, which is not spoken: update.")
-        answer = GR00T.unpack(reply)
+        answer = self.codec.unpack(reply)
         if isinstance(answer, dict) and "error" in answer:
             self.close()
-            raise server_error(self.address, redact_key(str(answer["error"]), self._token))
+            raise server_error(self.address, redact_key(str(answer["error"]), self.token))
         return answer
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
@@ -80,18 +99,15 @@ class RequestSocket:
         import zmq
 
         socket = self._socket or self._connect()
-        socket.setsockopt(zmq.RCVTIMEO, math.ceil(1000 * seconds))
-        socket.setsockopt(zmq.SNDTIMEO, math.ceil(1000 * seconds))
+        until = time.monotonic() + seconds
         try:
+            socket.setsockopt(zmq.SNDTIMEO, round(1000 * seconds))
             socket.send(message)
-            reply = socket.recv()
+            self._await_reply(socket, until, seconds)
+            reply = socket.recv(zmq.NOBLOCK)
             has_more_parts = socket.getsockopt(zmq.RCVMORE)
         except zmq.Again:
-            self.close()
-            large = f"a reply of more than {connection.MAX_REPLY_BYTES // 2**20} MiB is not taken"
-            remedy = f"A server that is slow needs --policy-arg timeout_s=SECONDS; {large}; is it still running?"
-            problem = f"the policy server {self.address} gave no answer for {seconds:g} s"
-            raise ServerLostError(problem, remedy=remedy) from None
+            raise self._silent_error(seconds) from None
         except zmq.ZMQError as error:
             self.close()
             raise ServerLostError(f"the policy server {self.address}: {error}", remedy="Start it again.") from None
@@ -101,21 +117,48 @@ class RequestSocket:
             raise PolicyError(problem, remedy="GR00T's servers send one: is it one?")
         return reply
 
-    def describe_server(self, *, bare: bool) -> Greeting:
-        """Return the server's description of itself, or only how it is asked where it gives none."""
-        summary = {"get_action": "the observation alone" if bare else "observation and options"}
+    def _await_reply(self, socket: zmq.SyncSocket, until: float, seconds: float) -> None:
+        """Return when the reply is there; raise `ServerLostError` where the connection ends or the time is over."""
+        import zmq
+
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        events = dict(poller.poll(max(0.0, 1000 * (until - time.monotonic()))))
+        if socket in events:
+            return
+        if not events:
+            raise self._silent_error(seconds)
+        self.close()
+        large = f"a reply of more than {connection.MAX_REPLY_BYTES // 2**20} MiB is not taken"
+        problem = f"the policy server {self.address} closed the connection, or answers no heartbeat"
+        raise ServerLostError(problem, remedy=f"Its own messages say why; start it again ({large}).")
+
+    def _silent_error(self, seconds: float) -> ServerLostError:
+        self.close()
+        remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
+        return ServerLostError(f"the policy server {self.address} gave no answer for {seconds:g} s", remedy=remedy)
+
+    def describe_modalities(self) -> object:
+        """Return the server's description of its modalities, and from now on pack arrays as it does.
+
+        None where it gives no description.
+        """
         try:
             config = self.call("get_modality_config")
         except ServerLostError:
             raise
         except PolicyError:
-            return summary
-        return sanitize_greeting({**summary, "modality_config": config}, self._token)
+            return None
+        self.codec = modalities.choose_codec(config)
+        return config
 
     def close(self) -> None:
         """Close the socket, if there is one; a message that waits in it is dropped."""
-        socket, self._socket = self._socket, None
-        if socket is not None:
+        socket, monitor, self._socket, self._monitor = self._socket, self._monitor, None, None
+        if socket is not None and monitor is not None:
+            socket.disable_monitor()
+            monitor.close(linger=0)
             socket.close(linger=0)
 
     def _connect(self) -> zmq.SyncSocket:
@@ -124,6 +167,9 @@ class RequestSocket:
         socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.REQ)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, connection.MAX_REPLY_BYTES)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, round(1000 * _HEARTBEAT_S))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(1000 * _SILENT_S))
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(self.address)
         self._socket = socket
         return socket
@@ -138,28 +184,47 @@ class Gr00tModel:
         """The server's description of itself, sanitized for a record: its modalities, which name no checkpoint."""
         self._requests, self._dialect = requests, dialect
         self._bare = False
+        self._nested = False
+        """Whether the server takes nested requests; the first action tells."""
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, and have it forget the last episode.
+        """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
 
-        Raises `ServerUnreachableError`, and `ServerRefusedError` where one answers with an error.
+        Raises `ServerUnreachableError`, and `ServerRefusedError` where one answers with an error or does not fit.
         """
         with connection.guard_handshake(self._requests.close):
             self._requests.open()
             self._bare = not self._supports_reset()
-            self.greeting = self._requests.describe_server(bare=self._bare)
+            config = self._requests.describe_modalities()
+            told = {} if config is None else {"modality_config": config}
+            form = "the observation alone" if self._bare else "observation and options"
+            self.greeting = sanitize_greeting({"get_action": form, **told}, self._requests.token)
+            modalities.check_modalities(modalities.parse_modalities(config), self._dialect)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """Return actions, [H, A]. Raises what `RequestSocket.call` raises, and `InvalidActionError`."""
         request = self._dialect.build_request(observation)
-        data = request if self._bare else {"observation": request, "options": None}
+        try:
+            action = self._request_action(request)
+        except ServerLostError:
+            raise
+        except PolicyError as error:
+            if not modalities.wants_other_form(error.problem, nested=self._nested):
+                raise
+            self._nested = not self._nested
+            action = self._request_action(request)
+        return self._dialect.read_actions(action)
+
+    def _request_action(self, request: dict[str, object]) -> Reply:
+        observation = modalities.nest_request(request) if self._nested else request
+        data = observation if self._bare else {"observation": observation, "options": None}
         answer = action = self._requests.call("get_action", data)
         if not self._bare:
             action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             problem = f"the server {self._requests.address} answered with a {type(answer).__name__}"
             raise PolicyError(problem, remedy="GR00T's servers answer [action, info], N1.5's an action: is it one?")
-        return self._dialect.read_actions(action)
+        return modalities.flatten_reply(action) if self._nested else action
 
     def close(self) -> None:
         self._requests.close()
