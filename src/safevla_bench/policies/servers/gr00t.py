@@ -124,7 +124,7 @@ class RequestSocket:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        events = dict(poller.poll(max(0.0, 1000 * (until - time.monotonic()))))
+        events = dict(poller.poll(max(0, round(1000 * (until - time.monotonic())))))
         if socket in events:
             return
         if not events:
