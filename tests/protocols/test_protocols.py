@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from safevla_bench import protocols
+from safevla_bench.doctor import simulators
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.libero.host import STILL
 from safevla_bench.policies.servers.dialect import STATES
@@ -97,6 +98,7 @@ def test_two_protocols_differ_where_their_values_do():
         "inference.resize": ("pad-bilinear", "none"),
         "inference.gripper": ("raw", "sign"),
         "inference.replan": (5, "server"),
+        "simulator.libero.robosuite": ("1.4.1", "1.4.0"),
     }
     assert protocols.compare_protocols(protocols.load_protocol("openpi"), protocols.load_protocol("openpi")) == []
 
@@ -110,3 +112,52 @@ def test_an_environment_seed_that_is_no_rule_is_refused():
     values = msgspec.to_builtins(protocols.load_protocol())
     with pytest.raises(msgspec.ValidationError, match="env_seed = 'episode'"):
         msgspec.convert({**values, "env_seed": "episode"}, protocols.EvaluationProtocol)
+
+
+# The simulator's versions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
+    protocol = protocols.load_protocol(name)
+    hosts = {"robocasa" if suite.startswith("robocasa") else "libero" for suite in protocol.trials}
+    assert set(protocol.simulator) == hosts
+    assert all({"mujoco", "robosuite"} <= set(versions) for versions in protocol.simulator.values())
+
+
+def test_the_preset_names_the_versions_that_this_project_is_tested_with():
+    preset = protocols.load_protocol()
+    for host, simulator in simulators.tested_versions().hosts.items():
+        assert preset.version_differences(host, simulator.versions) == {}, host
+        assert preset.version_differences(host, simulator.versions | {"mujoco": "9.9"}) == {
+            "mujoco": (simulator.versions["mujoco"], "9.9")
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "differing"),
+    [
+        ("openpi", {"mujoco": "3.2.3", "robosuite": "1.4.1"}, {}),
+        ("openpi", {"mujoco": "3.3.1", "robosuite": "1.4.1"}, {"mujoco": ("3.2.3", "3.3.1")}),
+        ("lerobot", {"mujoco": "3.8.1", "robosuite": "1.4.0"}, {}),
+        ("lerobot", {"mujoco": "3.17.0"}, {"mujoco": ("<3.9.0", "3.17.0")}),
+        ("openvla", {"mujoco": "3.17.0", "robosuite": "1.4.1"}, {}),
+        ("openvla", {}, {}),
+    ],
+)
+def test_an_installed_version_differs_from_a_number_or_a_bound_and_never_from_what_is_unknown(
+    name, installed, differing
+):
+    assert protocols.load_protocol(name).version_differences("libero", installed) == differing
+
+
+def test_another_packaging_of_a_version_is_that_version():
+    installed = {"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"}
+    assert protocols.load_protocol("robocasa-365").version_differences("robocasa", installed) == {}
+    assert protocols.load_protocol("robocasa-365").version_differences("libero", installed) == {}
+
+
+def test_robocasa_s_fork_of_openpi_replans_every_five_actions_and_stops_at_success():
+    fork = protocols.load_protocol("robocasa-365-openpi")
+    assert (fork.inference.replan, fork.stop_at_success, fork.env_seed) == (5, True, "7 + episode")
+    assert all("36ad632" in fork.sources[name] for name in ("inference.replan", "stop_at_success"))

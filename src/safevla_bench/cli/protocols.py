@@ -128,6 +128,7 @@ def _print_entry(entry: entries.PaperEntry) -> None:
         ("host", entry.host),
         ("suites", ", ".join(entry.suites)),
         ("protocol", entry.protocol),
+        *[("argument", f"{name}={value}, for the host") for name, value in entry.host_arguments.items()],
         ("dialect", f"{entry.dialect}, over {entry.transport}"),
         ("project", entry.project),
         ("server", entry.serve),

@@ -82,7 +82,7 @@ def eval_command(context: click.Context, run_command: RunCommand, ruleset: Rules
 
 
 def _print_open_questions(run_command: RunCommand) -> None:
-    for line in evaluate.open_questions(run_command.request):
+    for line in [*evaluate.open_questions(run_command.request), *evaluate.describe_simulator(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)

@@ -176,6 +176,8 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
         if what[name]:
             raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
     filled = evaluate.entry_fields(what["entry"], what["suites"], what["protocol"])
+    own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
+    filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
 
 

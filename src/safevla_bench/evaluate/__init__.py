@@ -17,7 +17,13 @@ from safevla_bench.evaluate.outputs import (
     table_material,
     write_outputs,
 )
-from safevla_bench.evaluate.preparation import PreparedRun, estimate_run, prepare_run, select_tasks
+from safevla_bench.evaluate.preparation import (
+    PreparedRun,
+    describe_simulator,
+    estimate_run,
+    prepare_run,
+    select_tasks,
+)
 from safevla_bench.evaluate.request import (
     DEFAULT_EXECUTION,
     ENTRY_OPTIONS,
@@ -45,6 +51,7 @@ __all__ = [
     "build_board",
     "build_submission",
     "describe_losses",
+    "describe_simulator",
     "entry_fields",
     "estimate_run",
     "evaluate",

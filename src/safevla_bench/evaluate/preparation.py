@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from safevla_bench import hosts, policies, rollout, runs
-from safevla_bench.errors import HostError, RunError
+from safevla_bench.errors import HostError, PluginError, RunError
 from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.interface import Host, Policy, ReplayPolicy, Task
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.version import __version__
+from safevla_recorder.simulator_versions import find_differences
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,29 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
         remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --benchmark {suite}` lists them."
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
     return list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
+
+
+def describe_simulator(request: Request) -> list[str]:
+    """Return where the installed simulator is another than the protocol's, and what is known of it, as sentences.
+
+    Empty for a request that cannot be prepared here: `prepare_run` says why.
+    """
+    try:
+        protocol, host = rollout.load_protocol(request.protocol), hosts.make_host(request.host, request.host_arguments)
+        planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
+        installed = host.versions()
+    except (HostError, PluginError, RunError):
+        return []
+    differing = [
+        f"the protocol {protocol.name} was established with {package} {established}, installed is {version}"
+        for package, (established, version) in protocol.version_differences(host.name, installed).items()
+    ]
+    known = [
+        difference.describe(installed[difference.package])
+        for difference in find_differences(host.name, installed)
+        if not difference.tasks or planned & {*difference.tasks}
+    ]
+    return [*differing, *known]
 
 
 def _describe_run(

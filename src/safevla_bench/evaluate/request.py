@@ -130,12 +130,14 @@ DEFAULT_EXECUTION = ExecutionOptions()
 PRESET, PROTOCOL = rollout.PRESET, rollout.PROTOCOL
 
 
-ENTRY_OPTIONS = ("host", "suites", "policies", "protocol")
+ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 """The options that an entry stands for."""
 
 
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
     """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
+
+    The host's arguments are the entry's own, such as the split of RoboCasa that its checkpoint was evaluated on.
 
     Raises:
         PolicyError: there is no such entry.
@@ -147,6 +149,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
         raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"It has {', '.join(entry.suites)}.")
     return {
         "host": entry.host,
+        "host_arguments": dict(entry.host_arguments),
         "suites": tuple(suites) or entry.suites,
         "policies": (name,),
         "protocol": protocol or (entry.protocol if entry.is_runnable else rollout.PRESET),

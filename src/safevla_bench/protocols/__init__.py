@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from safevla_bench.errors import RunError
+from safevla_recorder.simulator_versions import version_number
 
 __all__ = [
     "FIELDS",
@@ -35,7 +36,9 @@ Resize = Literal["none", "pad-bilinear", "lanczos3"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "sign", "close-is-one"]
 UNKNOWN_SOURCE = "unknown"
-"""The source of a value whose source is not known."""
+"""The source of a value whose source is not known, and a version that is not known."""
+REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}
+"""Package -> another packaging of the same code."""
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +71,8 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
+    simulator: dict[str, dict[str, str]]
+    """Host -> package -> the version that it was established under, or a bound such as `<3.9.0`, or `unknown`."""
     inference: Inference | None = None
     sources: dict[str, str]
 
@@ -85,6 +90,18 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         values = msgspec.to_builtins(self)
         return {name: value for name, value in values.items() if name not in ("about", "sources")}
 
+    def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+        """Return package -> the version that the protocol was established under, and the installed one, if they differ.
+
+        A package that either side does not know differs from nothing.
+        """
+        differing = {}
+        for package, established in self.simulator.get(host, {}).items():
+            version = installed.get(package, installed.get(REPACKAGED.get(package, ""), UNKNOWN_SOURCE))
+            if UNKNOWN_SOURCE not in (established, version) and not _is_same_version(established, version):
+                differing[package] = (established, version)
+        return differing
+
     def episode_values(self) -> dict[str, object]:
         """Return the values that a run records: how episodes start and end. The rest is recorded with the policy."""
         return {name: value for name, value in self.values().items() if name != "inference"}
@@ -101,6 +118,7 @@ FIELDS: Mapping[str, str] = {
     "stop_at_success": "whether the first success ends the episode; else the horizon does, and its last state counts",
     "trials": "episodes of each task, by suite",
     "horizons": "policy steps at most, by suite; else the host's own",
+    "simulator": "by host, the simulator's versions that it was established under: its numbers are theirs",
     "inference": "`release`: each policy sees and answers as its own project has it",
     "inference.render": "height and width of the rendered image",
     "inference.flip": "what is flipped of MuJoCo's image, whose rows begin at the bottom; `vertical` makes it upright",
@@ -180,8 +198,8 @@ def describe_field(field: str) -> str:
 
 
 def _field_key(field: str) -> str:
-    """Return the key of `FIELDS` for a field; fields by suite share one."""
-    return field if field in FIELDS else field.rpartition(".")[0]
+    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share one."""
+    return field if field in FIELDS else _field_key(field.rpartition(".")[0])
 
 
 def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:
@@ -191,10 +209,24 @@ def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object
             continue
         if name == "inference" and value is None:
             yield name, RELEASE
-        elif isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", item) for inner, item in value.items())
         else:
-            yield name, value
+            yield from _flatten_field(name, value)
+
+
+def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the values of nested mappings, each as `group.field`."""
+    if isinstance(value, Mapping):
+        for inner, item in value.items():
+            yield from _flatten_field(f"{name}.{inner}", item)
+    else:
+        yield name, value
+
+
+def _is_same_version(established: str, installed: str) -> bool:
+    """Return whether an installed version is the established one, or lies below the bound `<VERSION`."""
+    if established.startswith("<"):
+        return version_number(installed) < version_number(established[1:])
+    return version_number(installed) == version_number(established)
 
 
 def _value_source(protocol: EvaluationProtocol, field: str) -> str:

@@ -18,7 +18,7 @@ from safevla_bench.report.published import PAPER, load_published
 from strict_server import StrictServer
 
 NINE = tuple(EXPECTED)
-CARRIED_OUT = {"openpi-libero": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
+CARRIED_OUT = {"openpi-libero": 5, "openpi-robocasa": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
 """Actions of a reply of 16 before the next request."""
 MAIN = [one for one in entries.paper_entries() if not one.auxiliary]
 
@@ -75,12 +75,31 @@ def test_an_entry_runs_as_many_episodes_as_the_paper_and_has_its_training(entry)
 
 @pytest.mark.parametrize("entry", entries.paper_entries(), ids=lambda one: one.name)
 def test_what_an_entry_says_has_a_source_or_is_named_unknown(entry):
-    assert set(entry.sources) == {"checkpoints", "serve"}
+    assert set(entry.sources) == {"checkpoints", "serve", *entry.host_arguments}
     for field in ("serve", "protocol", "dialect", "project"):
         assert getattr(entry, field) != entries.UNKNOWN or entry.unknown, field
     assert not any(entries.UNKNOWN in where for where in entry.checkpoints.values()) or entry.unknown
     assert set(entry.checkpoints) <= {entries.EVERY, *entry.suites}
     assert entry.is_runnable or entry.auxiliary
+
+
+def test_a_robocasa_entry_runs_on_the_split_that_its_project_evaluates_on():
+    """RoboCasa's three checkpoints: pretrain, RLDX-1's own evaluation: target; LIBERO has no split."""
+    splits = {entry.name: entry.host_arguments.get("split") for entry in MAIN}
+    assert {name: split for name, split in splits.items() if split} == {
+        "pi0@robocasa-365": "pretrain",
+        "pi0.5@robocasa-365": "pretrain",
+        "gr00t-n1.5@robocasa-365": "pretrain",
+        "rldx-1@robocasa-365": "target",
+    }
+
+
+@pytest.mark.parametrize("entry", MAIN, ids=lambda one: one.name)
+def test_an_entry_waits_as_its_benchmark_s_own_evaluators_do(entry):
+    """LIBERO's ten settling steps; none beyond the kitchen's own in RoboCasa; never until things are at rest."""
+    protocol = protocols.load_protocol(entry.protocol)
+    waits = {protocol.wait_steps_by_suite.get(suite, protocol.wait_steps) for suite in entry.suites}
+    assert (waits, protocol.rest_steps) == ({0 if entry.host == "robocasa" else 10}, 0)
 
 
 def test_the_server_answers_what_the_entry_asks(served):

@@ -43,6 +43,8 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkpoints: dict[str, str]
     """By suite, or one for `all`."""
     sources: dict[str, str]
+    host_arguments: dict[str, str] = {}
+    """Arguments of the host, such as RoboCasa's `split`."""
     training: str | None = None
     auxiliary: bool = False
     """Table 6: outside of the paper's main results."""
