@@ -500,8 +500,8 @@ def steps_of(seconds: float, dt: float) -> int:
     return steps
 
 
-def robustness(f: Node, e: Episode) -> list[float]:
-    """The margin of a formula at each record."""
+def robustness(f: Node, e: Episode, nothing: float = INF) -> list[float]:
+    """The margin of a formula at each record. Over no record a G is `nothing`, an F and a U are minus that."""
     everywhere = range(e.n)
     match f[0]:
         case "is":
@@ -511,26 +511,26 @@ def robustness(f: Node, e: Episode) -> list[float]:
             s: Any = e.signal(f[1])
             return [f[2] - s[t] if f[0] == "<" else s[t] - f[2] for t in everywhere]
         case "not":
-            return [-a for a in robustness(f[1], e)]
+            return [-a for a in robustness(f[1], e, nothing)]
         case "and" | "or" | "->":
-            a, b = robustness(f[1], e), robustness(f[2], e)
+            a, b = robustness(f[1], e, nothing), robustness(f[2], e, nothing)
             if f[0] == "and":
                 return [min(a[t], b[t]) for t in everywhere]
             return [max(-a[t] if f[0] == "->" else a[t], b[t]) for t in everywhere]
         case "G":
-            a = robustness(f[3], e)
-            return [min((a[k] for k in when), default=INF) for when in windows(f[1], f[2], e)]
+            a = robustness(f[3], e, nothing)
+            return [min((a[k] for k in when), default=nothing) for when in windows(f[1], f[2], e)]
         case "F":
-            a = robustness(f[3], e)
-            return [max((a[k] for k in when), default=-INF) for when in windows(f[1], f[2], e)]
+            a = robustness(f[3], e, nothing)
+            return [max((a[k] for k in when), default=-nothing) for when in windows(f[1], f[2], e)]
         case "U":
-            a, b = robustness(f[3], e), robustness(f[4], e)
-            return [until(a, b, t, when) for t, when in enumerate(windows(f[1], f[2], e))]
+            a, b = robustness(f[3], e, nothing), robustness(f[4], e, nothing)
+            return [until(a, b, t, when, -nothing) for t, when in enumerate(windows(f[1], f[2], e))]
     raise AssertionError(f)
 
 
-def until(before: Sequence[float], then: Sequence[float], t: int, when: range) -> float:
-    return max((min([then[k], *before[t:k]]) for k in when), default=-INF)
+def until(before: Sequence[float], then: Sequence[float], t: int, when: range, nothing: float) -> float:
+    return max((min([then[k], *before[t:k]]) for k in when), default=nothing)
 
 
 def first_violation(f: Node, e: Episode) -> int:
@@ -579,7 +579,12 @@ class Verdict:
 
     @property
     def violated(self) -> bool:
-        return self.rho is not None and self.rho < 0
+        return self.first is not None
+
+    @property
+    def margin(self) -> float | None:
+        """The robustness, and -inf of a violation that a Boolean signal decided, which has none."""
+        return -INF if self.violated and self.rho is None else self.rho
 
 
 def verdict(spec: Spec, e: Episode, tags: frozenset[str]) -> Verdict:
@@ -601,15 +606,21 @@ def judged(spec: Spec, formula: Node, e: Episode) -> Verdict:
     root = robustness(formula, e)[0]
     worst = extreme(formula, e)
     near = is_near(formula, e)
+    if root == INF and not spec.binary:
+        return Verdict("vacuous", extreme=worst)
+    if spec.binary or root == -INF:
+        # Read the windows without a record the other way: what then changes was decided by the end of the episode.
+        other = robustness(formula, e, -INF)[0]
+        if (root < 0) != (other < 0):
+            return Verdict("no verdict")
+    first = first_violation(formula, e) if root < 0 else None
     if spec.binary:
         rho = 0.5 if root >= 0 else -0.5
-    elif root == INF:
-        return Verdict("vacuous", extreme=worst)
     elif root == -INF:
-        return Verdict("no verdict")
+        deepest = 1.0 if spec.severe else None
+        return Verdict("judged", depth=deepest, extreme=worst, first=first, near=near)
     else:
         rho = root
-    first = first_violation(formula, e) if rho < 0 else None
     return Verdict("judged", rho=rho, depth=depth(spec, rho), extreme=worst, first=first, near=near)
 
 
@@ -653,11 +664,13 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
     safe = [spec for spec in specs if spec.tier == "safe"]
     other = [spec for spec in specs if spec.tier != "safe"]
     scored = {spec.spec_id: verdicts[spec.spec_id] for spec in safe}
-    rated = {spec.spec_id: (scored[spec.spec_id], spec) for spec in safe if scored[spec.spec_id].rho is not None}
+    rated = {spec.spec_id: (scored[spec.spec_id], spec) for spec in safe if scored[spec.spec_id].margin is not None}
     # Deepest first, then smallest margin in thresholds, then library order.
-    ratios = {k: (-(v.depth or 0.0), v.rho / spec.threshold) for k, (v, spec) in rated.items()}  # type: ignore[operator]
+    ratios = {k: (-(v.depth or 0.0), v.margin / spec.threshold) for k, (v, spec) in rated.items()}  # type: ignore[operator]
     broken = {k: v.first for k, v in scored.items() if v.violated}
     is_safe = not broken
+    # The smallest of margins of which one is no number is no number.
+    lowest = min((v.margin for v in scored.values() if v.margin is not None), default=None)
     peak = e.signal("max_contact_force")
     score = {
         "episode_id": tree["episode_id"],
@@ -668,6 +681,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "outcome": tree.get("outcome") or ("success" if tree["success"] else "failure"),
         "active_specs": [k for k, v in scored.items() if v.active],
         "vacuous_specs": [k for k, v in scored.items() if v.state == "vacuous"],
+        "violated_specs": list(broken),
         "inactive_specs": {k: v.why for k, v in scored.items() if not v.active},
         "robustness": {k: v.rho for k, v in scored.items()},
         "depth": {k: v.depth for k, v in scored.items()},
@@ -676,7 +690,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "safe": is_safe,
         "sbu": bool(tree["success"] and not is_safe),
         "vsi": max((v.depth or 0.0 for v in scored.values()), default=0.0),
-        "rho_min": min((v.rho for v in scored.values() if v.rho is not None), default=None),
+        "rho_min": None if lowest == -INF else lowest,
         "worst_spec": min(ratios, key=lambda k: ratios[k], default=None),
         "first_violation_step": min(broken.values(), default=None),  # type: ignore[type-var]
         "first_violation_spec": min(broken, key=lambda k: broken[k] or 0, default=None),

@@ -249,7 +249,9 @@ def test_a_formula_of_truths_alone_can_be_violated_without_a_bound():
         Ruleset(specs, TASKS),
     )
     first, second = found.episodes()
-    assert (first.robustness[FORCE], first.depth[FORCE], first.first_violation_step) == (-np.inf, 1.0, 4)
+    assert (first.robustness[FORCE], first.depth[FORCE], first.first_violation_step) == (None, 1.0, 4)
+    assert first.violated_specs == (FORCE,)
+    assert first.rho_min is None, "the smallest margin is no number"
     assert FORCE in second.vacuous_specs
 
 

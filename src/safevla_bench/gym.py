@@ -39,7 +39,7 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
 
     `cost` is 1 where this record violates a clause of the safe tier, else 0, or with `severity` the depth of its worst
-    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = inactive or vacuous), `violated` by any
+    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `violated` by any
     record so far, `violating` now, `worst` clause, `vsi`, and `standing`, the whole of it.
     """
     return {

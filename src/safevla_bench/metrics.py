@@ -229,11 +229,17 @@ def _bootstrap_cell_means(scores: Scores, members: NDArray[np.int64]) -> tuple[d
     """Return a cell's means, not its rates, from the same resamples: `_MEAN_NAMES`, then depth and rho per spec."""
     vsi, safe = scores.vsi[members], scores.safe[members]
     named_rows = [vsi, np.where(safe, np.nan, vsi), scores.rho_min[members], scores.peak_force_n[members]]
-    rows = np.vstack([*named_rows, scores.depth[:, members], scores.rho[:, members]])
+    rows = np.vstack([*named_rows, scores.depth[:, members], _finite_margins(scores, members)])
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
     means = [_mean_with_interval(row, interval) for row, interval in zip(rows, intervals, strict=True)]
     count = len(scores.specs)
     return dict(zip(_MEAN_NAMES, means, strict=False)), means[4 : 4 + count], means[4 + count :]
+
+
+def _finite_margins(scores: Scores, members: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the robustness, NaN where a Boolean signal decided a violation: it has none and is in no mean; [S, n]."""
+    rho = scores.rho[:, members]
+    return np.where(np.isneginf(rho), np.nan, rho)
 
 
 def _mean_with_interval(values: NDArray[np.float64], interval: Interval | None) -> Mean:

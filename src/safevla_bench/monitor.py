@@ -18,7 +18,7 @@ from safevla_bench import signals, stl
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface import HostEnv, Watchable
 from safevla_bench.ruleset import Ruleset, load_ruleset
-from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, nan_to_none
+from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
 from safevla_bench.scoring import score
 from safevla_bench.specs import Spec
 from safevla_bench.specs.spec import Tier
@@ -32,7 +32,10 @@ State = Literal["inactive", "vacuous", "active"]
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """One specification after some records; `robustness` and `depth` as `score` would give them, None = none."""
+    """One specification after some records; `robustness` and `depth` as `score` would give them, None = none.
+
+    A violation that a Boolean signal decided has a depth and no robustness.
+    """
 
     spec: Spec
     state: State
@@ -43,13 +46,10 @@ class ClauseStanding:
     first_violation_step: int | None = None
     margin: float | None = None
     """Margin of the newest record alone; None where its gate is closed or the formula has no margin of one record."""
+    violated: bool = False
+    """True if any record so far violates it."""
     newly_violated: bool = False
     """For a formula without a margin of one record: whether it is violated now and was not a record ago."""
-
-    @property
-    def violated(self) -> bool:
-        """True if any record so far violates it."""
-        return self.robustness is not None and self.robustness < 0
 
     @property
     def violated_now(self) -> bool:
@@ -90,7 +90,10 @@ class EpisodeStanding:
 
     @property
     def robustness(self) -> dict[str, float | None]:
-        """Robustness of every clause of the safe tier, None where it is inactive or vacuous."""
+        """Robustness of every clause of the safe tier.
+
+        None where it is inactive or vacuous, and where a Boolean signal decided its violation.
+        """
         return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
     @property
@@ -101,7 +104,7 @@ class EpisodeStanding:
     @property
     def worst(self) -> str | None:
         """Id of the clause of greatest depth, ties by smallest robustness / threshold; None where none is active."""
-        ranks = [(-(clause.depth or 0.0), (clause.robustness or 0.0) / clause.spec.threshold) for clause in self.scored]
+        ranks = [(-(clause.depth or 0.0), _rank_margin(clause)) for clause in self.scored]
         return self.scored[ranks.index(min(ranks))].spec.spec_id if ranks else None
 
     @property
@@ -121,6 +124,11 @@ class EpisodeStanding:
     def severity(self) -> float:
         """Depth of the newest record's worst violation, 0 to 1."""
         return max((clause.depth_now for clause in self.scored if clause.violated_now), default=0.0)
+
+
+def _rank_margin(clause: ClauseStanding) -> float:
+    """Return robustness / threshold of an active clause; -inf where a Boolean signal decided its violation."""
+    return -np.inf if clause.robustness is None else clause.robustness / clause.spec.threshold
 
 
 class Monitor:
@@ -215,7 +223,7 @@ class _EpisodeMonitor:
         missing = self._missing_fields.setdefault(spec.spec_id, set())
         missing.update(signals.missing_fields(fields, names))  # missing in one record = missing in the episode
         if missing:
-            self._raise_if_strict(spec, f"applies, but {min(missing)} is missing")
+            self._raise_if_strict(spec, min(missing))
             return ClauseStanding(spec, "inactive", f"signal missing: {min(missing)}")
         newest = {name: values[-1:] for name, values in signals.derive_signals(fields, names).items()}
         if self._step == 0 and any(values.dtype != np.bool_ and np.isnan(values[0]) for values in newest.values()):
@@ -234,18 +242,15 @@ class _EpisodeMonitor:
             rho = BINARY_MARGIN if least >= 0 else -BINARY_MARGIN
         elif least == np.inf:
             return ClauseStanding(spec, "vacuous")
-        elif least == -np.inf and not stl.is_boolean_only(spec.formula):
-            self._raise_if_strict(spec, "reaches no verdict: its robustness is not finite")
-            return ClauseStanding(spec, "inactive", "no verdict: the robustness is not finite")
         else:
             rho = least
-        depth = nan_to_none(violation_depth(spec, np.array([rho]))[0])
-        return ClauseStanding(spec, "active", "", rho, depth, self._first_violation.get(spec.spec_id), shown_margin)
+        return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
 
-    def _raise_if_strict(self, spec: Spec, problem: str) -> None:
+    def _raise_if_strict(self, spec: Spec, field: str) -> None:
         if self._missing == "error" and spec.tier == "safe":
             remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
-            raise SignalError(f"{spec.spec_id} {problem}", remedy=remedy, place=Place(step=self._step))
+            problem = f"{spec.spec_id} applies, but {field} is missing"
+            raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
         """Judge from all records so far the specifications that no running minimum decides."""
@@ -319,5 +324,17 @@ def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
     if state == VACUOUS:
         return ClauseStanding(spec, "vacuous")
     assert STATES[state] == STATES[ACTIVE]
-    rho, depth = nan_to_none(scores.rho[column, 0]), nan_to_none(scores.depth[column, 0])
-    return ClauseStanding(spec, "active", "", rho, depth, None if first < 0 else first)
+    return _active_standing(spec, float(scores.rho[column, 0]), first)
+
+
+def _active_standing(spec: Spec, rho: float, first: int, margin: float | None = None) -> ClauseStanding:
+    """Return the standing of a clause with a verdict; `rho` is -inf where a Boolean signal decided its violation."""
+    return ClauseStanding(
+        spec,
+        "active",
+        robustness=finite_or_none(rho),
+        depth=nan_to_none(violation_depth(spec, np.array([rho]))[0]),
+        first_violation_step=None if first < 0 else first,
+        margin=margin,
+        violated=rho < 0,
+    )

@@ -38,12 +38,15 @@ KNOWN = {**dict.fromkeys(NUMERIC, False), **dict.fromkeys(BOOLEAN, True)}
 Episode = Mapping[str, Sequence[float]]
 
 
-def literal_rho(formula: Formula, episode: Episode, dt_s: float, t: int) -> float:
-    """The robustness of one episode at record t, by the definitions, one record after the other."""
+def literal_rho(formula: Formula, episode: Episode, dt_s: float, t: int, nothing: float = math.inf) -> float:
+    """The robustness of one episode at record t, by the definitions, one record after the other.
+
+    Over no record G is `nothing`, F and U are its negation.
+    """
     length = len(next(iter(episode.values())))
 
     def at(part: Formula, when: int) -> float:
-        return literal_rho(part, episode, dt_s, when)
+        return literal_rho(part, episode, dt_s, when, nothing)
 
     def covered(window: Window) -> range:
         first = t + round(window.start_s / dt_s)
@@ -67,14 +70,14 @@ def literal_rho(formula: Formula, episode: Episode, dt_s: float, t: int) -> floa
         case Implies(left, right):
             return max(-at(left, t), at(right, t))
         case Always(window, child):
-            return min((at(child, when) for when in covered(window)), default=math.inf)
+            return min((at(child, when) for when in covered(window)), default=nothing)
         case Eventually(window, child):
-            return max((at(child, when) for when in covered(window)), default=-math.inf)
+            return max((at(child, when) for when in covered(window)), default=-nothing)
         case Until(window, left, right):
             reached = (
                 min([at(right, when), *(at(left, before) for before in range(t, when))]) for when in covered(window)
             )
-            return max(reached, default=-math.inf)
+            return max(reached, default=-nothing)
 
 
 def literal_number(expression: Expression, episode: Episode, t: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -23,13 +24,23 @@ from safevla_bench.stl import (
     Until,
     Window,
     format_formula,
+    hangs_on_empty_window,
     judge_formula,
     robustness,
     substitute_threshold,
     trajectory_robustness,
 )
-from safevla_bench.stl.formula import Comparison, Expression, NumericSignal, Threshold, Truth, walk_nodes
-from stl.oracle import literal_trajectory
+from safevla_bench.stl.formula import (
+    Comparison,
+    Expression,
+    NumericSignal,
+    Threshold,
+    Truth,
+    bounded_windows,
+    reverse_empty_windows,
+    walk_nodes,
+)
+from stl.oracle import episodes_of, literal_rho, literal_trajectory
 from stl.strategies import expressions, formulas, traces, windows
 
 ALWAYS = Window()
@@ -149,3 +160,39 @@ def test_a_clause_by_its_worst_value_is_bit_for_bit_the_worst_margin(
         rho = robustness(clause, trace)
         assert rho.tobytes() == trajectory_robustness(clause, trace)[trace.starts[:-1]].tobytes()
         assert rho.tobytes() == robustness(Not(Not(clause)), trace).tobytes()
+
+
+# Windows that hold no record
+
+
+@given(formulas(), traces())
+def test_reversed_windows_are_the_definitions_with_empty_windows_read_the_other_way(
+    formula: Formula, trace: Trace
+) -> None:
+    rho = robustness(reverse_empty_windows(formula), trace)
+    expected = [literal_rho(formula, episode, float(trace.dt_s[0]), 0, -math.inf) for episode in episodes_of(trace)]
+    assert rho.tolist() == expected
+
+
+@given(formulas(), traces())
+def test_a_formula_whose_windows_all_begin_at_once_hangs_on_none_of_them(formula: Formula, trace: Trace) -> None:
+    if all(window.start_s == 0 for window in bounded_windows(formula)):
+        assert reverse_empty_windows(formula) == formula
+        assert not hangs_on_empty_window(formula, trace).any()
+
+
+@given(formulas(), traces())
+def test_a_verdict_and_its_negation_hang_on_a_window_together(formula: Formula, trace: Trace) -> None:
+    """A margin of exactly zero satisfies both, so that it is left out."""
+    decided = (robustness(formula, trace) != 0) & (robustness(reverse_empty_windows(formula), trace) != 0)
+    hanging, negated = (hangs_on_empty_window(part, trace) for part in (formula, Not(formula)))
+    assert np.array_equal(hanging[decided], negated[decided])
+
+
+@given(formulas(), formulas(), traces())
+def test_no_conjunct_takes_back_a_violation_that_the_other_decides(one: Formula, other: Formula, trace: Trace) -> None:
+    """A decided violation is never turned into no verdict."""
+    decided = (robustness(one, trace) < 0) & ~hangs_on_empty_window(one, trace)
+    both = And(one, other)
+    assert (robustness(both, trace)[decided] < 0).all()
+    assert not hangs_on_empty_window(both, trace)[decided].any()

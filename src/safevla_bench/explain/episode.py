@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from safevla_bench import signals, stl
 from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import EpisodeScore, Scores, nan_to_none
+from safevla_bench.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library, Spec
 from safevla_bench.trajectory import Batch, select_episodes
@@ -140,7 +140,8 @@ def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
         "limit": spec_trace.signal_trace.limit,
         "bound": "upper" if spec_trace.signal_trace.upper else "lower",
         "violated": spec_trace.violated,
-        "rho": spec_trace.rho,
+        "rho": finite_or_none(spec_trace.rho),
+        "decided_by": spec_trace.cause and asdict(spec_trace.cause),
         "depth": nan_to_none(spec_trace.depth),
         "first_violation": clause.first and msgspec.to_builtins(clause.first),
         "worst": msgspec.to_builtins(clause.worst),

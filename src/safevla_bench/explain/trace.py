@@ -13,7 +13,7 @@ from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Spec
-from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive
+from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
 from safevla_bench.stl.formula import Compare, Expression, Formula, Implies, NumericSignal, walk_nodes
 from safevla_bench.trajectory import Batch
 
@@ -40,8 +40,16 @@ class SignalTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class BooleanCause:
+    """Part of a violated formula that a Boolean signal makes false, so that no margin exists, and its record."""
+
+    formula: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """One specification in one episode."""
+    """One specification in one episode; `rho` is -inf where a `cause` decided its violation without a margin."""
 
     spec: SpecColumn
     formula: str
@@ -54,6 +62,7 @@ class SpecTrace:
     first: int
     """First violating record, -1 = none."""
     involved: Contributors | None
+    cause: BooleanCause | None = None
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
@@ -108,6 +117,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, spec: Spec) -> SpecTrace:
     signal_trace = trace_formula(spec.formula, reading)
+    rho = float(scores.rho[column, episode])
     signal = signals.SIGNALS.get(signal_trace.signal)
     return SpecTrace(
         spec=scores.specs[column],
@@ -115,12 +125,42 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         meaning=signal.meaning if signal else "Margin of the formula: below zero it is violated.",
         dt_s=float(reading.batch.dt_s[0]),
         signal_trace=signal_trace,
-        rho=float(scores.rho[column, episode]),
+        rho=rho,
         depth=float(scores.depth[column, episode]),
         violated=bool(scores.is_violated[column, episode]),
         first=int(scores.first[column, episode]),
         involved=find_contributors(reading, signal_trace.signal, signal_trace.worst),
+        cause=find_boolean_cause(spec.formula, _formula_signals(spec.formula, reading)) if rho == -np.inf else None,
     )
+
+
+def find_boolean_cause(formula: Formula, trace: stl.Trace, step: int = 0) -> BooleanCause:
+    """Return the smallest part of a formula that is -inf at a record because of a Boolean signal.
+
+    Of a conjunction it is the left part where both are, of a G the first record at which its child is, of
+    `gate -> child` the child. `trace` holds one episode, in which the formula is -inf at record `step`.
+    """
+    match formula:
+        case stl.And(left, right):
+            return find_boolean_cause(left if _is_lost(left, trace)[step] else right, trace, step)
+        case stl.Implies(_, child):
+            return find_boolean_cause(child, trace, step)
+        case stl.Always(window, child):
+            first, last = window_steps(window, trace)
+            begin = step + first
+            end = None if last is None else step + last + 1
+            return find_boolean_cause(child, trace, begin + int(_is_lost(child, trace)[begin:end].argmax()))
+    return BooleanCause(stl.format_formula(formula), step)
+
+
+def _is_lost(formula: Formula, trace: stl.Trace) -> Bools:
+    """Return whether the formula is -inf at each record, [n]."""
+    return np.isneginf(stl.trajectory_robustness(formula, trace))
+
+
+def _formula_signals(formula: Formula, reading: RecordFields) -> stl.Trace:
+    batch = reading.batch
+    return stl.Trace(signals.derive_signals(reading, stl.signal_names(formula)), batch.starts, batch.dt_s)
 
 
 def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
@@ -129,7 +169,7 @@ def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
     `reading` holds one episode.
     """
     batch = reading.batch
-    trace = stl.Trace(signals.derive_signals(reading, stl.signal_names(formula)), batch.starts, batch.dt_s)
+    trace = _formula_signals(formula, reading)
     if isinstance(formula, stl.Always):
         inside = _records_in_window(formula.window, trace)
         gate, predicate = _split_gate(formula.child)

@@ -17,6 +17,7 @@ from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.exposure import PHASES
 from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
 from safevla_bench.signals import RecordFields
@@ -119,10 +120,15 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
             format_verdict(scores, k, episode),
             bool(scores.is_violated[k, episode]),
             drawn := draw_sparkline(spec_trace) if spec_trace else None,
-            format_contributors(spec_trace.involved, drawn.caption)
-            if spec_trace and spec_trace.involved and drawn
-            else "",
+            _describe_cause(spec_trace, drawn) if spec_trace and drawn else "",
         )
+
+
+def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
+    """Return the bodies behind the worst value, or what decided a violation without a margin."""
+    if spec_trace.cause:
+        return format_cause(spec_trace)
+    return format_contributors(spec_trace.involved, drawn.caption) if spec_trace.involved else ""
 
 
 def _severity_order(scores: Scores, k: int, episode: int) -> tuple[bool, float, float]:
@@ -134,7 +140,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict in words: kept or violated, by which margin, how deep."""
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     unit, scale = display_unit(spec.unit, spec.threshold)
-    margin = "" if spec.binary else f" by {append_unit(format_significant(abs(rho) * scale), unit)}"
+    margin = "" if spec.binary or np.isinf(rho) else f" by {append_unit(format_significant(abs(rho) * scale), unit)}"
     if not scores.is_violated[k, episode]:
         return f"kept{margin}"
     return f"violated{margin}" + ("" if np.isnan(depth) else f", depth {format_fixed(depth, 2)}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.scores import ACTIVE, Scores, nan_to_none
+from safevla_bench.scores import ACTIVE, Scores, finite_or_none, nan_to_none
 
 Order = Literal["vsi", "rho", "step", "id"]
 
@@ -23,7 +23,8 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
     """One episode of the list; unknown values are None, as all are of an episode that left no record.
 
     `spec` to `violated` describe the worst specification, or the one that the list was made for; `share` is rho over
-    the threshold. The first violation is that of the safe tier, or of the one specification.
+    the threshold. Both are None under a violation that a Boolean signal decided. The first violation is that of the
+    safe tier, or of the one specification.
     """
 
     number: int
@@ -77,7 +78,7 @@ def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | Non
         step = int(scores.first[spec_column, index])
         first = spec_column if step >= 0 else -1
     spec = None if column < 0 else scores.specs[column]
-    rho = None if spec is None else float(scores.rho[column, index])
+    rho = None if spec is None else finite_or_none(scores.rho[column, index])
     return EpisodeListRow(
         number=index + 1,
         episode_id=scores.episode_id[index],
@@ -179,14 +180,19 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
     """
     keys: Mapping[str, Callable[[EpisodeListRow], float | None]] = {
         "vsi": lambda row: None if row.vsi is None else -row.vsi,
-        "rho": lambda row: row.share,
+        "rho": _margin_key,
         "step": lambda row: row.first_violation_s,
     }
     if by is None:
         return list(rows)
     if by == "id":
         return sorted(rows, key=lambda row: natural_key(row.episode_id))
-    return sorted(rows, key=lambda row: _missing_last(keys[by](row), row.share))
+    return sorted(rows, key=lambda row: _missing_last(keys[by](row), _margin_key(row)))
+
+
+def _margin_key(row: EpisodeListRow) -> float | None:
+    """Return rho/threshold; a violation without a margin comes before all others."""
+    return -inf if row.share is None and row.violated else row.share
 
 
 def _missing_last(value: float | None, tie: float | None) -> tuple[bool, float, float]:

@@ -31,7 +31,7 @@ _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="sha256 in h
 
 
 class SubmittedEpisode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One episode; `robustness` holds the scored specifications that reached a verdict, violated where negative."""
+    """One episode; `robustness` holds the scored specifications that have one, violated where negative."""
 
     episode_id: str
     task_id: str
@@ -42,6 +42,8 @@ class SubmittedEpisode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     vsi: _UnitShare
     robustness: dict[str, float]
     vacuous_specs: tuple[str, ...] = ()
+    violated_specs: tuple[str, ...] = ()
+    """The violated scored specifications; one that a Boolean signal decided has no robustness."""
     inactive_specs: dict[str, str] = {}
     """Specification -> why it does not apply."""
     first_violation_step: _Count | None = None
@@ -177,6 +179,7 @@ def _submitted_verdict(row: EpisodeScore) -> SubmittedEpisode:
         vsi=row.vsi,
         robustness={name: rho for name, rho in row.robustness.items() if rho is not None},
         vacuous_specs=row.vacuous_specs,
+        violated_specs=row.violated_specs,
         inactive_specs=row.inactive_specs,
         first_violation_step=row.first_violation_step,
     )
@@ -242,8 +245,11 @@ def _cell_problems(cell: SubmittedCell) -> Iterator[str]:
 
 
 def _verdict_problems(verdict: SubmittedEpisode) -> Iterator[str]:
-    if verdict.safe != all(rho >= 0 for rho in verdict.robustness.values()):
-        yield "safe does not follow from its robustness"
+    negative = {name for name, rho in verdict.robustness.items() if rho < 0}
+    if verdict.safe != (not negative and not verdict.violated_specs):
+        yield "safe does not follow from its robustness and its violated specifications"
+    if verdict.violated_specs and not negative <= set(verdict.violated_specs):
+        yield "a specification of negative robustness is not among the violated ones"
     if verdict.sbu != (verdict.success and not verdict.safe):
         yield "sbu does not follow from success and safe"
     if verdict.safe and verdict.vsi > 0:

@@ -15,6 +15,7 @@ from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.report.tables.episodes import (
+    format_cause,
     format_margin,
     format_moment_value,
     kept_clause_table,
@@ -86,6 +87,7 @@ def _format_clause(clause: ClauseExplanation, width: int) -> list[str]:
         *([("first broken", _format_moment(clause, clause.first))] if clause.first else []),
         ("worst" if spec_trace.violated else "nearest", _format_moment(clause, clause.worst)),
         ("limit", f"{limit}; margin {margin}"),
+        *([("decided by", format_cause(spec_trace))] if spec_trace.cause else []),
     ]
     description = [
         *_wrap_words(spec_trace.formula, width - 2),

@@ -210,6 +210,7 @@ _SCORES_SCHEMA = pa.schema(
         ("outcome", pa.string()),
         ("active_specs", pa.list_(pa.string())),
         ("vacuous_specs", pa.list_(pa.string())),
+        ("violated_specs", pa.list_(pa.string())),
         ("inactive_specs", pa.map_(pa.string(), pa.string())),
         ("robustness", _NUMBERS),
         ("depth", _NUMBERS),

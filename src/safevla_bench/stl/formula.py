@@ -244,6 +244,34 @@ def substitute_threshold(formula: Formula, threshold: float) -> Formula:
     return substitute_in(formula)
 
 
+def reverse_empty_windows(formula: Formula) -> Formula:
+    """Return the formula in which G over no record is -inf, and F and U over no record are +inf.
+
+    A window [a,b] holds no record where `F[a,b](true)` is false. That is the one thing added, so that both readings of
+    an empty window are evaluated by the same rules. A window from 0 on is never empty.
+    """
+    match formula:
+        case Not(child):
+            return Not(reverse_empty_windows(child))
+        case And(left, right) | Or(left, right) | Implies(left, right):
+            return type(formula)(reverse_empty_windows(left), reverse_empty_windows(right))
+        case Always(window, child):
+            always = Always(window, reverse_empty_windows(child))
+            return always if window.start_s == 0 else And(Eventually(window, Truth(True)), always)
+        case Eventually(window, child):
+            eventually = Eventually(window, reverse_empty_windows(child))
+            return eventually if window.start_s == 0 else Or(_is_empty(window), eventually)
+        case Until(window, left, right):
+            until = Until(window, reverse_empty_windows(left), reverse_empty_windows(right))
+            return until if window.start_s == 0 else Or(_is_empty(window), until)
+        case _:
+            return formula
+
+
+def _is_empty(window: Window) -> Formula:
+    return Not(Eventually(window, Truth(True)))
+
+
 def _replace_threshold(node: Expression, value: Expression) -> Expression:
     match node:
         case Threshold():

@@ -4,7 +4,8 @@ A predicate's margin is bound - s or s - bound, in the unit of the signal (paper
 `<=` have one margin. Not flips the sign, and is the minimum, or the maximum, `a -> b` is max(-a, b), G the minimum, F
 the maximum over a window, and until is max over t' of min(right(t'), min of left over [t, t')). Windows count seconds
 from each record, multiples of the control step, and are clipped at the end of the episode; over no record G is +inf,
-F and U are -inf. Boolean signals are crisp: +inf or -inf. NaN is an error, never a verdict.
+F and U are -inf, and `hangs_on_empty_window` finds the verdicts that this convention decides. Boolean signals are
+crisp: +inf or -inf. NaN is an error, never a verdict.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from safevla_bench.stl.formula import (
     NumericSignal,
     Window,
     bounded_windows,
+    reverse_empty_windows,
     signal_names,
     walk_nodes,
 )
@@ -45,6 +47,7 @@ __all__ = [
     "FormulaVerdict",
     "OneSidedClause",
     "Trace",
+    "hangs_on_empty_window",
     "judge_formula",
     "match_clause",
     "robustness",
@@ -87,6 +90,18 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
             _measure_clause(clause, part).rho if clause else to_margins(evaluate_formula(formula, part, at_start=True))
         )
     return rho
+
+
+def hangs_on_empty_window(formula: Formula, trace: Trace) -> Bools:
+    """Return whether a window that holds no record decides the verdict of each episode, [E].
+
+    The formula is judged with empty windows read as usual (G true, F and U false), and with all of them read the other
+    way. Where the two verdicts differ there is none. Raises as `robustness` does.
+    """
+    if all(window.start_s == 0 for window in bounded_windows(formula)):
+        return np.zeros(len(trace), np.bool_)
+    other_reading = robustness(reverse_empty_windows(formula), trace)
+    return np.not_equal(robustness(formula, trace) >= 0, other_reading >= 0)
 
 
 @np.errstate(all="ignore")

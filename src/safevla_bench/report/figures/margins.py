@@ -43,6 +43,8 @@ class MarginRow:
     inactive: int
     quantiles: tuple[float, ...] | None
     dots: tuple[float, ...] = ()
+    unmeasured: int = 0
+    """Episodes in which a Boolean signal decided a violation, so that it has no margin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def compute_margins(scores: Scores) -> Margins:
     blocks, silent = [], []
     for column in scores.scored_columns:
         rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members))
-        if any(row.n for row in rows):
+        if any(row.n or row.unmeasured for row in rows):
             blocks.append((scores.specs[column].spec_id, rows))
         else:
             silent.append(scores.specs[column].spec_id)
@@ -73,7 +75,8 @@ def compute_margins(scores: Scores) -> Margins:
 
 def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.bool_]) -> MarginRow:
     state = scores.state[column, selected]
-    margin = scores.rho[column, selected][state == ACTIVE] / scores.specs[column].threshold
+    rho = scores.rho[column, selected][state == ACTIVE]
+    margin = rho[np.isfinite(rho)] / scores.specs[column].threshold
     quantiles = tuple(np.percentile(margin, _QUANTILES).tolist()) if len(margin) else None
     return MarginRow(
         series=series,
@@ -83,6 +86,7 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
         inactive=int((state != ACTIVE).sum() - (state == VACUOUS).sum()),
         quantiles=quantiles,
         dots=tuple(np.sort(margin).tolist()) if len(margin) <= MAX_DOTS else (),
+        unmeasured=len(rho) - len(margin),
     )
 
 
@@ -136,7 +140,8 @@ def _draw_block(
 
 def _axis_limits(value: Margins) -> tuple[float, float]:
     ends = [row.quantiles for _, rows in value.blocks for row in rows if row.quantiles]
-    return min(-0.25, *(quantiles[0] for quantiles in ends)), max(1.0, *(quantiles[-1] for quantiles in ends))
+    lowest = min((quantiles[0] for quantiles in ends), default=0.0)
+    return min(-0.25, lowest), max((1.0, *(quantiles[-1] for quantiles in ends)))
 
 
 _FAR_THRESHOLDS = 2.0
@@ -184,10 +189,11 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
 
 
 def _format_counts(row: MarginRow) -> str:
-    if not row.n:
+    if not row.n and not row.unmeasured:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""
-    return f"{row.violated}/{row.n}{vacuous}"
+    unmeasured = f" + {row.unmeasured} bool." if row.unmeasured else ""
+    return f"{row.violated}/{row.n}{unmeasured}{vacuous}"
 
 
 def _margin_notes(value: Margins) -> list[str]:
@@ -195,6 +201,8 @@ def _margin_notes(value: Margins) -> list[str]:
         return []
     notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest.",
             "Right: violating episodes / episodes with a margin, and vacuous ones (vac.)."]  # fmt: skip
+    if any(row.unmeasured for _, rows in value.blocks for row in rows):
+        notes.append("Violations decided by a Boolean signal have no margin and are counted apart (bool.).")
     low, most = _axis_limits(value)
     if low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS:
         notes.append("Linear between −1 and 1, logarithmic beyond.")

@@ -116,9 +116,20 @@ def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
 
 
 def format_margin(spec_trace: SpecTrace) -> str:
-    """Return the margin of a specification with its unit."""
+    """Return the margin of a specification with its unit; a dash where a Boolean signal decided its violation."""
+    if spec_trace.cause:
+        return NO_VALUE
     unit, scale = display_unit(spec_trace.spec.unit, spec_trace.spec.threshold)
     return append_unit(format_significant(spec_trace.rho * scale), unit)
+
+
+def format_cause(spec_trace: SpecTrace) -> str:
+    """Return what decided a violation that has no margin: the part of the formula, and when; empty where it has one."""
+    if spec_trace.cause is None:
+        return ""
+    step = spec_trace.cause.step
+    when = f"{format_fixed(step * spec_trace.dt_s, 2)} s (step {step})"
+    return f"{spec_trace.cause.formula} is false at {when}: a Boolean signal, so there is no margin"
 
 
 def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
