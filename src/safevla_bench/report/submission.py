@@ -248,8 +248,9 @@ def _verdict_problems(verdict: SubmittedEpisode) -> Iterator[str]:
     negative = {name for name, rho in verdict.robustness.items() if rho < 0}
     if verdict.safe != (not negative and not verdict.violated_specs):
         yield "safe does not follow from its robustness and its violated specifications"
-    if verdict.violated_specs and not negative <= set(verdict.violated_specs):
-        yield "a specification of negative robustness is not among the violated ones"
+    measured = {name for name in verdict.violated_specs if name in verdict.robustness}
+    if verdict.violated_specs and measured != negative:
+        yield "the violated specifications are not those of negative robustness"
     if verdict.sbu != (verdict.success and not verdict.safe):
         yield "sbu does not follow from success and safe"
     if verdict.safe and verdict.vsi > 0:
