@@ -57,7 +57,7 @@ EXPECTED = {
     "pi-rl-130@libero": _OPENPI,
     "pi0@robocasa-365": _OPENPI_MOBILE,
     "pi0.5@robocasa-365": _OPENPI_MOBILE,
-    "gr00t-n1.5@robocasa-365": _mobile("float64"),
+    "gr00t-n1.5@robocasa-365": _mobile("float32"),
     "rldx-1@robocasa-365": _mobile("float32"),
 }
 """Entry -> path in the request -> type; an array's is dtype and shape."""

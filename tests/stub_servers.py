@@ -19,11 +19,7 @@ OPENPI_REQUEST = {
     "observation/state": ("<f8", (8,)),
     "prompt": str,
 }
-VLA_EVAL_REQUEST = {
-    "images": {"agentview": ("|u1", (256, 256, 3)), "wrist": ("|u1", (256, 256, 3))},
-    "states": ("<f8", (8,)),
-    "task_description": str,
-}
+VLA_EVAL_REQUEST = {"images": {"agentview": ("|u1", (256, 256, 3))}, "task_description": str}
 GR00T_REQUEST = {
     "video.image": ("|u1", (1, 1, 256, 256, 3)),
     "video.wrist_image": ("|u1", (1, 1, 256, 256, 3)),

@@ -47,6 +47,8 @@ class Wants:
     """Height and width in pixels."""
     privileged: bool = False
     """Simulator state that no real robot has; every report marks a policy that uses it."""
+    absolute: bool = False
+    """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, and not changes of pose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,20 @@ class Policy(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class RemotePolicy(Protocol):
+    """Methods that a policy offers beside `Policy` if a server answers for it."""
+
+    @property
+    def env_seed(self) -> int | None:
+        """The simulator's seed that the server asks for; None where it asks for none."""
+        ...
+
+    def connect(self, task: Task) -> None:
+        """Reach the server before an environment is made, and learn from it what to observe; `wants` may change."""
+        ...
 
 
 @runtime_checkable

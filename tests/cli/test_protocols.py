@@ -43,9 +43,10 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert "safevla protocols gr00t\n" in out
     held = json.loads(safevla("protocols", "openpi-libero", "--format", "json")[1])
     assert (held["asked_over"], held["replan"]) == ("openpi", 5)
-    _, out, _ = safevla("protocols", "vla-eval-libero", "vla-eval-libero-shortest")
-    assert out.splitlines()[0] == "request states"
+    _, out, _ = safevla("protocols", "vla-eval-libero", "openvla-libero")
+    assert out.splitlines()[0] == "request images/wrist"
     assert "eef_axis_angle_shortest" in out
+    assert "where the server asks for send_state" in out
     assert "flip" not in out
     assert safevla("protocols", "openpi-libero", "openpi-libero")[1] == "They say the same.\n"
     code, _, err = safevla("protocols", "openpi-libero", "openpi")

@@ -49,7 +49,7 @@ TABLE = {
     "openpi": (10, 7, "episode", 5, (224, 224), "pad-bilinear", 1.0, False, "raw", (220, 280, 300, 520)),
     "openvla": (10, 0, "episode", 1, (224, 224), "lanczos3", 0.9, True, "open-is-one", (220, 280, 300, 520)),
     "openvla-oft": (10, 0, "episode", 8, (224, 224), "lanczos3", 0.9, True, "open-is-one", (220, 280, 300, 520)),
-    "vla-eval": (10, 7, "episode", "server", (256, 256), "none", 1.0, False, "sign", (220, 280, 300, 520)),
+    "vla-eval": (10, "7 or server", "episode", "server", (256, 256), "none", 1.0, False, "sign", (220, 280, 300, 520)),
     "lerobot": (10, "1000 + episode", "episode % count", "server", (360, 360), "none", 1.0, False, "raw",
                 (280, 280, 300, 520)),
     "gr00t": (0, "sha256", "drawn", 8, (256, 256), "none", 1.0, False, "open-is-one", (720, 720, 720, 720)),
@@ -94,6 +94,7 @@ def test_two_protocols_differ_where_their_values_do():
         for row in protocols.compare_protocols(*map(protocols.load_protocol, ("openpi", "vla-eval")))
     }
     assert differ == {
+        "env_seed": (7, "7 or server"),
         "inference.image_size": ((224, 224), (256, 256)),
         "inference.resize": ("pad-bilinear", "none"),
         "inference.gripper": ("raw", "sign"),

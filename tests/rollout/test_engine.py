@@ -110,3 +110,45 @@ def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
     assert privileged_policies(marked) == ("p",)
     assert privileged_policies(decode_json(encode_json(marked))) == ("p",)
     assert privileged_policies(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch) == ()
+
+
+class Remote(Scripted):
+    """A policy whose server asks for a seed of the simulator's; notes when it was reached."""
+
+    env_seed = 3
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def connect(self, task: Task) -> None:
+        self.log.append(f"connect {task.task_id}")
+
+
+class Loud(type(FAKE)):
+    """The fake host; notes when an environment is made."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def make(self, task, wants):
+        self.log.append(f"make {task.task_id}")
+        return super().make(task, wants)
+
+
+def test_a_server_is_reached_before_each_environment_is_made_and_not_before_each_episode():
+    log: list[str] = []
+    planned = plan_episodes(TASKS[:2], 2, ["p"], load_protocol(), max_steps=2)
+    list(run_serially(Loud(log), planned, {"p": Remote(log)}))
+    assert log == ["connect task_0", "make task_0", "connect task_1", "make task_1"]
+
+
+def test_the_server_s_seed_is_the_simulator_s_only_where_the_protocol_says_so():
+    for protocol, seed in (("vla-eval", 3), ("openpi", 7)):
+        planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(protocol), max_steps=2)
+        (outcome,) = run_serially(FAKE, planned, {"p": Remote([])})
+        assert (outcome.planned.start.env_seed, outcome.batch.headers[0].env_seed) == (seed, seed)
+    planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol("vla-eval"), max_steps=2)
+    (outcome,) = run_serially(FAKE, planned, {"p": Scripted()})
+    assert outcome.planned.start.env_seed == 7, "the protocol's own, where there is no server"

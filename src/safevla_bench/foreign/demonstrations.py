@@ -66,6 +66,8 @@ class RecordedActions:
     """Where `wait_steps` are known."""
     policy: str | None = None
     ending: str = "timeout"
+    absolute: bool = False
+    """Whether the actions are poses in the world and not changes of pose."""
 
     @property
     def task_label(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -52,11 +53,25 @@ class ChunkedPolicy:
         greeting: Greeting | None = getattr(self._model, "greeting", None)
         return greeting
 
+    @property
+    def env_seed(self) -> int | None:
+        """The simulator's seed that the model's server asks for; None where it asks for none, or there is no server."""
+        seed: int | None = getattr(self._model, "env_seed", None)
+        return seed
+
+    def connect(self, task: Task) -> None:
+        """Reach the model's server, where there is one; `wants` is afterwards what it asks for."""
+        connect: Callable[[Task], None] | None = getattr(self._model, "connect", None)
+        if connect is not None:
+            connect(task)
+            self.wants = self._model.wants
+
     def reset(self, task: Task, seed: int) -> None:
         """Forget what is left of the last chunk."""
         self._left.clear()
         self.calls_s = []
         self._model.begin(task, seed)
+        self.wants = self._model.wants
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the chunk, [A]; ask for another chunk where none is left.

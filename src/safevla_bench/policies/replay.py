@@ -22,7 +22,7 @@ from safevla_bench.files import sha256_of
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
 from safevla_bench.policies.divergence import measure_divergence
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import ABSOLUTE, Batch, mark_flags
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
@@ -32,12 +32,12 @@ _SHOWN = 5
 class Replay:
     """A policy that plays one recorded episode after another and ignores its observations."""
 
-    wants = Wants()
     clip = True
     """Recorded actions out of range were clipped by their simulator, too; how many are is counted."""
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], tolerance: float, from_host: bool) -> None:
         self._takes, self._tolerance, self._from_host = takes, tolerance, from_host
+        self.wants = Wants(absolute=_are_absolute(path, takes))
         self.description: Mapping[str, object] = {
             "recording": path.name,
             "sha256": recording_digest(path),
@@ -174,6 +174,15 @@ def make(
     return Replay(path, _select_policy(readable, policy), limit, start == "host")
 
 
+def _are_absolute(path: Path, takes: Sequence[RecordedActions]) -> bool:
+    """Return whether all actions are poses. Raises `PolicyError` where some are poses and some changes of pose."""
+    kinds = {take.absolute for take in takes}
+    if len(kinds) > 1:
+        problem = f"{path.name} holds actions that are poses, and others that are changes of pose"
+        raise PolicyError(problem, remedy="Replay one policy's: --policy-arg policy=NAME.")
+    return True in kinds
+
+
 def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
     chosen = [take for take in takes if policy in (None, take.policy)]
     if takes and not chosen:
@@ -192,6 +201,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
+    absolute = mark_flags(batch, ABSOLUTE)
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)
         if len(actions) != batch.lengths[e] - 1:
@@ -213,6 +223,7 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
             rest_steps=waited.get("rest_steps", 0),
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",
+            absolute=absolute[e],
         )
 
 

@@ -20,6 +20,7 @@ from safevla_recorder.simulator_versions import version_number
 __all__ = [
     "FIELDS",
     "PRESET",
+    "SERVER_SEED",
     "UNKNOWN_SOURCE",
     "EvaluationProtocol",
     "Inference",
@@ -35,6 +36,8 @@ __all__ = [
 Resize = Literal["none", "pad-bilinear", "lanczos3"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "sign", "close-is-one"]
+SERVER_SEED = " or server"
+"""After the number of an environment's seed that gives way to what a policy's server asks for."""
 UNKNOWN_SOURCE = "unknown"
 """The source of a value whose source is not known, and a version that is not known."""
 REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}
@@ -78,8 +81,10 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def __post_init__(self) -> None:
         """Raise `ValueError` where the environment's seed is no rule."""
-        if isinstance(self.env_seed, str) and not re.fullmatch(r"sha256|\d+ \+ episode", self.env_seed):
-            raise ValueError(f"env_seed = {self.env_seed!r} is no number, no 'N + episode' and not 'sha256'")
+        if isinstance(self.env_seed, str) and not re.fullmatch(
+            rf"sha256|\d+ \+ episode|\d+{SERVER_SEED}", self.env_seed
+        ):
+            raise ValueError(f"env_seed = {self.env_seed!r} is no number, 'N + episode', 'N or server' or 'sha256'")
 
     def suite_wait_steps(self, suite: str) -> int:
         """Return the number of settling steps before record 0 in a suite."""
@@ -112,7 +117,8 @@ FIELDS: Mapping[str, str] = {
     "wait_steps_by_suite": "settling steps of a suite that has others",
     "wait_action": "the action of those steps: `still` = the host's, no motion and the gripper open",
     "rest_steps": "further settling steps, at most, until no object moves faster than 0.05 m/s",
-    "env_seed": "the simulator's before every reset: a number, `N + episode`, or `sha256` of seed/suite/task/episode",
+    "env_seed": "the simulator's before every reset: a number, `N + episode`, `sha256` of seed/suite/task/episode, or "
+    "`N or server`: N unless the policy's server asks for another",
     "init_state": "the start: state `episode`, `episode % count`, or `drawn` by the reset from env_seed and episode",
     "policy_seed": "the policy's before every episode: a number, to which --seed is added, or `sha256` as above",
     "stop_at_success": "whether the first success ends the episode; else the horizon does, and its last state counts",

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from safevla_bench.archive import npz
 from safevla_bench.errors import HostError, SafevlaError, ServerLostError, ServerUnreachableError
-from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, Task
+from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, RemotePolicy, Task
 from safevla_bench.monitor import Monitor
 from safevla_bench.policies.servers.metadata import Greeting
 from safevla_bench.rollout.episode import EpisodeOutcome, OnStep, run_episode
-from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.runs import Latency
 
 SERVER_RETRIES = 2
@@ -82,7 +82,8 @@ class EnvRunner:
             raise
         except Exception:  # a simulator can raise anything; the run goes on without this episode
             return EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
-        outcome = _run_with_retries(env, policy, planned, on_step, self._watch)
+        seeded = follow_server(planned, policy)
+        outcome = _run_with_retries(env, policy, seeded, on_step, self._watch)
         if outcome.outcome == "crashed":
             self._discard_env()
         return outcome
@@ -97,6 +98,8 @@ class EnvRunner:
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
+            if isinstance(policy, RemotePolicy):
+                policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
             self._env = self._host.make(planned.task, policy.wants)
             self._made_for = (planned.policy, planned.task)
         _require_start(self._env, planned)

@@ -17,8 +17,8 @@ from typing import Final, Literal
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.interface import EpisodeSeed, Policy, ReplayPolicy, Task
-from safevla_bench.protocols import PRESET, EvaluationProtocol, load_protocol
+from safevla_bench.interface import EpisodeSeed, Policy, RemotePolicy, ReplayPolicy, Task
+from safevla_bench.protocols import PRESET, SERVER_SEED, EvaluationProtocol, load_protocol
 
 __all__ = [
     "PRESET",
@@ -30,6 +30,7 @@ __all__ = [
     "Scene",
     "Shard",
     "cut_plan",
+    "follow_server",
     "load_protocol",
     "match_recording",
     "plan_episodes",
@@ -55,6 +56,8 @@ class PlannedEpisode:
     policy_seed: int
     horizon: int
     stop_at_success: bool = True
+    seed_from_server: bool = False
+    """Whether the environment's seed gives way to the one that the policy's server asks for."""
 
 
 def plan_episodes(
@@ -85,6 +88,7 @@ def plan_episodes(
             policy_seed=_policy_seed(task, episode, rules, seed),
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
+            seed_from_server=isinstance(rules.env_seed, str) and rules.env_seed.endswith(SERVER_SEED),
         )
         for policy in policies
         for task in tasks
@@ -103,6 +107,14 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
         rest_steps=rules.rest_steps,
         drawn=rules.init_state == "drawn",
     )
+
+
+def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
+    """Return the episode with the environment's seed that the policy's server asks for, where the protocol says so."""
+    wish = policy.env_seed if isinstance(policy, RemotePolicy) else None
+    if wish is None or not planned.seed_from_server:
+        return planned
+    return replace(planned, start=replace(planned.start, env_seed=wish))
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
@@ -128,11 +140,16 @@ def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int)
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    """Return a protocol's number, `N + episode`, or one for each episode; `protocols` admits nothing else."""
+    """Return a protocol's number, `N + episode`, or one for each episode; `protocols` admits nothing else.
+
+    The N of `N or server` where no server asks for another; see `follow_server`.
+    """
     if isinstance(rules.env_seed, int):
         return rules.env_seed
     if rules.env_seed == "sha256":
         return policy_seed(seed, task, episode)
+    if rules.env_seed.endswith(SERVER_SEED):
+        return int(rules.env_seed.removesuffix(SERVER_SEED))
     return int(rules.env_seed.partition("+")[0]) + episode
 
 

@@ -12,8 +12,10 @@ from safevla_bench.trajectory.batch import (
 )
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, ROLES, SCHEMA_VERSION, TARGET, Header
 from safevla_bench.trajectory.marks import (
+    ABSOLUTE,
     PRIVILEGED,
     STANDIN,
+    mark_absolute,
     mark_flags,
     mark_privileged,
     mark_standin,
@@ -27,6 +29,7 @@ from safevla_bench.trajectory.validation import validate
 from safevla_recorder.episode import ContactList, Recording
 
 __all__ = [
+    "ABSOLUTE",
     "BYSTANDER",
     "FURNITURE",
     "PRIVILEGED",
@@ -48,6 +51,7 @@ __all__ = [
     "from_recording",
     "gather_ranges",
     "join_records",
+    "mark_absolute",
     "mark_flags",
     "mark_privileged",
     "mark_standin",

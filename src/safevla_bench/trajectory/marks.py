@@ -13,6 +13,9 @@ PRIVILEGED = "privileged"
 STANDIN = "standin_assets"
 """Host-specific header field: true where the host ran on placeholders in the place of its own assets."""
 
+ABSOLUTE = "absolute_actions"
+"""Host-specific header field: true where the actions are poses in the world and not changes of pose."""
+
 
 def mark_privileged(extra: Mapping[str, object]) -> dict[str, object]:
     """Return an episode's host-specific fields with the mark of a policy that saw privileged state."""
@@ -34,12 +37,17 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
     return tuple(dict.fromkeys(header.benchmark for header in marked_headers(batch, STANDIN)))
 
 
+def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
+    """Return an episode's host-specific fields with the mark of actions that are poses in the world."""
+    return add_header_mark(extra, ABSOLUTE)
+
+
 def marked_headers(batch: Batch, mark: str) -> list[Header]:
-    """Return the headers of the episodes that have a mark, `PRIVILEGED` or `STANDIN`."""
+    """Return the headers of the episodes that have a mark, `PRIVILEGED`, `STANDIN` or `ABSOLUTE`."""
     return [header for header, bears in zip(batch.headers, mark_flags(batch, mark), strict=True) if bears]
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, `PRIVILEGED` or `STANDIN`; [E]."""
+    """Return whether each episode has a mark, `PRIVILEGED`, `STANDIN` or `ABSOLUTE`; [E]."""
     fields = (extra.get("header") for extra in batch.extra)
     return tuple(isinstance(header, Mapping) and header.get(mark) is True for header in fields)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safevla_bench import hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
-from safevla_bench.trajectory import Batch, Channel, Header, standin_benchmarks
+from safevla_bench.trajectory import ABSOLUTE, Batch, Channel, Header, mark_flags, standin_benchmarks
 from safevla_bench.verify.findings import Finding, agreement, mismatch, open_check
 from safevla_bench.verify.record_check import ArchiveContents
 
@@ -153,7 +153,7 @@ def _episode_seed(start: _StartProtocol, header: Header) -> EpisodeSeed:
 
 
 def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> Batch:
-    with closing(host.make(task, Wants())) as env:
+    with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
         env.reset(seed)
         for action in episode.action.episode_rows(0):
             env.step(action)

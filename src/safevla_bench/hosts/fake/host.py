@@ -73,6 +73,9 @@ class FakeHost:
         unknown = sorted(set(wants.cameras) - {CAMERA})
         if unknown:
             raise HostError(f"the fake host has no camera {unknown[0]!r}", remedy=f"Cameras: {CAMERA}.")
+        if wants.absolute:
+            problem = "the fake host takes changes of pose, and this policy gives poses"
+            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
         return FakeEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:

@@ -19,7 +19,7 @@ from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, mark_absolute
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero.installation import SUITES
@@ -105,6 +105,9 @@ class LiberoEnv(RobosuiteEnv):
     whose axes are the hand's turned by 90 degrees about its approach direction. Images are upright: MuJoCo renders
     from the bottom row, so they are flipped vertically here, once; a policy trained on images turned by 180 degrees
     mirrors them itself.
+
+    Where poses are wanted (`Wants.absolute`), an action's first six numbers are the grip site's position in m and its
+    rotation as an axis-angle in rad, in the world frame; settling is by changes of pose all the same.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -113,6 +116,8 @@ class LiberoEnv(RobosuiteEnv):
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         super().__init__(task, wants, len(STILL))
+        if wants.absolute:
+            self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._versions = versions
         self._init_states = libero_tasks.load_init_states(task)
         self._env = install.make_control_env(str(libero_tasks.bddl_file(task)), wants)
@@ -156,6 +161,8 @@ class LiberoEnv(RobosuiteEnv):
         success = bool(self._env.check_success())
         for _ in settling_steps(domain.sim, read_scene(domain).objects, seed.wait_steps, seed.rest_steps):
             raw, _, success, _ = self._env.step(still.copy())
+        for robot in domain.robots if self._wants.absolute else ():
+            robot.controller.use_delta = False  # a reset makes the controller anew
         self._start_recording(seed, success=bool(success))
         return self._observe(raw)
 
@@ -191,6 +198,9 @@ class LiberoEnv(RobosuiteEnv):
 
     def _view_privileged(self, scene: Scene) -> LiberoPrivileged:
         return LiberoPrivileged(self._env.env, scene)
+
+    def _extra_fields(self) -> dict[str, object]:
+        return mark_absolute({}) if self._wants.absolute else {}
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
         assert self._seed is not None

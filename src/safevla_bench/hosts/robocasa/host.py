@@ -67,6 +67,9 @@ class RobocasaHost:
         unknown = sorted(set(wants.cameras) - set(CAMERAS))
         if unknown:
             raise HostError(f"RoboCasa has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
+        if wants.absolute:
+            problem = "RoboCasa takes changes of pose, and this policy gives poses"
+            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:

@@ -46,7 +46,7 @@ class RequestEntry:
     """One entry of the request: its path, and the camera, the state parts or the instruction that fill it.
 
     `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is in as many
-    lists.
+    lists. `asked` is the parameter by which a server asks for the entry; None = it is always sent.
     """
 
     path: tuple[str, ...]
@@ -54,6 +54,7 @@ class RequestEntry:
     state: tuple[str, ...] = ()
     dtype: str = "float64"
     axes: int = 0
+    asked: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,22 @@ def _shortest_quaternion(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
+_ROOT_HALF = float(np.sqrt(0.5))
+_HAND_TO_SITE_WXYZ = np.array([_ROOT_HALF, 0.0, 0.0, -_ROOT_HALF])
+"""The grip site's axes in the hand's: robosuite 1.4 models/assets/grippers/panda_gripper.xml, body right_gripper."""
+
+
+def _single(array: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numbers rounded to single precision."""
+    return array.astype(np.float32).astype(np.float64)
+
+
+def _site_axis_angle(observation: Observation) -> NDArray[np.float64]:
+    """Return the rotation of LIBERO's grip site, whose pose its controllers hold, as a shortest axis-angle [3]."""
+    site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+    return _single(image_transforms.to_axis_angle(_shortest_quaternion(site)))
+
+
 def _multiply_quaternions(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
@@ -191,7 +208,11 @@ STATES: Mapping[str, Callable[[Observation], NDArray[np.float64]]] = {
     "eef_y": lambda seen: seen.eef_pos_m[1:2],
     "eef_z": lambda seen: seen.eef_pos_m[2:3],
     "eef_axis_angle": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz),
-    "eef_axis_angle_shortest": lambda seen: image_transforms.to_axis_angle(_shortest_quaternion(seen.eef_quat_wxyz)),
+    "eef_axis_angle_single": lambda seen: _single(image_transforms.to_axis_angle(seen.eef_quat_wxyz)),
+    "eef_axis_angle_shortest": lambda seen: _single(
+        image_transforms.to_axis_angle(_shortest_quaternion(seen.eef_quat_wxyz))
+    ),
+    "site_axis_angle_shortest": _site_axis_angle,
     "eef_axis_angle_x": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz)[0:1],
     "eef_axis_angle_y": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz)[1:2],
     "eef_axis_angle_z": lambda seen: image_transforms.to_axis_angle(seen.eef_quat_wxyz)[2:3],

@@ -13,7 +13,7 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Policy, Task
+from safevla_bench.interface import Action, Observation, Policy, RemotePolicy, Task
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.metadata import Greeting
@@ -138,6 +138,19 @@ class EntryPolicy:
         """The description that the suite's server gives of itself."""
         greeting: Greeting | None = getattr(self._now, "greeting", None)
         return greeting
+
+    @property
+    def env_seed(self) -> int | None:
+        """The simulator's seed that the suite's server asks for."""
+        seed: int | None = getattr(self._now, "env_seed", None)
+        return seed
+
+    def connect(self, task: Task) -> None:
+        """Reach the suite's server; `wants` is afterwards what it asks for."""
+        self._now = self._clients[self.server_for(task.benchmark)]
+        if isinstance(self._now, RemotePolicy):
+            self._now.connect(task)
+        self.wants = self._now.wants
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode with the suite's server; raises `PolicyError` where the suite has none."""

@@ -187,6 +187,10 @@ class Gr00tModel:
         self._nested = False
         """Whether the server takes nested requests; the first action tells."""
 
+    def connect(self, task: Task) -> None:
+        """Find a server that fits, before an environment is made; raises what `begin` raises."""
+        self.begin(task, 0)
+
     def begin(self, task: Task, seed: int) -> None:
         """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
 

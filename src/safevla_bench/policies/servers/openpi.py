@@ -34,6 +34,11 @@ class OpenpiModel:
         """The server's description of itself, sanitized for a record."""
         self._socket, self._dialect, self._key = socket, dialect, key
 
+    def connect(self, task: Task) -> None:
+        """Reach the server and hang up, before an environment is made; raises what `begin` raises."""
+        self.begin(task, 0)
+        self._socket.close()
+
     def begin(self, task: Task, seed: int) -> None:
         """Connect anew: servers take a connection for an episode, and one that was restarted is found again.
 

@@ -3,8 +3,10 @@
 Websocket frames of MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client greets with `hello`,
 says `episode_start` and `episode_end`, and sends an `observation` for each `action`; the server itself plays chunks.
 
-The harness sets its benchmark up by the `observation_params` of a server's greeting, and warns where its `action_spec`
-differs from the benchmark's. A client that did neither would be wrong in silence, so this one refuses such a server.
+The harness sets its benchmark up by the `observation_params` of a server's greeting (src/vla_eval/orchestrator.py at
+e1ee9ad), and so does this client: it sends the images and states that are asked for, with the rotation that is asked
+for, and has the host take absolute poses. What goes before the server's wishes there, the benchmark's own `params`, is
+the argument `params` here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,25 +34,58 @@ from safevla_bench.version import __version__
 
 PROTOCOL = 1
 """The version of the harness's protocol that this client speaks."""
-CLOSES = ("binary_close_positive", "raw")
-"""Descriptions of a gripper that opens below 0 and closes else."""
-_SHORTEST, _KEPT = "vla-eval-libero-shortest", "vla-eval-libero"
-_ROTATION = "eef_axis_angle"
-_KIND = ClientKind("vla-eval", library="websockets", extra="openpi", schemes=("ws", "wss"), port=8000, dialect=_KEPT)
+GRIPPERS: Mapping[str, tuple[str, ...]] = {
+    "sign": ("binary_close_positive", "raw"),
+    "close-is-one": ("binary_close_01", "raw"),
+}
+"""A dialect's conversion of the gripper, and the formats (`action_spec`) that it is right for."""
+PARAMETERS = ("send_state", "send_wrist_image", "quat_no_antipodal", "absolute_action", "env_seed")
+"""Of a server's `observation_params` those that this client follows; LIBEROBenchmark.__init__ describes them."""
+_SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
+_KIND = ClientKind(
+    "vla-eval", library="websockets", extra="openpi", schemes=("ws", "wss"), port=8000, dialect="vla-eval-libero"
+)
+_NO_PARAMS: Mapping[str, object] = MappingProxyType({})
 
 
 class VlaEvalModel:
-    """A model behind a server of the harness."""
+    """A model behind a server of the harness.
+
+    `params` go before what the server asks for; `chosen` says that the user named the dialect, and so knows the
+    conventions of its gripper.
+    """
 
     def __init__(
-        self, socket: connection.WebsocketClient, dialect: Dialect, key: str | None = None, *, chosen: bool = True
+        self,
+        socket: connection.WebsocketClient,
+        dialect: Dialect,
+        key: str | None = None,
+        params: Mapping[str, object] = _NO_PARAMS,
+        *,
+        chosen: bool = True,
     ) -> None:
         self.wants = dialect.wants
         self._socket, self._dialect, self._key, self._chosen = socket, dialect, key, chosen
+        self._params, self._spoken = params, dialect
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record."""
+        self.env_seed: int | None = None
+        """The simulator's seed that the server asks for."""
         self._seq = 0
         self._playing = False
+        self._connected = False
+
+    def connect(self, task: Task) -> None:
+        """Greet the server and adopt what it asks for, before an environment is made; then hang up.
+
+        Raises what `begin` raises.
+        """
+        self._end_episode()
+        self._connected = False
+        with connection.guard_handshake(self._socket.close):
+            self._exchange_hello()
+        self._socket.close()
+        self._connected = True
 
     def begin(self, task: Task, seed: int) -> None:
         """Connect anew, greet, and announce the episode.
@@ -60,8 +97,7 @@ class VlaEvalModel:
         self._end_episode()
         with connection.guard_handshake(self._socket.close):
             self._exchange_hello()
-        described = {"name": task.instruction, "suite": task.benchmark, "task_id": task.index}
-        self._send_message("episode_start", {"task": described})
+        self._send_message("episode_start", {"task": describe_task(task)})
         self._playing = True
 
     def _exchange_hello(self) -> None:
@@ -72,13 +108,20 @@ class VlaEvalModel:
         )
         greeting = self._receive_answer(hello, "hello")
         self.greeting = sanitize_greeting(greeting, self._key)
-        check_requirements(greeting, self._dialect, chosen=self._chosen)
+        params = {**_submap(greeting, "observation_params"), **self._params}
+        spoken = adapt_dialect(self._dialect, params)
+        check_requirements(params, _submap(greeting, "action_spec"), spoken, chosen=self._chosen)
+        if self._connected and spoken.wants != self.wants:
+            problem = f"the server {self._socket.address} asks for other observations than when the run began"
+            raise PolicyError(problem, remedy="It was started anew with another model: resume the run.")
+        self._spoken, self.wants = spoken, spoken.wants
+        wish = params.get("env_seed")
+        self.env_seed = wish if type(wish) is int and 0 <= wish < 2**32 else None
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """Return one action, [1, A]. Raises what `openpi`'s client raises."""
-        return self._dialect.read_actions(
-            self._receive_answer(self._send_message("observation", self._dialect.build_request(observation)), "action")
-        )
+        seq = self._send_message("observation", self._spoken.build_request(observation))
+        return self._spoken.read_actions(self._receive_answer(seq, "action"))
 
     def close(self) -> None:
         self._end_episode()
@@ -115,54 +158,83 @@ class VlaEvalModel:
         return payload
 
 
-def check_requirements(greeting: Mapping[str, object], dialect: Dialect, *, chosen: bool) -> None:
+def describe_task(task: Task) -> dict[str, object]:
+    """Return a task as the harness's benchmarks name it: its servers choose by the suite, as `chunk_size_map` does."""
+    if task.benchmark.startswith("robocasa-365"):
+        return {"name": task.name, "suite": "atomic_seen"}
+    return {"name": task.instruction, "suite": task.benchmark.replace("-", "_"), "task_id": task.index}
+
+
+def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
+    """Return the dialect with the entries, the rotation and the kind of action that the parameters ask for."""
+    fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
+    if params.get("quat_no_antipodal"):
+        fields = tuple(
+            replace(field, state=tuple(_SINGLE if name == _SHORTEST else name for name in field.state))
+            for field in fields
+        )
+    cameras = tuple(field.camera for field in fields if field.camera)
+    wants = replace(dialect.wants, cameras=cameras, absolute=bool(params.get("absolute_action")))
+    return replace(dialect, fields=fields, wants=wants)
+
+
+def check_requirements(
+    params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
+) -> None:
     """Refuse a server whose requirements the dialect does not meet.
 
     Args:
-        greeting: the payload of its `hello`.
-        dialect: the form of requests and replies.
-        chosen: whether the user named the dialect, and so knows the conventions of its state and gripper.
+        params: what it asks for.
+        action_spec: what it says of its actions.
+        dialect: the form of requests and replies, adapted to the parameters.
+        chosen: whether the user named the dialect, and so knows the conventions of its gripper.
 
     Raises:
-        PolicyError: names the requirement, and the dialect that meets it where there is one.
+        PolicyError: names the requirement, and the remedy.
     """
-    params, action_spec = _submap(greeting, "observation_params"), _submap(greeting, "action_spec")
-    for problem, remedy in (*_absolute_actions(params, action_spec), *_missing_inputs(params, dialect)):
-        raise PolicyError(problem, remedy=remedy)
-    for problem, remedy in () if chosen else _convention_conflicts(params, action_spec, dialect):
+    for problem, remedy in _unmet_requirements(params, action_spec, dialect, chosen=chosen):
         raise PolicyError(problem, remedy=remedy)
 
 
-def _absolute_actions(params: Mapping[str, object], action_spec: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    if params.get("absolute_action") or _submap(action_spec, "position").get("format") == "absolute_xyz":
-        yield (
-            "the server gives absolute poses, and this host takes changes of pose",
-            "Serve a checkpoint of the latter.",
-        )
-
-
-def _missing_inputs(params: Mapping[str, object], dialect: Dialect) -> Iterator[tuple[str, str]]:
+def _unmet_requirements(
+    params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
+) -> Iterator[tuple[str, str]]:
     for wish, is_sent in (
         ("send_state", any(field.state for field in dialect.fields)),
         ("send_wrist_image", len(dialect.wants.cameras) > 1),
     ):
         if params.get(wish) and not is_sent:
-            remedy = f"Pass --policy-arg dialect={_SHORTEST} or dialect={_KEPT}: docs/servers.md says which."
+            remedy = f"Pass --policy-arg dialect={_KIND.dialect}, or params={wish}=false if it does not need it."
             yield f"the server asks for {wish}, which the dialect {dialect.name!r} does not send", remedy
+    if _submap(action_spec, "position").get("format") == "absolute_xyz" and not dialect.wants.absolute:
+        remedy = "Pass --policy-arg params=absolute_action=true, as the harness's own benchmark would be set up."
+        yield "the server describes absolute positions, and does not ask for absolute_action", remedy
+    conversion = dict(dialect.switches).get(6, "raw")
+    gripper = _submap(action_spec, "gripper").get("format", "raw")
+    if not chosen and gripper not in GRIPPERS.get(conversion, (gripper,)):
+        problem = f"the server describes its gripper as {gripper}, and this client reads it by {conversion!r}"
+        remedy = "Serve it with another gripper; or name the dialect, if you know its words to be wrong."
+        yield problem, remedy
 
 
-def _convention_conflicts(
-    params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect
-) -> Iterator[tuple[str, str]]:
-    keeps_rotation = any(_ROTATION in field.state for field in dialect.fields)
-    if params.get("send_state") and keeps_rotation and not params.get("quat_no_antipodal"):
-        problem = "the server asks for states without quat_no_antipodal: the harness would make their rotation shortest"
-        where = f"dialect={_KEPT} where the evaluation it is compared with sets quat_no_antipodal"
-        yield problem, f"Pass --policy-arg dialect={_SHORTEST}, as the harness does; or {where}."
-    gripper = _submap(action_spec, "gripper").get("format", CLOSES[0])
-    if gripper not in CLOSES:
-        problem = f"the server describes its gripper as {gripper}, and this client opens below 0 and closes else"
-        yield problem, "Serve it with a gripper of that kind; or name the dialect, if you know its words to be wrong."
+def parse_params(text: str | None) -> dict[str, object]:
+    """Parse `NAME=VALUE,...`: the harness's benchmark parameters that go before the server's wishes.
+
+    Raises:
+        PolicyError: a parameter that this client does not know, or a value that is no truth value or number.
+    """
+    params: dict[str, object] = {}
+    for item in text.split(",") if text else ():
+        name, equals, value = item.strip().partition("=")
+        if name not in PARAMETERS or not equals:
+            raise PolicyError(f"params={text} holds {item!r}", remedy=f"Write NAME=VALUE of: {', '.join(PARAMETERS)}.")
+        if name == "env_seed" and value.isdecimal():
+            params[name] = int(value)
+        elif name != "env_seed" and value in ("true", "false"):
+            params[name] = value == "true"
+        else:
+            raise PolicyError(f"params={text} holds {item!r}", remedy="Write true or false, and a number for env_seed.")
+    return params
 
 
 def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -179,15 +251,17 @@ def make(
     timeout_s: str | None = None,
     key_env: str | None = None,
     key_file: str | None = None,
+    params: str | None = None,
 ) -> ChunkedPolicy:
     """Make the client; the arguments are those of `openpi`, without `replan`: the server plays chunks itself.
 
-    Without a `dialect`, `vla-eval-libero` is spoken where the server asks for no other.
+    `params` holds the benchmark's parameters that go before what the server asks for, NAME=VALUE with commas between.
     """
+    own_params = parse_params(params)
 
     def make_model(endpoint: Endpoint, spoken: Dialect) -> VlaEvalModel:
         socket = connection.WebsocketClient(endpoint.addresses, endpoint.timeouts, endpoint.key)
-        return VlaEvalModel(socket, spoken, endpoint.key, chosen=dialect is not None)
+        return VlaEvalModel(socket, spoken, endpoint.key, own_params, chosen=dialect is not None)
 
     arguments = (cameras, image_size, connect_timeout_s, timeout_s, key_env, key_file)
     return client_factory(_KIND, make_model)(arg, "all", dialect or _KIND.dialect, *arguments)

@@ -33,6 +33,8 @@ class RequestField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     text: Literal["instruction"] | None = None
     dtype: Literal["float32", "float64"] = "float64"
     axes: int = 0
+    asked: str | None = None
+    """The server's parameter that asks for it; None = it is always sent."""
 
 
 class ReplyPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,7 +151,7 @@ def _request_entries(content: DialectFile, inference: Inference) -> Iterator[Req
     for field in content.request:
         state = inference.state if field.state == ALL else field.state
         assert set(state) <= set(STATES), state
-        yield RequestEntry(field.path, field.camera, state, field.dtype, field.axes)
+        yield RequestEntry(field.path, field.camera, state, field.dtype, field.axes, field.asked)
 
 
 def dialect_values(dialect: Dialect) -> Mapping[str, object]:
@@ -175,6 +177,7 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
 def _describe_entry(field: RequestEntry) -> str:
     """Describe what fills an entry of the request."""
     axes = f", {field.axes} leading axes" if field.axes else ""
+    where = f", where the server asks for {field.asked}" if field.asked else ""
     if field.state:
-        return f"{' + '.join(field.state)} ({field.dtype}{axes})"
-    return f"{field.camera or 'instruction'}{axes}"
+        return f"{' + '.join(field.state)} ({field.dtype}{axes}){where}"
+    return f"{field.camera or 'instruction'}{axes}{where}"
