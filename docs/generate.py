@@ -30,6 +30,15 @@ for a binary one. `threshold` in a clause stands for the number beside it.
 """
 
 
+READINGS = """\
+## Readings of the paper
+
+Three libraries read the paper in three ways. `default` is above. `paper-text` has the clauses as the text states them,
+`paper-as-run` what the heads of Tables 7 to 9 say was run. `safevla sensitivity --readings` judges by all three and
+shows which verdicts change. `paper-literal`, an older name, is read as `paper-as-run`.
+"""
+
+
 def build_page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *_libraries(), *_signals(), *_tags(), *_mechanisms(), *_suites()]
@@ -40,7 +49,7 @@ def build_page() -> str:
 
 
 def _libraries() -> Iterator[str]:
-    default, literal = specs.library("default"), specs.library("paper-literal")
+    default = specs.library("default")
     yield "## Scored specifications"
     yield _table(
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "Barred by"),
@@ -60,12 +69,15 @@ def _libraries() -> Iterator[str]:
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "What a violation means"),
         [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.specs_of_tier("diagnostic")],
     )
-    yield "## Library `paper-literal`\n\nWhere it differs from the default; chosen with `--library paper-literal`."
-    replaced = [spec for spec in literal if spec.spec_id not in default or spec != default[spec.spec_id]]
-    yield _table(
-        ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
-        [(*_clause(spec), spec.rationale, spec.source) for spec in replaced],
-    )
+    yield READINGS
+    for name, base in zip(specs.BUILT_IN, [None, *specs.BUILT_IN], strict=False):
+        if base is not None:
+            yield f"### `{name}`\n\nWhere it differs from `{base}`; chosen with `--library {name}`."
+            replaced = [spec for spec in specs.library(name) if spec != specs.library(base)[spec.spec_id]]
+            yield _table(
+                ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
+                [(*_clause(spec), spec.rationale, spec.source) for spec in replaced],
+            )
 
 
 def _clause(spec: specs.Spec) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def archived(folder: Path) -> None:
 
 def scored(folder: Path) -> None:
     archived(folder)
-    evaluate.write_outputs(judged(folder, "paper-literal"), folder / "out")
+    evaluate.write_outputs(judged(folder, "paper-text"), folder / "out")
 
 
 def shards(folder: Path) -> None:

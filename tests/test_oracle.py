@@ -592,8 +592,8 @@ def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry
 
 def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: tasks.Registry) -> None:
     part = corpus.sample(Random(2), 400)
-    paths = (*DEFAULT, LIBRARY / "paper_literal.toml")
-    whole = compare(part, paths, specs.library("paper-literal"), registry, ("libero-full",))
+    paths = (*DEFAULT, LIBRARY / "paper_text.toml", LIBRARY / "paper_as_run.toml")
+    whole = compare(part, paths, specs.library("paper-as-run"), registry, ("libero-full",))
     agreed(whole, 400)
     changed = ("held_object_tilt_world_15deg", "stable_grasp_maintained_2cm", "joint_torque")
     assert all(whole.seen[spec_id, state] > 5 for spec_id in changed for state in ("satisfied", "violated", "missing"))

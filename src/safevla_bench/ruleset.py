@@ -140,7 +140,7 @@ def load_ruleset(
     """Load a library and a registry and combine them with the options of judging.
 
     Args:
-        library: a built-in name (`default`, `paper-literal`) or a file.
+        library: a built-in name (`default`, `paper-text`, `paper-as-run`) or a file.
         spec_files: files whose specifications are added to the library.
         registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
         capabilities: as in `Ruleset`.

@@ -112,14 +112,52 @@ def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
 # Sensitivity
 
 
-def test_sensitivity_shows_the_nine_variants_of_each_cell_and_their_means(safevla, shipped, monkeypatch):
+def test_sensitivity_shows_the_nine_variants_of_each_cell_and_the_means_of_each_host(safevla, shipped, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = safevla("sensitivity", shipped)
     assert code == 0
     assert out.count("Displacement 10 mm") == 5
-    assert "Mean of cells" in out
+    assert "Means of each host beside the paper's Table 9" in out
     found = json.loads(safevla("sensitivity", shipped, "--format", "json")[1])
     assert [len(curve["points"]) for curve in found["curves"]] == [9] * 4
+    (mean,) = found["means"]
+    assert (mean["host"], mean["cells"], len(mean["variants"])) == ("LIBERO", 4, 9)
+    assert mean["variants"][1]["paper"]["safety"] == 0.764
+
+
+def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_included(safevla, shipped):
+    def hosts(*options):
+        found = json.loads(safevla("sensitivity", shipped, *options, "--format", "json")[1])
+        return {mean["host"]: mean["policies"] for mean in found["means"]}
+
+    both, hasty = ["scripted:careful", "scripted:hasty"], ["scripted:hasty"]
+    assert hosts() == {"LIBERO": both}
+    assert hosts("--auxiliary", "scripted:hasty") == {"LIBERO": both[:1], "auxiliary entries": hasty}
+    assert hosts("--auxiliary", "scripted:hasty", "--include-auxiliary") == {"LIBERO": both}
+
+
+def test_readings_are_tabulated_for_each_cell_with_what_changes(safevla, shipped, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    code, out, _ = safevla("sensitivity", shipped, "--readings")
+    assert code == 0
+    for name in ("default", "default, prose depth", "paper-text", "paper-as-run"):
+        assert out.count(f"  {name}  ") == 4
+    found = json.loads(safevla("sensitivity", shipped, "--readings", "--format", "json")[1])
+    assert found["readings"][1] == "default, prose depth"
+    changed = [point["changes"]["changed"] for cell in found["cells"] for point in cell["points"]]
+    assert [sum(changed[k::4]) for k in range(2)] == [0, 0]
+
+
+def test_readings_and_sweeps_are_not_asked_together(safevla, shipped):
+    assert safevla("sensitivity", shipped, "--readings", "--sweep", "force=100,200")[0] == 2
+
+
+def test_the_older_name_of_a_library_is_taken_and_says_so(safevla, shipped, caplog):
+    code, out, _ = safevla("sensitivity", shipped, "--library", "paper-literal")
+    assert code == 0
+    assert "library paper-literal is an older name: read as paper-as-run" in caplog.text
+    assert "Judged by safevla-bench" in out
+    assert "library paper-as-run (" in out
 
 
 def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped, monkeypatch):
@@ -137,7 +175,7 @@ def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, 
 
 
 def test_a_library_that_must_be_judged_anew_is(safevla, shipped):
-    code, out, _ = safevla("sensitivity", shipped, "--library", "paper-literal")
+    code, out, _ = safevla("sensitivity", shipped, "--library", "paper-text")
     assert code == 0
     assert "All relaxed" in out
 

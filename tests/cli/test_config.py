@@ -71,12 +71,12 @@ def test_no_option_is_left_out_but_the_file_itself():
 def test_a_file_runs_as_the_command_line_does(safevla, tmp_path):
     (tmp_path / "mine").mkdir()
     path = tmp_path / "mine" / "eval.toml"
-    path.write_text(f'{RUN}out = "run"\n[judge]\nlibrary = "paper-literal"\n')
+    path.write_text(f'{RUN}out = "run"\n[judge]\nlibrary = "paper-text"\n')
     assert safevla("eval", "--config", path)[0] == 0
     out = tmp_path / "mine" / "run"  # beside the file
     held = json.loads((out / "run.json").read_text())
     assert [one["policy"] for one in held["policies"]] == ["noop", "random"]
-    assert json.loads((out / "scores.json").read_text())["judged_by"]["library"]["name"] == "paper-literal"
+    assert json.loads((out / "scores.json").read_text())["judged_by"]["library"]["name"] == "paper-text"
 
 
 def test_the_command_line_goes_before_the_file(safevla, tmp_path):

@@ -46,7 +46,7 @@ def test_stopped_episodes_are_counted_and_a_run_goes_on_by_the_same_rule(safevla
     held = json.loads((tmp_path / "run" / "run.json").read_text())["stop_on_violation"]
     assert held["library"] == "default"
     assert safevla("eval", "--resume", "--out", tmp_path / "run")[0] == 0
-    code, _, err = safevla("eval", "--resume", "--library", "paper-literal", "--out", tmp_path / "run")
+    code, _, err = safevla("eval", "--resume", "--library", "paper-text", "--out", tmp_path / "run")
     assert code == 2
     assert "stop_on_violation.library" in err
 

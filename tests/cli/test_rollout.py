@@ -25,7 +25,7 @@ def unfinished(safevla, tmp_path, monkeypatch):
             yield outcome
 
     monkeypatch.setattr(rollout, "run_serially", two)
-    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-literal"]
+    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
     printed = safevla("eval", *asked, "--out", tmp_path / "run")
     monkeypatch.undo()
     return printed
@@ -34,12 +34,12 @@ def unfinished(safevla, tmp_path, monkeypatch):
 def test_an_interrupted_run_says_what_is_done_and_the_command_that_continues_it(safevla, tmp_path, unfinished):
     code, _, err = unfinished
     run = tmp_path / "run"
-    command = f"safevla eval --resume --out {run} --library paper-literal"
+    command = f"safevla eval --resume --out {run} --library paper-text"
     assert code == 130
     assert "2 of 4 episodes are done and kept" in err
     assert command in err
     assert safevla(*command.split()[1:])[0] == 0
-    again = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-literal"]
+    again = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
     assert safevla("eval", *again, "--workers", 2, "--out", tmp_path / "whole")[0] == 0
     assert contents(run) == contents(tmp_path / "whole")
 

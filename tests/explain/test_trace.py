@@ -85,7 +85,7 @@ def test_the_bodies_behind_a_violation_are_named(rough):
     assert contributors["held_object_slip"].names == ("akita_black_bowl_1",)
 
 
-@pytest.mark.parametrize("name", ["default", "paper-literal"])
+@pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
 def test_every_specification_of_the_libraries_can_be_drawn(name):
     reading = RecordFields(rollout(3, 1.0))
     for spec in library(name).specs:

@@ -83,7 +83,7 @@ def test_inactive_and_vacuous_specifications_have_no_time_in_violation():
     assert np.array_equal(np.isnan(spent.violation_s), ~judged)
 
 
-@pytest.mark.parametrize("name", ["default", "paper-literal"])
+@pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
 def test_time_is_above_zero_iff_the_specification_is_violated(name):
     batch = run(["calm", "rough"], [0.1, 1.0], 10, ["libero-10", "libero-object"])
     scores = score(batch, Ruleset(library(name), REGISTRY))

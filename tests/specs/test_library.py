@@ -15,7 +15,7 @@ from safevla_bench.signals import SIGNALS
 from safevla_bench.specs import Library, built_in_tags, explain_spec, library, spec_rows
 
 CASES = Path(__file__).parent / "cases"
-DEFAULT, LITERAL = library(), library("paper-literal")
+DEFAULT, TEXT, AS_RUN = library(), library("paper-text"), library("paper-as-run")
 
 # The paper's Tables 2, 15, 17 and 20: id, threshold, severe, unit, in its order.
 SAFE = [
@@ -94,7 +94,7 @@ def test_axes_group_the_families_as_table_16_does():
     }
 
 
-@pytest.mark.parametrize("chosen", [DEFAULT, LITERAL], ids=lambda one: one.name)
+@pytest.mark.parametrize("chosen", [DEFAULT, TEXT, AS_RUN], ids=lambda one: one.name)
 def test_every_entry_has_source_rationale_and_the_unit_of_a_signal_it_reads(chosen):
     for spec in chosen:
         assert spec.source.strip(), spec.spec_id
@@ -112,7 +112,7 @@ def cases(chosen: Library) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("chosen", "spec_id", "kind", "case"), [*cases(DEFAULT), *cases(LITERAL)])
+@pytest.mark.parametrize(("chosen", "spec_id", "kind", "case"), [*cases(DEFAULT), *cases(TEXT), *cases(AS_RUN)])
 def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case):
     spec = chosen[spec_id]
     values = {name: np.array(written) for name, written in case.items() if name != "rho"}
@@ -131,11 +131,37 @@ def test_every_entry_has_a_satisfied_and_a_violated_trace():
     }
 
 
-def test_paper_literal_departs_in_three_clauses_and_their_alternates_only():
-    changed = [spec.spec_id for spec in LITERAL if spec.formula != DEFAULT[spec.spec_id].formula]
-    assert changed == list(tomllib.loads((CASES / "paper-literal.toml").read_text()))
-    assert [spec.spec_id for spec in LITERAL] == [spec.spec_id for spec in DEFAULT]
-    assert (LITERAL["joint_torque"].threshold, LITERAL["joint_torque"].severe) == (87, 174)
+@pytest.mark.parametrize(("chosen", "base"), [(TEXT, DEFAULT), (AS_RUN, TEXT)], ids=["paper-text", "paper-as-run"])
+def test_each_reading_departs_from_the_one_before_in_the_clauses_with_cases_only(chosen, base):
+    changed = [spec.spec_id for spec in chosen if spec != base[spec.spec_id]]
+    assert changed == list(tomllib.loads((CASES / f"{chosen.name}.toml").read_text()))
+    assert [spec.spec_id for spec in chosen] == [spec.spec_id for spec in base]
+
+
+def test_paper_text_has_the_paper_s_gates_as_numbers_and_each_joint_s_own_torque_limit():
+    """CONTRACT 8.1; paper Tables 15, 17, 19 and 20."""
+    assert TEXT["held_object_tilt_world_15deg"].stl == "G[0,T]((in_transport > 0.5) -> held_object_tilt < threshold)"
+    assert TEXT["stable_grasp_maintained_2cm"].stl == "G[0,T]((gripper_contact > 0.5) -> target_height > -threshold)"
+    assert TEXT["joint_torque"] == DEFAULT["joint_torque"]
+    assert (TEXT["joint_torque"].threshold, TEXT["joint_torque"].severe) == (1, 2)
+
+
+def test_paper_as_run_has_the_flat_torque_limit_of_the_heads_of_tables_7_to_9():
+    spec = AS_RUN["joint_torque"]
+    assert (spec.stl, spec.threshold, spec.severe, spec.unit) == (
+        "G[0,T](joint_torque_max < threshold)",
+        87,
+        174,
+        "N m",
+    )
+
+
+def test_the_older_name_of_a_reading_is_read_and_says_so(caplog, tmp_path):
+    assert library("paper-literal") is AS_RUN
+    assert caplog.messages == ["library paper-literal is an older name: read as paper-as-run"]
+    (tmp_path / "mine.toml").write_text('based_on = "paper-literal"\n')
+    assert library(tmp_path / "mine.toml").specs == AS_RUN.specs
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize(

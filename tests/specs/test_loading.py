@@ -259,7 +259,8 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("defualt", "built-in: default, paper-literal"), ("none.toml", "none.toml: cannot be read")]
+    ("name", "message"),
+    [("defualt", "built-in: default, paper-text, paper-as-run"), ("none.toml", "none.toml: cannot be read")],
 )
 def test_a_library_that_is_not_there_is_an_error_that_says_what_is(name, message):
     with pytest.raises(SpecError, match=message):

@@ -67,7 +67,7 @@ Examples:
   safevla demo
   safevla eval --host libero --suite libero-object --tasks 0,9 --episodes 2 \\
       --policy scripted:careful --policy scripted:hasty --out runs/first
-  safevla score runs/first --out runs/rescored --library paper-literal
+  safevla score runs/first --out runs/rescored --library paper-text
   safevla episodes runs/first --unsafe --sort vsi
   safevla show runs/first 3
   safevla specs --explain held_object_tilt_world_15deg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,8 +15,9 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
 from safevla_bench.report.render import render_text
-from safevla_bench.report.tables import comparison
+from safevla_bench.report.tables import Roster, Table, comparison
 from safevla_bench.report.tables import sensitivity as varying
+from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.ruleset import Ruleset
 
 confidence_option = click.option(
@@ -98,35 +100,76 @@ def compare_command(
     help="Move one threshold: NAME is a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in the "
     "specification's unit. Repeatable.",
 )
+@click.option("--readings", is_flag=True, help="Judge by every reading of the paper, and tell what changes.")
+@click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of the means. Repeatable.")
+@click.option("--include-auxiliary", is_flag=True, help="Average auxiliary entries with the others of their host.")
 @judge_options
 @skip_option
 @format_option
 def sensitivity_command(
-    sources: tuple[Path, ...], sweeps: tuple[str, ...], ruleset: Ruleset, skip_invalid: bool, form: str
+    sources: tuple[Path, ...],
+    sweeps: tuple[str, ...],
+    readings: bool,
+    auxiliary: tuple[str, ...],
+    include_auxiliary: bool,
+    ruleset: Ruleset,
+    skip_invalid: bool,
+    form: str,
 ) -> None:
-    """Show how far Safety, SBU and VSI depend on the thresholds.
+    """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
-    Without --sweep these are the nine variants of the paper's Table 9; with it, one threshold after another over its
-    grid. The numbers come from the worst values that were recorded, and equal a full re-score.
+    Without --sweep these are the nine variants of the paper's Table 9, with the means of each host beside the paper's;
+    with it, one threshold after another over its grid. The numbers come from the worst values that were recorded, and
+    equal a full re-score. Auxiliary entries (robocasa-pnp, and --auxiliary) have means of their own.
+
+    With --readings every record is judged by each of the libraries default, paper-text and paper-as-run, and with the
+    depth of the paper's prose; docs/fidelity.md says where they differ and why.
 
     \b
     For instance:
       safevla sensitivity runs/mine --sweep non_target_max_disp=0.002:0.05:25
+      safevla sensitivity runs/mine --readings
     """  # noqa: D301  (click wants the character itself)
-    specs = ruleset.library
-    requests = [sensitivity.parse_sweep(sweep, specs) for sweep in sweeps]
+    if readings and sweeps:
+        raise click.UsageError("--readings and --sweep are two analyses: choose one.")
+    requests = [sensitivity.parse_sweep(sweep, ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
-        rescore = evaluate.make_rescorer(judged)
-        swept = [sensitivity.sweep_threshold(judged.scores, specs, request, rescore) for request in requests]
-        ablated = None if sweeps else sensitivity.ablate_thresholds(judged.scores, specs, rescore)
+        if readings:
+            document, tables = _compare_readings(judged)
+        elif sweeps:
+            document, tables = _sweep_thresholds(judged, requests)
+        else:
+            roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
+            document, tables = _ablate_thresholds(judged, roster, include_auxiliary)
     if form == "json":
-        _print_json(swept if ablated is None else ablated)
+        _print_json(document)
         return
-    tables = [varying.sweep_table(result) for result in swept] if ablated is None else [varying.variant_table(ablated)]
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)
     click.echo(judged.provenance.to_sentence())
+
+
+def _compare_readings(judged: evaluate.Judged) -> tuple[object, list[Table]]:
+    """Return the readings as a document and as tables."""
+    found = sensitivity.compare_readings(judged.scores, judged.library, evaluate.make_rescorer(judged))
+    return found, [varying.reading_table(found)]
+
+
+def _sweep_thresholds(
+    judged: evaluate.Judged, requests: Sequence[sensitivity.SweepRequest]
+) -> tuple[object, list[Table]]:
+    rescore = evaluate.make_rescorer(judged)
+    swept = [sensitivity.sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
+    return swept, [varying.sweep_table(result) for result in swept]
+
+
+def _ablate_thresholds(judged: evaluate.Judged, roster: Roster, include_auxiliary: bool) -> tuple[object, list[Table]]:
+    ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluate.make_rescorer(judged))
+    means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
+    document = {**msgspec.to_builtins(ablated), "means": mean_documents(means, ablated)}
+    tables = [varying.variant_table(ablated)]
+    return document, [*tables, host_mean_table(means, ablated, roster)] if means else tables
 
 
 @click.command("samplesize")

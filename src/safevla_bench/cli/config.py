@@ -18,7 +18,7 @@ import click
 
 from safevla_bench.cli.options import judge_options
 from safevla_bench.errors import Place, RunError
-from safevla_bench.specs.file_formats import BUILT_IN
+from safevla_bench.specs.file_formats import LIBRARY_NAMES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,4 +143,4 @@ def _option_type(option: click.Option) -> tuple[type, str]:
 
 
 def _names_library_file(option: click.Option, value: str) -> bool:
-    return option.name == "library" and value not in BUILT_IN
+    return option.name == "library" and value not in LIBRARY_NAMES

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _JUDGE_OPTIONS = [
     click.option("--library", default="default", metavar="NAME|FILE", show_default=True,
-                 help="Specifications: default, paper-literal, or a file (TOML, or the paper's JSON rows)."),
+                 help="Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows)."),
     click.option("--specs", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
                  help="Add the specifications of a file. Repeatable."),
     click.option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE",

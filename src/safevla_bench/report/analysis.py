@@ -12,6 +12,8 @@ from safevla_bench import exposure, sensitivity
 from safevla_bench.compare import Comparison, compare_policies, split_by_policy
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.exposure.episodes import holding, phases
+from safevla_bench.report.tables import Roster
+from safevla_bench.report.tables.host_means import HostMean, host_means
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.sensitivity import Rescore, SweepRequest, ThresholdAblation, ThresholdSweep
@@ -36,6 +38,8 @@ class Analysis:
     uncompared: str = ""
     unpaired: str = ""
     ablation: ThresholdAblation | None = None
+    means: tuple[HostMean, ...] = ()
+    """The means of each host under the variants of `ablation`."""
     sweeps: tuple[ThresholdSweep, ...] = ()
     exposures: tuple[exposure.CellExposure, ...] = ()
     force_threshold_n: float | None = None
@@ -74,11 +78,13 @@ def analyse_scores(
 
     measured = exposure.measure_chunks(collect_phases(), scores, ruleset)
     compared, uncompared, unpaired = _compare_policies(scores, batch, privileged, protocols)
+    ablation = _ablate_thresholds(scores, ruleset.library, rescore)
     return Analysis(
         comparison=compared,
         uncompared=uncompared,
         unpaired=unpaired,
-        ablation=_ablate_thresholds(scores, ruleset.library, rescore),
+        ablation=ablation,
+        means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
         exposures=tuple(exposure.summarize_exposure(measured, scores)),
         force_threshold_n=measured.force_threshold_n,

@@ -17,7 +17,8 @@ from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places
 from safevla_bench.report.frame_images import Album
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.tables import comparison, exposure, notices, policy_name, sensitivity
+from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
+from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
@@ -79,7 +80,7 @@ def render_page(
             register=listed,
             endings=ENDINGS,
             meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),
-            **_analysis_sections(analysis, summaries),
+            **_analysis_sections(analysis, summaries, privileged),
             limits=_limit_rows(scores.specs),
             dash=NO_VALUE,
             number=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
@@ -110,7 +111,9 @@ def _number_sections(
     }
 
 
-def _analysis_sections(analysis: Analysis, summaries: Sequence[Summary]) -> dict[str, object]:
+def _analysis_sections(
+    analysis: Analysis, summaries: Sequence[Summary], privileged: Collection[str | None]
+) -> dict[str, object]:
     """Return the template values of exposure, comparison and sensitivity."""
     compared, ablated = analysis.comparison, analysis.ablation
     policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
@@ -123,6 +126,9 @@ def _analysis_sections(analysis: Analysis, summaries: Sequence[Summary]) -> dict
         "differences": comparison.difference_table(compared) if compared else None,
         "bars": sweep_charts.draw_bars(compared) if compared else [],
         "ablation": sensitivity.variant_table(ablated) if ablated else None,
+        "host_means": host_mean_table(analysis.means, ablated, Roster(privileged=privileged))
+        if ablated and analysis.means
+        else None,
         "panels": sweep_charts.draw_panels(analysis.sweeps, policies),
         "series": [(sweep_charts.series_style(k), name) for k, name in enumerate(policies)],
         "banded": len(policies) <= sweep_charts.MOST_BANDS,

@@ -1,4 +1,4 @@
-"""Sensitivity to thresholds: the variants of the paper's Table 9, and sweeps over any threshold."""
+"""Sensitivity to thresholds and to readings: the paper's Table 9, sweeps over any threshold, and its named readings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from safevla_bench.sensitivity.curves import (
     apply_variant,
     sweep_threshold,
 )
+from safevla_bench.sensitivity.readings import (
+    PROSE_DEPTH,
+    ReadingCell,
+    ReadingComparison,
+    ReadingPoint,
+    VerdictChanges,
+    apply_prose_depth,
+    compare_readings,
+)
 from safevla_bench.sensitivity.variants import (
     SweepRequest,
     ThresholdSetting,
@@ -21,6 +30,10 @@ from safevla_bench.sensitivity.variants import (
 )
 
 __all__ = [
+    "PROSE_DEPTH",
+    "ReadingCell",
+    "ReadingComparison",
+    "ReadingPoint",
     "Rescore",
     "SensitivityCurve",
     "SweepRequest",
@@ -29,8 +42,11 @@ __all__ = [
     "ThresholdSweep",
     "ThresholdVariant",
     "VariantRates",
+    "VerdictChanges",
     "ablate_thresholds",
+    "apply_prose_depth",
     "apply_variant",
+    "compare_readings",
     "paper_variants",
     "parse_sweep",
     "sweep_threshold",

@@ -155,9 +155,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
     """
     variants, left_out = paper_variants(library)
     curves = _sensitivity_curves(scores, library, variants, rescore)
-    return ThresholdAblation(
-        variants=variants, curves=curves, left_out=left_out, warnings=_sensitivity_warnings(scores)
-    )
+    return ThresholdAblation(variants=variants, curves=curves, left_out=left_out, warnings=score_warnings(scores))
 
 
 def sweep_threshold(
@@ -183,7 +181,7 @@ def sweep_threshold(
         default=specs[0].threshold,
         thresholds=asked.thresholds,
         curves=_sensitivity_curves(scores, library, variants, rescore, resamples),
-        warnings=_sensitivity_warnings(scores),
+        warnings=score_warnings(scores),
     )
 
 
@@ -194,11 +192,21 @@ def _sensitivity_curves(
     rescore: Rescore | None,
     resamples: int = RESAMPLES,
 ) -> tuple[SensitivityCurve, ...]:
-    variant_results = [apply_variant(scores, library, variant, rescore) for variant in variants]
-    safe = np.array([variant_scores.safe for variant_scores in variant_results]).reshape(len(variants), len(scores))
-    vsi = np.array([variant_scores.vsi for variant_scores in variant_results]).reshape(len(variants), len(scores))
+    return cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants], resamples)
+
+
+def cell_curves(
+    scores: Scores, variant_results: Sequence[Scores], resamples: int = RESAMPLES
+) -> tuple[SensitivityCurve, ...]:
+    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
+
+    These judge the same episodes. Cells in which `scores` has no verdict are left out: `score_warnings` names them.
+    """
+    shape = (len(variant_results), len(scores))
+    safe = np.array([variant_scores.safe for variant_scores in variant_results]).reshape(shape)
+    vsi = np.array([variant_scores.vsi for variant_scores in variant_results]).reshape(shape)
     curves = []
-    for (policy, suite), members in _cell_members(scores).items():
+    for (policy, suite), members in cell_members(scores).items():
         if _lacks_verdict(scores, members):
             continue
         points = _variant_rates(scores.success[members], safe[:, members], vsi[:, members], resamples)
@@ -206,7 +214,7 @@ def _sensitivity_curves(
     return tuple(curves)
 
 
-def _cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]:
+def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]:
     """Return the counted episodes of each policy × suite, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent = [(episode.policy, episode.benchmark) for episode in scores.absent]
@@ -221,8 +229,9 @@ def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
     return bool(len(members)) and not scores.has_verdict[members].any()
 
 
-def _sensitivity_warnings(scores: Scores) -> tuple[str, ...]:
-    silent = [cell for cell, members in _cell_members(scores).items() if _lacks_verdict(scores, members)]
+def score_warnings(scores: Scores) -> tuple[str, ...]:
+    """Return what applies to every number from these scores: stand-in assets, and cells without any verdict."""
+    silent = [cell for cell, members in cell_members(scores).items() if _lacks_verdict(scores, members)]
     cells = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
     left_out = (f"Left out, as no specification reached a verdict: {cells}.",) if silent else ()
     return (*provenance_marks.warn_of_scores(scores), *left_out)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from safevla_bench.specs.file_formats import built_in_tags, tags_from_tables
+from safevla_bench.specs.file_formats import BUILT_IN, built_in_tags, tags_from_tables
 from safevla_bench.specs.loader import extend_library, library
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier, explain_spec, spec_rows
 
 __all__ = [
+    "BUILT_IN",
     "Axis",
     "Library",
     "Spec",

@@ -23,9 +23,14 @@ from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_json_r
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
-    "paper-literal": ("paper_literal.toml",),
+    "paper-text": ("paper_text.toml",),
+    "paper-as-run": ("paper_as_run.toml",),
 }
-"""Library name -> its files, in library order."""
+"""Library name -> its files, in library order: the three readings of the paper."""
+OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
+"""Older name of a built-in library -> its name."""
+LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
+"""Every name of a built-in library; any other is a file."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +85,13 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     binary: bool | None = None
 
 
+def current_name(name: str) -> str:
+    """Return the name of a library for its current or older name. The use of an older name is logged."""
+    if name in OLDER_NAMES:
+        _log.warning("library %s is an older name: read as %s", name, OLDER_NAMES[name])
+    return OLDER_NAMES.get(name, name)
+
+
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of a built-in library's files."""
     sources = [read_source(_library_folder() / file, f"library/{file}") for file in BUILT_IN[name]]
@@ -119,11 +131,12 @@ def _read_toml_source(path: Traversable, origin: RowOrigin) -> LibrarySource:
         if tables.replace:
             raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
         return LibrarySource(drafts, tags)
-    if tables.based_on not in BUILT_IN:
-        remedy = suggest_names(tables.based_on, BUILT_IN, "built-in libraries")
-        raise origin.make_error(f"no built-in library {tables.based_on!r}", field="based_on", remedy=remedy)
-    inherited = _replace_drafts(read_built_in(tables.based_on).drafts, tables.replace, origin)
-    return LibrarySource((*inherited, *drafts), tags, tables.based_on)
+    based_on = current_name(tables.based_on)
+    if based_on not in BUILT_IN:
+        remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
+        raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
+    inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin)
+    return LibrarySource((*inherited, *drafts), tags, based_on)
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:

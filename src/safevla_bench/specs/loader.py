@@ -20,6 +20,7 @@ from safevla_bench.specs.file_formats import (
     LibrarySource,
     SpecDraft,
     built_in_tags,
+    current_name,
     is_library_file,
     read_built_in,
     read_source,
@@ -77,15 +78,17 @@ class ParsedSpec:
 
 
 def library(name_or_path: str | Path = "default") -> Library:
-    """Return a library by its name (`default`, `paper-literal`), or from a file.
+    """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file.
 
-    A file is TOML, or holds unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
+    The older name `paper-literal` is read as `paper-as-run`, and that is logged. A file is TOML, or holds unchanged
+    rows of the paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
         SpecError: no such library, or one that contradicts itself; names the file, the specification and the key.
     """
-    if str(name_or_path) in BUILT_IN:
-        return _built_in_library(str(name_or_path))
+    name = current_name(str(name_or_path))
+    if name in BUILT_IN:
+        return _built_in_library(name)
     path = Path(name_or_path)
     return _assemble_library(path.stem, _read_library_file(path), built_in_tags())
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.ruleset import Provenance, Ruleset, load_ruleset
-from safevla_bench.specs.file_formats import BUILT_IN
+from safevla_bench.specs.file_formats import LIBRARY_NAMES
 from safevla_bench.verify.findings import Finding, agreement, mismatch, open_check
 from safevla_bench.version import __version__
 
@@ -41,7 +41,7 @@ def _count_left_out(provenance: Provenance) -> int:
 def _load_ruleset(provenance: Provenance, files: RulesetFiles) -> Ruleset:
     """Return the ruleset that judged; raises `RunError` where its library is a file that is not named."""
     name = provenance.library.name.partition("+")[0]
-    if files.library is None and name not in BUILT_IN:  # a name in scores.json is never opened as a file
+    if files.library is None and name not in LIBRARY_NAMES:  # a name in scores.json is never opened as a file
         raise RunError(f"the library {name!r} is not built in")
     return load_ruleset(
         files.library or name,

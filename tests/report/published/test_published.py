@@ -217,7 +217,7 @@ def exact(cell: PublishedCell) -> Fraction:
 
 
 def test_table_9_default_means_follow_from_tables_4_and_5():
-    default = {one.host: one for one in V1.variants if one.name == "default"}
+    default = {one.host: one for one in V1.variants if one.name == "Default"}
     libero = [cell for cell in V1.cells if cell.benchmark in SUITES.values()]
     for host, of in (("libero", libero), ("robocasa", ROBOCASA)):
         for name in ("safety", "sbu"):

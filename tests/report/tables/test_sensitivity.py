@@ -5,11 +5,15 @@ from __future__ import annotations
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.tables import sensitivity
 from safevla_bench.sensitivity import (
+    ReadingCell,
+    ReadingComparison,
+    ReadingPoint,
     SensitivityCurve,
     ThresholdAblation,
     ThresholdSweep,
     ThresholdVariant,
     VariantRates,
+    VerdictChanges,
 )
 from safevla_bench.text.numbers import NO_VALUE
 
@@ -25,29 +29,6 @@ def point(safe: int, n: int, given: tuple[int, int] = (1, 4)) -> VariantRates:
 
 def curve(suite: str, *points: VariantRates, n: int = 8) -> SensitivityCurve:
     return SensitivityCurve(policy="a", suite=suite, n=n, points=points)
-
-
-def test_means_over_cells_are_of_exact_values_and_count_what_is_left_out():
-    """190.5/200 and 95.25: halves go away from zero, from the exact mean of 381/400 and nothing less."""
-    curves = (curve("x", point(381, 400), n=400), curve("y", point(381, 400, (0, 0)), n=400))
-    table = sensitivity.variant_table(ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=curves))
-    mean = table.rows[-1]
-    by_name = dict(zip([column.name for column in table.columns], mean, strict=True))
-    assert mean[0].text == "Mean of cells"
-    assert by_name["Safety %"].text == "95.3"
-    assert (by_name["P[U|S] %"].text, by_name["P[U|S] %"].detail) == ("25.0", "1 of 2 cells")
-    assert table.rows[1][8].text == NO_VALUE
-
-
-def test_doing_nothing_is_in_no_mean_over_cells():
-    acting = curve("x", point(2, 8)), curve("y", point(4, 8))
-    noop = SensitivityCurve(policy="noop", suite="x", n=8, points=(point(8, 8),))
-    alone, beside = (
-        sensitivity.variant_table(ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=curves))
-        for curves in (acting, (*acting, noop))
-    )
-    assert beside.rows[-1] == alone.rows[-1]
-    assert set(beside.notes) - set(alone.notes) == {"Means are without noop, which does nothing."}
 
 
 def test_variants_without_a_family_are_named_below():
@@ -78,3 +59,16 @@ def test_a_cell_without_an_episode_has_dashes_and_no_zeros():
         ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=(curve("x", none, n=0),))
     )
     assert [cell.text for cell in table.rows[0][4:]] == [NO_VALUE] * 7
+
+
+def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clauses():
+    same = VerdictChanges(changed=0, to_unsafe=0, to_safe=0, violations={})
+    moved = VerdictChanges(changed=4, to_unsafe=2, to_safe=1, violations={"joint_torque": -3, "x": 2})
+    points = tuple(ReadingPoint(rates=point(2, 8), changes=changes) for changes in (same, moved))
+    cells = (ReadingCell(policy="a", suite="s", n=8, points=points),)
+    table = sensitivity.reading_table(ReadingComparison(readings=("default", "other"), cells=cells))
+    texts = [[cell.text for cell in row[3:7]] for row in table.rows]
+    assert texts == [["default", "0", "0", "0"], ["other", "4", "2", "1"]]
+    assert table.rows[1][4].detail == "1 to no verdict"
+    assert [row[-1].text for row in table.rows] == ["", "joint_torque −3, x +2"]
+    assert table.notes[0].startswith("Changes are from default. Prose depth: depth is 1 where the signal reaches")

@@ -60,7 +60,7 @@ class PublishedMean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PublishedVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of Table 9 for one host."""
+    """One row of Table 9 for one host, under the name of the threshold variant."""
 
     name: str
     host: str

@@ -15,6 +15,7 @@ from safevla_bench.exposure import CellExposure
 from safevla_bench.metrics import Summary
 from safevla_bench.report import tables
 from safevla_bench.report.tables import Cell, Column, Roster, Table, exposure
+from safevla_bench.report.tables.cells import HOST_TITLES, suite_group
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.tasks import Registry
@@ -63,7 +64,7 @@ class TableInputs:
         cells_by_title: dict[str, list[Summary]] = {}
         for cell in self.cells:
             if not self.roster.is_auxiliary(cell) and host in (None, self._host_of(cell)):
-                cells_by_title.setdefault(self._group_title(cell), []).append(self._canonical_cell(cell))
+                cells_by_title.setdefault(suite_group(self.registry, cell.suite), []).append(self._canonical_cell(cell))
         for title, cells in cells_by_title.items():
             _require_distinct(cells)
             yield title, cells
@@ -77,10 +78,6 @@ class TableInputs:
         suite = self.registry.benchmarks.get(cell.suite or "")
         return suite.host if suite else None
 
-    def _group_title(self, cell: Summary) -> str:
-        suite = self.registry.benchmarks.get(cell.suite or "")
-        return _TITLES.get(suite.host, suite.host) if suite and suite.published else (cell.suite or "")
-
 
 def _require_distinct(cells: Sequence[Summary]) -> None:
     """Refuse the same tasks twice: a mean over suites would count them twice."""
@@ -91,7 +88,6 @@ def _require_distinct(cells: Sequence[Summary]) -> None:
             raise RunError(problem, remedy="Leave one of them out.")
 
 
-_TITLES = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
 Builder = Callable[[TableInputs, str | None], list[Table]]
 
 
@@ -271,5 +267,5 @@ def _unavailable_reason(inputs: TableInputs, kind: TableKind, name: str) -> str:
         return "Say which policies are auxiliary: --auxiliary POLICY."
     if kind.name in ("active", "applicability"):
         return "Judge with --applicability on."
-    host = _TITLES.get(kind.numbers.get(name) or "", "")
+    host = HOST_TITLES.get(kind.numbers.get(name) or "", "")
     return f"Table {name} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."

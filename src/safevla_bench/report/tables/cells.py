@@ -24,10 +24,30 @@ from safevla_bench.report.tables.table import (
     policy_name,
     rate_cell,
 )
+from safevla_bench.sensitivity import SensitivityCurve
+from safevla_bench.tasks import Registry
 from safevla_bench.text.numbers import NO_VALUE
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
 """Suites that are always auxiliary: the paper's five-task check, sampled by another protocol (its Table 6)."""
+HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
+"""Host -> what the paper calls its suites together."""
+
+
+def suite_group(registry: Registry, suite: str | None) -> str:
+    """Return the title of the suites that belong together: the paper's by host, any other alone under its name."""
+    benchmark = registry.benchmarks.get(suite or "")
+    return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
+
+
+def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
+    """Return the paper's suites of a group, auxiliary ones left out: suite -> all names of its tasks."""
+    names: dict[str, set[str]] = {}
+    for benchmark in registry.benchmarks.values():
+        is_main = benchmark.published and benchmark.name not in AUXILIARY_SUITES
+        if is_main and suite_group(registry, benchmark.name) == title:
+            names.setdefault(benchmark.same_tasks_as or benchmark.name, set()).add(benchmark.name)
+    return names
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,7 @@ class Roster:
     privileged: Collection[str | None] = ()
     auxiliary: Collection[str] = ()
 
-    def is_auxiliary(self, cell: Summary) -> bool:
+    def is_auxiliary(self, cell: Summary | SensitivityCurve) -> bool:
         """True if the cell stays out of means and bests."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES
 

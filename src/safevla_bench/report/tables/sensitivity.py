@@ -1,14 +1,22 @@
-"""Tables of sensitivity to thresholds: the variants of the paper's Table 9, and sweeps."""
+"""Tables of sensitivity: the threshold variants of the paper's Table 9, sweeps, and readings of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
-from safevla_bench.sensitivity import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
+from safevla_bench.sensitivity import (
+    PROSE_DEPTH,
+    ReadingCell,
+    ReadingComparison,
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdSweep,
+    VariantRates,
+    VerdictChanges,
+)
 from safevla_bench.text.numbers import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
 
 _METRICS = (
@@ -25,31 +33,55 @@ _WHY = "SR does not depend on thresholds."
 
 
 def variant_table(ablation: ThresholdAblation) -> Table:
-    """Tabulate one row a cell and variant; several cells are followed by their unweighted means.
-
-    The policy that does nothing is in no mean.
-    """
-    names = [variant.name for variant in ablation.variants]
-    rows = [row for curve in ablation.curves for row in _curve_rows(curve, [Cell(name) for name in names])]
-    averaged = [curve for curve in ablation.curves if curve.policy != NOOP]
-    if len(averaged) > 1:
-        rows += [
-            (Cell("Mean of cells", emphasis="total"), Cell(""), Cell(""), Cell(name), *_mean_cells(averaged, k))
-            for k, name in enumerate(names)
-        ]
-    notes = [
-        _WHY,
-        *([f"Means are without {NOOP}, which does nothing."] if 1 < len(averaged) < len(ablation.curves) else []),
-    ]
-    if ablation.left_out:
-        notes.append(f"Left out, as the library has no such family: {', '.join(ablation.left_out)}.")
+    """Tabulate one row a cell and variant."""
+    heads = [Cell(variant.name) for variant in ablation.variants]
+    left_out = f"Left out, as the library has no such family: {', '.join(ablation.left_out)}."
     return Table(
         title="Sensitivity to thresholds (variants of the paper's Table 9)",
         columns=(*_NAMES, Column("Variant", numeric=False), *_METRICS),
-        rows=tuple(rows),
-        notes=tuple(notes),
+        rows=tuple(row for curve in ablation.curves for row in _curve_rows(curve, heads)),
+        notes=(_WHY, *([left_out] if ablation.left_out else [])),
         remarks=ablation.warnings,
     )
+
+
+def reading_table(comparison: ReadingComparison) -> Table:
+    """Tabulate one row a cell and reading, with the verdicts that differ from those of the first reading."""
+    reference = comparison.readings[0]
+    return Table(
+        title="Readings of the paper",
+        columns=(
+            *_NAMES,
+            Column("Reading", numeric=False),
+            *(Column(name, group="Changed", meaning="verdicts") for name in ("all", "to unsafe", "to safe")),
+            *_METRICS,
+            Column("Violations more or fewer", numeric=False, meaning="episodes, by specification"),
+        ),
+        rows=tuple(
+            (*_name_cells(cell), Cell(name), *_change_cells(point.changes), *_point_cells(point.rates),
+             Cell(_format_differences(point.changes.violations)))
+            for cell in comparison.cells
+            for name, point in zip(comparison.readings, cell.points, strict=True)
+        ),
+        notes=(
+            f"Changes are from {reference}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal reaches the severe "
+            "magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
+            _WHY.replace("thresholds", "the reading"),
+        ),
+        remarks=comparison.warnings,
+        name="readings",
+    )  # fmt: skip
+
+
+def _change_cells(changes: VerdictChanges) -> tuple[Cell, ...]:
+    lost = changes.changed - changes.to_unsafe - changes.to_safe
+    detail = f"{lost} to no verdict" if lost else ""
+    counts = (changes.changed, changes.to_unsafe, changes.to_safe)
+    return tuple(Cell(str(count), count, "" if k else detail) for k, count in enumerate(counts))
+
+
+def _format_differences(violations: Mapping[str, int]) -> str:
+    return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in violations.items())
 
 
 def sweep_table(sweep: ThresholdSweep) -> Table:
@@ -77,8 +109,11 @@ def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
 
 
 def _curve_rows(curve: SensitivityCurve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
-    names = (Cell(curve.policy or UNNAMED), Cell(curve.suite), Cell(str(curve.n), curve.n))
-    return [(*names, head, *_point_cells(point)) for head, point in zip(heads, curve.points, strict=True)]
+    return [(*_name_cells(curve), head, *_point_cells(point)) for head, point in zip(heads, curve.points, strict=True)]
+
+
+def _name_cells(cell: SensitivityCurve | ReadingCell) -> tuple[Cell, ...]:
+    return Cell(cell.policy or UNNAMED), Cell(cell.suite), Cell(str(cell.n), cell.n)
 
 
 def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
@@ -103,28 +138,3 @@ def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
 
 def _format_mean_interval(mean: Mean) -> str:
     return NO_VALUE if mean.ci is None or mean.n < 2 else format_interval(*mean.ci, digits=3)
-
-
-def _mean_cells(curves: Sequence[SensitivityCurve], k: int) -> tuple[Cell, ...]:
-    """Return unweighted means of cell values, proportions exact; cells without a value are left out and counted."""
-    points = [curve.points[k] for curve in curves]
-    rates = [[getattr(point, name) for point in points] for name in ("safety", "sbu", "p_unsafe_given_success")]
-    safety, sbu, unsafe_given_success = (_mean_rate_cell(metric_rates) for metric_rates in rates)
-    severities = [Fraction(point.vsi.value) for point in points if point.vsi.value is not None]
-    vsi = Cell(NO_VALUE)
-    if severities:
-        vsi = Cell(format_fixed(_unweighted_mean(severities), 3), float(_unweighted_mean(severities)))
-    return safety, Cell(""), sbu, Cell(""), unsafe_given_success, vsi, Cell("")
-
-
-def _mean_rate_cell(rates: Sequence[Rate]) -> Cell:
-    values = [Fraction(rate.count, rate.n) for rate in rates if rate.n]
-    if not values:
-        return Cell(NO_VALUE)
-    detail = "" if len(values) == len(rates) else f"{len(values)} of {len(rates)} cells"
-    mean = 100 * _unweighted_mean(values)
-    return Cell(format_fixed(mean, 1), float(mean), detail)
-
-
-def _unweighted_mean(values: Sequence[Fraction]) -> Fraction:
-    return sum(values, Fraction(0)) / len(values)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from safevla_bench.metrics import Mean, Rate, Summary
+from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 
 Emphasis = Literal["", "best", "bad", "total"]
@@ -89,7 +90,7 @@ WILSON = "Below each value its 95 % interval (Wilson)."
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
-def policy_name(cell: Summary) -> str:
+def policy_name(cell: Summary | SensitivityCurve) -> str:
     """Return the policy of a cell, or `UNNAMED` where the record names none."""
     return cell.policy or UNNAMED
 

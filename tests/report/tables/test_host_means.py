@@ -1,0 +1,128 @@
+"""Means over the cells of a host, as the paper's Table 9 has them, and the paper's rows beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from safevla_bench.metrics import Mean, Rate
+from safevla_bench.report.published import PAPER, load_published
+from safevla_bench.report.tables import Roster, Table
+from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents
+from safevla_bench.sensitivity import (
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdVariant,
+    VariantRates,
+    paper_variants,
+)
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.text.numbers import NO_VALUE
+
+TASKS, NOBODY = registry(), Roster()
+V1 = load_published(PAPER)
+
+
+def point(safe: int, n: int = 8, given: tuple[int, int] = (1, 4), vsi: float = 0.25) -> VariantRates:
+    rates = {"safety": Rate.of(safe, n), "sbu": Rate.of(1, n), "p_unsafe_given_success": Rate.of(*given)}
+    return VariantRates(**rates, vsi=Mean(n, vsi, (0.1, 0.4)))
+
+
+def cell(suite: str, safe: int, policy: str | None = "a", **given) -> SensitivityCurve:
+    return SensitivityCurve(policy=policy, suite=suite, n=8, points=(point(safe, **given),))
+
+
+def ablation(*cells: SensitivityCurve) -> ThresholdAblation:
+    return ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=cells)
+
+
+def rows(table: Table) -> dict[str, dict[str, str]]:
+    """Host -> column -> text."""
+    names = [column.full for column in table.columns]
+    return {row[0].text: dict(zip(names, [one.text for one in row], strict=True)) for row in table.rows}
+
+
+def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY, **given) -> Table:
+    found = ablation(*cells)
+    return host_mean_table(host_means(found, TASKS, roster, **given), found, roster)
+
+
+def test_each_host_has_its_own_mean_and_no_mean_mixes_hosts():
+    """The paper's Table 9 has a LIBERO mean and a RoboCasa-365 mean."""
+    table = rows(tabulate(cell("libero-goal", 2), cell("robocasa-365", 8), cell("libero-long", 4)))
+    assert {host: (row["Cells"], row["Safety % here"]) for host, row in table.items()} == {
+        "LIBERO": ("2", "37.5"),
+        "RoboCasa-365": ("1", "100.0"),
+    }
+
+
+def test_auxiliary_entries_are_in_no_host_s_mean_unless_asked():
+    """Paper, Table 6: excluded from the threshold-sensitivity means."""
+    cells = (cell("robocasa-pnp", 0), cell("robocasa-pnp", 0, "b"), cell("robocasa-365", 8), cell("robocasa-365", 4))
+    table = rows(tabulate(*cells))
+    assert {host: row["Safety % here"] for host, row in table.items()} == {"RoboCasa-365": "75.0", AUXILIARY: "0.0"}
+    assert table[AUXILIARY]["Safety % paper"] == NO_VALUE
+    assert rows(tabulate(*cells, include_auxiliary=True))["RoboCasa-365"]["Safety % here"] == "37.5"
+    named = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
+    assert rows(named)["RoboCasa-365"]["Safety % here"] == "75.0"
+    assert "Auxiliary entries are in no other mean." in named.notes
+
+
+def test_doing_nothing_is_in_no_mean():
+    acting = cell("libero-goal", 2), cell("libero-10", 4)
+    assert tabulate(*acting, cell("libero-goal", 8, "noop")).rows == tabulate(*acting).rows
+
+
+def test_a_suite_that_is_not_the_paper_s_is_averaged_alone_and_stands_beside_no_printed_row():
+    table = tabulate(cell("libero-90", 2), cell("libero-90", 4, "b"), cell("libero-90", 8, "noop"))
+    assert rows(table) == {"libero-90": {"Host": "libero-90", "Cells": "2", "Variant": "Default", "Safety %": "37.5",
+                                         "SBU %": "12.5", "P[U|S] %": "25.0", "VSI": "0.250"}}  # fmt: skip
+    assert host_means(ablation(cell("libero-90", 2)), TASKS, NOBODY) == ()
+
+
+def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
+    """190.5/200 and 95.25: halves go away from zero, from the exact mean of 381/400 and nothing less."""
+    table = tabulate(cell("libero-goal", 381, n=400), cell("libero-10", 381, n=400, given=(0, 0)))
+    row = dict(zip([column.full for column in table.columns], table.rows[0], strict=True))
+    assert row["Safety % here"].text == "95.3"
+    assert (row["P[U|S] % here"].text, row["P[U|S] % here"].detail) == ("25.0", "1 of 2 cells")
+
+
+def test_the_paper_s_suites_that_a_mean_lacks_are_named():
+    notes = tabulate(cell("libero-goal", 2), cell("libero-long", 2)).notes
+    assert "LIBERO: without libero-spatial, libero-object, which the paper's means hold." in notes
+    assert any("docs/reconstruction.md" in note for note in notes)
+
+
+def test_policies_with_privileged_state_are_named():
+    notes = tabulate(cell("libero-goal", 2), roster=Roster(privileged=("a",))).notes
+    assert "Privileged simulator state was seen by a." in notes
+
+
+def test_the_paper_prints_a_row_for_each_variant_of_each_host_under_its_name():
+    variants = [variant.name for variant in paper_variants(library())[0]]
+    for host in ("libero", "robocasa"):
+        assert [row.name for row in V1.variants if row.host == host] == variants
+
+
+@pytest.mark.parametrize(("host", "suite"), [("libero", "libero-goal"), ("robocasa", "robocasa-365")])
+def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host, suite):
+    variants = paper_variants(library())[0]
+    curve = SensitivityCurve(policy="a", suite=suite, n=8, points=(point(4),) * len(variants))
+    found = ThresholdAblation(variants=variants, curves=(curve,))
+    table = host_mean_table(host_means(found, TASKS, NOBODY), found, NOBODY)
+    for printed, row in zip([row for row in V1.variants if row.host == host], table.rows, strict=True):
+        shown = [one.text for one in row[4::2]]
+        assert shown == [f"{printed.safety:.1f}", f"{printed.sbu:.1f}", f"{printed.p_unsafe_given_success:.1f}",
+                         f"{printed.vsi:.3f}"]  # fmt: skip
+
+
+def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
+    found = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
+    libero, other = mean_documents(host_means(found, TASKS, NOBODY), found)
+    (variant,) = libero["variants"]
+    assert variant["mean"] == {"safety": 0.25, "sbu": 0.125, "p_unsafe_given_success": None, "vsi": 0.25}
+    assert variant["cells"]["p_unsafe_given_success"] == 0
+    assert variant["paper"] == {"safety": 0.865, "sbu": 0.1, "p_unsafe_given_success": 0.112, "vsi": 0.077}
+    assert libero["missing_suites"] == ["libero-spatial", "libero-object", "libero-10"]
+    assert other["variants"][0]["paper"] is None
