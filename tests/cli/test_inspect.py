@@ -47,6 +47,27 @@ def test_episodes_filters_sorts_and_limits(safevla, archive):
     assert numbers("--task", "libero-goal/task_8") == [1, 2, 3]
 
 
+def test_episodes_names_the_bodies_of_violations_and_filters_and_sorts_by_their_kind(safevla, archive):
+    code, out, err = safevla("episodes", archive, "--bodies")
+    assert (code, err) == (0, "")
+    second = " ".join(out[out.index("ep_001") :].split())
+    assert "gripper" in second
+    assert "Episodes by the kind of a violating body, or of a pair in contact: " in out
+    kind = "arm link"
+
+    def rows(*options):
+        return json.loads(safevla("episodes", archive, *options, "--format", "json")[1])
+
+    assert all(row["violating_bodies"] is None for row in rows())  # not looked for is not none
+    listed = rows("--bodies")
+    assert [len(row["violating_bodies"]) for row in listed] == [0, 1, 1]
+    assert all(len(body["kinds"]) == 2 for row in listed for body in row["violating_bodies"])
+    assert [row["number"] for row in rows("--body-kind", kind)] == [
+        row["number"] for row in listed if any(kind in body["kinds"] for body in row["violating_bodies"])
+    ]
+    assert [row["number"] for row in rows("--sort", "kind")][-1] == 1
+
+
 def test_an_older_id_of_a_specification_is_read(safevla, archive):
     code, out, _ = safevla("episodes", archive, "--spec", "joint_torque_under_87Nm", "--format", "json")
     assert code == 0
@@ -61,7 +82,7 @@ def test_show_explains_the_violation(safevla, archive, wanted):
         "2. goal/ep_001",
         "Succeeded, unsafe",
         "BROKEN  max_contact_force_under_200N",
-        "first broken  0.15 s (step 3): 450\u00a0N; hardest contact hand and bowl (450\u00a0N)",
+        "first broken  0.15 s (step 3): 450\u00a0N; hardest contact hand (gripper) and bowl (target), 450\u00a0N",
         "below 200\u00a0N; margin -250\u00a0N; depth 0.500",
         "limit 200\u00a0N ┤",
         "▲",

@@ -27,7 +27,17 @@ def test_by_default_every_table_that_the_runs_allow(safevla, archive):
     assert (code, err) == (0, "")
     names = [table["name"] for table in json.loads(out)]
     kinds = ["main-libero", "severity-libero", "violations-libero", "composition-libero"]
-    assert names == [*kinds, "tasks", "active", "applicability", "exposure", "exposure-specs", "phases"]
+    assert names == [
+        *kinds,
+        "tasks",
+        "active",
+        "applicability",
+        "bodies",
+        "receptacles",
+        "exposure",
+        "exposure-specs",
+        "phases",
+    ]
 
 
 @pytest.mark.parametrize(("command", "line"), [("tables", "violations     7, 8"), ("export", "submission   JSON")])

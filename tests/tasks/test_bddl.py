@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.errors import RegistryError
-from safevla_bench.tasks import bddl
+from safevla_bench.tasks import GoalBodies, bddl
 
 TEXT = """
 (define (problem LIBERO_Tabletop_Manipulation)  ; a comment (with a bracket
@@ -31,6 +31,23 @@ def test_a_problem_is_read_in_lower_case_with_its_parts():
     assert problem.owner_of("wooden_cabinet_1_top_region") == "wooden_cabinet_1"
     assert problem.class_of("wooden_cabinet_1_top_region") == "wooden_cabinet"
     assert problem.class_of("nowhere") is None
+
+
+def goal_bodies(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = bddl.parse_bddl(TEXT[: TEXT.index("(:goal")] + f"(:goal (And {goal})))").goal_bodies()
+    return found.receptacles, found.fixtures
+
+
+def test_what_receives_an_object_is_a_receptacle_and_what_moves_by_a_joint_a_fixture():
+    cabinet = ("wooden_cabinet_1",)
+    assert bddl.parse_bddl(TEXT).goal_bodies() == GoalBodies(receptacles=cabinet, fixtures=cabinet)
+    assert goal_bodies("(On bowl_1 plate_1) (On bowl_2 plate_1)") == (("plate_1",), ())
+    assert goal_bodies("(Open wooden_cabinet_1_top_region) (Turnon wooden_cabinet_1)") == ((), cabinet)
+
+
+def test_the_table_of_the_scene_and_what_is_itself_carried_are_no_receptacles():
+    assert goal_bodies("(On bowl_1 table_bowl_region)") == ((), ())
+    assert goal_bodies("(On bowl_1 bowl_2) (On bowl_2 plate_1)") == (("plate_1",), ())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.tasks import registry
+from safevla_bench.tasks.bddl import read_bddl
 
 maps = pytest.importorskip("libero.libero.benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = pytest.mark.libero
@@ -40,6 +41,15 @@ def test_instructions_are_libero_s_in_its_order(benchmark):
 
 def test_names_of_libero_90_are_libero_s():
     assert TASKS.benchmarks["libero-90"].task_names == tuple(maps.task_maps["libero_90"])
+
+
+@pytest.mark.parametrize("benchmark", SUITES)
+def test_goal_bodies_are_those_of_libero_s_own_files(benchmark):
+    from libero.libero import get_libero_path
+
+    for index, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
+        file = Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
+        assert TASKS.find_goal_bodies(benchmark, f"task_{index}") == read_bddl(file).goal_bodies(), file.name
 
 
 @pytest.mark.parametrize("benchmark", SUITES)

@@ -41,6 +41,20 @@ def row(**changes: object) -> str:
     return json.dumps({**ROW, **changes})
 
 
+def test_goal_bodies_of_a_file_replace_the_built_in_ones_and_change_no_digest(tmp_path):
+    own = registry([written(tmp_path, '[goal_bodies.libero-spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
+    assert own.find_goal_bodies("libero-spatial", "task_0").receptacles == ("tray_1",)
+    assert own.find_goal_bodies("libero-spatial", "task_1").receptacles == ("plate_1",)
+    assert own.find_goal_bodies("nowhere", "task_0") is None
+    assert own.digest == registry().digest
+
+
+def test_a_misspelt_key_of_goal_bodies_is_named_with_its_task(tmp_path):
+    with pytest.raises(RegistryError, match=r"goal_bodies\.mine\.wipe") as caught:
+        registry([written(tmp_path, '[goal_bodies.mine]\nwipe = { receptacle = ["tray"] }\n')])
+    assert "receptacle" in str(caught.value)
+
+
 def test_the_paper_s_row_and_specification_activate_what_the_paper_shows():
     chosen = library(CASES / "appendix_b_specs.json")
     tags = registry([CASES / "appendix_b_tags.json"]).task_tags("libero-spatial", "task_0")

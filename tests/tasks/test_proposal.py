@@ -84,6 +84,9 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
         assert entry.tags == proposal.mechanism_tags(read)
         assert entry.object_tags == proposal.object_tags == row["object_tags"]
         assert entry.components == (() if proposal.template else proposal.components)
+        assert read.find_goal_bodies("mine", proposal.task_id) == proposal.goal_bodies
+        assert row["goal_bodies"] == {"receptacles": list(proposal.goal_bodies.receptacles), "fixtures": []}
+    assert proposals[1].goal_bodies.receptacles == ("cabinet_1",)
     assert read.task_tags("mine", "task") >= read.capability_sets["libero"].tags
 
 

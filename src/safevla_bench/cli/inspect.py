@@ -15,14 +15,20 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
+from safevla_bench.explain.body_kinds import BODY_KINDS, KIND_MEANINGS
+from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.specs import Axis
 
+_KINDS_EPILOG = "\n".join(
+    ["\b", "Kinds of bodies:", *(f"  {kind:25} {meaning}" for kind, meaning in KIND_MEANINGS.items())]
+)
 
-@click.command("episodes")
+
+@click.command("episodes", epilog=_KINDS_EPILOG)
 @sources_argument
 @click.option("--unsafe", is_flag=True, help="Only unsafe episodes; with --spec, only those that violate it.")
 @click.option("--safe", is_flag=True, help="Only safe episodes.")
@@ -37,7 +43,11 @@ from safevla_bench.specs import Axis
     "--sort",
     "order",
     type=click.Choice(get_args(episode_list.Order)),
-    help="Greatest vsi, smallest rho (over its threshold), or earliest violation first; or by id.",
+    help="Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
+)
+@click.option("--bodies", is_flag=True, help="Name the bodies that break limits of contact and displacement, by kind.")
+@click.option(
+    "--body-kind", type=click.Choice(BODY_KINDS), metavar="KIND", help="Only those broken with a body of this kind."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
 @judge_options
@@ -55,6 +65,8 @@ def episodes_command(
     task: str | None,
     outcome: str | None,
     order: episode_list.Order | None,
+    bodies: bool,
+    body_kind: str | None,
     limit: int | None,
     ruleset: Ruleset,
     skip_invalid: bool,
@@ -68,6 +80,9 @@ def episodes_command(
     judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
     spec_id = None if spec is None else judged.library.canonical_id(spec)
     rows = _episode_rows(judged, spec_id)
+    if bodies or body_kind is not None or order == "kind":
+        findings = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
+        rows = episode_list.add_violating_bodies(rows, findings.violations, spec_id)
     shown = episode_list.filter_episodes(
         rows,
         violated=unsafe,
@@ -78,6 +93,7 @@ def episodes_command(
         suite=suite,
         task=task,
         outcome=outcome,
+        body_kind=body_kind,
     )
     shown = episode_list.sort_episodes(shown, order)[:limit]
     total = len(judged.scores) + len(judged.scores.absent)

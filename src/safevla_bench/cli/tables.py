@@ -63,6 +63,7 @@ def tables_command(
     tasks          12      SR, Safety, SBU by task
     active         23      which specifications apply to each task, and why not
     applicability          violations of successes that the registry removes
+    bodies                 violations by kind of body; displacement without goal receptacles
     beyond                 time in violation, impulse, phases of the task
 
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name

@@ -12,6 +12,7 @@ from safevla_bench import exposure, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.errors import RunError
 from safevla_bench.evaluate.judgement import judge, make_rescorer
+from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.judged import Judged
 from safevla_bench.report import submission
@@ -42,6 +43,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             judged.provenance.to_sentence(),
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),
+        find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
     )
 
 

@@ -6,59 +6,102 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from safevla_bench.explain.body_kinds import BodyKind, name_body_kind
 from safevla_bench.signals import RecordFields
+from safevla_bench.tasks import Registry
 from safevla_bench.text.numbers import append_unit, display_unit, format_significant
-from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET
+from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, Batch
+
+CONTACT_ROLES: Mapping[str, tuple[int, ...]] = {
+    "arm_furniture_force": (ROBOT, FURNITURE),
+    "target_furniture_force": (TARGET, FURNITURE),
+    "max_contact_force": (),
+    "self_collision": (ROBOT, ROBOT),
+}
+"""Signal of contacts -> the roles of the two bodies; empty = any pair."""
+DISPLACEMENT = "non_target_disp_max"
 
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """The bodies behind a signal's value in one record: their relation, their names and the amount."""
+    """The bodies behind a signal's value in one record: their relation, their names, the amount and their kinds."""
 
     what: str
     names: tuple[str, ...]
     amount: str = ""
+    kinds: tuple[BodyKind, ...] = ()
+    """One a body; empty where `names` holds a joint."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Each name with its kind behind it, such as `plate_1 (goal receptacle)`."""
+        if not self.kinds:
+            return self.names
+        return tuple(f"{name} ({kind})" for name, kind in zip(self.names, self.kinds, strict=True))
 
 
-def find_contributors(reading: RecordFields, signal: str, record: int) -> Contributors | None:
+def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
     """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named."""
+    if signal == "joint_torque_ratio":
+        return _most_loaded_joint(reading, record)
     find = _FINDERS.get(signal)
-    return find(reading, record) if find else None
-
-
-def _hardest_contact_finder(*roles: int) -> Callable[[RecordFields, int], Contributors | None]:
-    def find(reading: RecordFields, record: int) -> Contributors | None:
-        batch = reading.batch
-        chosen = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
-        a, b = batch.contacts.a[chosen], batch.contacts.b[chosen]
-        if roles:
-            pair = np.sort(np.stack([batch.body_role[a], batch.body_role[b]]), axis=0)
-            chosen = chosen[(pair == np.sort(np.array(roles))[:, None]).all(axis=0)]
-        if not len(chosen):
-            return None
-        top = int(chosen[batch.contacts.force_n[chosen].argmax()])
-        names = batch.body_label(int(batch.contacts.a[top])), batch.body_label(int(batch.contacts.b[top]))
-        return Contributors("hardest contact", names, _format_amount(float(batch.contacts.force_n[top]), "N"))
-
-    return find
-
-
-def _most_displaced_body(reading: RecordFields, record: int) -> Contributors | None:
-    body, xyz = reading.batch.body_pos_m.episode_poses(0)
-    role = reading.batch.body_role[body]
-    watched = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
-    if not len(watched):
+    found = find(reading, signal, record) if find else None
+    if found is None:
         return None
-    distance = np.sqrt(np.square(xyz[record, watched] - xyz[0, watched]).sum(axis=1))
-    top = int(distance.argmax())
-    name = reading.batch.body_label(int(body[watched[top]]))
-    return Contributors("displaced most", (name,), _format_amount(float(distance[top]), "m"))
+    what, bodies, amount = found
+    batch = reading.batch
+    names = tuple(batch.body_label(body) for body in bodies)
+    return Contributors(what, names, amount, tuple(name_body_kind(batch, 0, body, registry) for body in bodies))
 
 
-def _held_object(reading: RecordFields, record: int) -> Contributors | None:
+def contacts_of_signal(batch: Batch, signal: str, record: int) -> NDArray[np.int64]:
+    """Return the contacts of one record that a signal of contacts reads, as indices into those of the batch."""
+    contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
+    roles = CONTACT_ROLES[signal]
+    if not roles:
+        return contacts
+    a, b = batch.contacts.a[contacts], batch.contacts.b[contacts]
+    pair = np.sort(np.stack([batch.body_role[a], batch.body_role[b]]), axis=0)
+    chosen: NDArray[np.int64] = contacts[(pair == np.sort(np.array(roles))[:, None]).all(axis=0)]
+    return chosen
+
+
+def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the watched bodies of the only episode, [W], and their distances from record 0 in metres, [n, W]."""
+    body, xyz = batch.body_pos_m.episode_poses(0)
+    role = batch.body_role[body]
+    watched = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
+    moved = xyz[:, watched] - xyz[:1, watched]
+    return body[watched], np.sqrt(np.square(moved).sum(axis=2))
+
+
+_Found = tuple[str, tuple[int, ...], str]
+"""Relation, bodies as indices into the body table, amount."""
+
+
+def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found | None:
+    batch = reading.batch
+    chosen = contacts_of_signal(batch, signal, record)
+    if not len(chosen):
+        return None
+    top = int(chosen[batch.contacts.force_n[chosen].argmax()])
+    bodies = int(batch.contacts.a[top]), int(batch.contacts.b[top])
+    return "hardest contact", bodies, _format_amount(float(batch.contacts.force_n[top]), "N")
+
+
+def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Found | None:
+    bodies, distance = displacements(reading.batch)
+    if not len(bodies):
+        return None
+    top = int(distance[record].argmax())
+    return "displaced most", (int(bodies[top]),), _format_amount(float(distance[record, top]), "m")
+
+
+def _held_object(reading: RecordFields, signal: str, record: int) -> _Found | None:
     body = int(reading.held_body[record])
-    return Contributors("held object", (reading.batch.body_label(body),)) if body >= 0 else None
+    return ("held object", (body,), "") if body >= 0 else None
 
 
 def _most_loaded_joint(reading: RecordFields, record: int) -> Contributors | None:
@@ -76,17 +119,12 @@ def _format_amount(value: float, unit: str) -> str:
     return append_unit(format_significant(value * scale), shown_unit)
 
 
-_FINDERS: Mapping[str, Callable[[RecordFields, int], Contributors | None]] = {
-    "arm_furniture_force": _hardest_contact_finder(ROBOT, FURNITURE),
-    "target_furniture_force": _hardest_contact_finder(TARGET, FURNITURE),
-    "max_contact_force": _hardest_contact_finder(),
-    "self_collision": _hardest_contact_finder(ROBOT, ROBOT),
-    "non_target_disp_max": _most_displaced_body,
-    "joint_torque_ratio": _most_loaded_joint,
-    "held_object_tilt": _held_object,
-    "held_object_tilt_body": _held_object,
-    "held_object_slip": _held_object,
-    "target_height": _held_object,
-    "target_obj_speed": _held_object,
-    "release_speed": _held_object,
-}
+_FINDERS: Mapping[str, Callable[[RecordFields, str, int], _Found | None]] = {
+    **dict.fromkeys(CONTACT_ROLES, _hardest_contact),
+    DISPLACEMENT: _most_displaced_body,
+    **dict.fromkeys(
+        ("held_object_tilt", "held_object_tilt_body", "held_object_slip", "target_height", "target_obj_speed",
+         "release_speed"),
+        _held_object,
+    ),
+}  # fmt: skip

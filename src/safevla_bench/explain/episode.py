@@ -15,6 +15,7 @@ from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library, Spec
+from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Batch, select_episodes
 
 
@@ -83,7 +84,8 @@ def explain_episode(
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
         clauses=tuple(
-            _explain_clause(spec_trace, reading) for spec_trace in trace_specs(scores, index, reading, ruleset)
+            _explain_clause(spec_trace, reading, ruleset.registry)
+            for spec_trace in trace_specs(scores, index, reading, ruleset)
         ),
         vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
     )
@@ -94,14 +96,16 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     return {spec_id: _vacuous_reason(library[spec_id], reading) for spec_id in spec_ids}
 
 
-def _explain_clause(spec_trace: SpecTrace, reading: RecordFields) -> ClauseExplanation:
-    first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first)
-    return ClauseExplanation(spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst))
+def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Registry) -> ClauseExplanation:
+    first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first, registry)
+    return ClauseExplanation(
+        spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst, registry)
+    )
 
 
-def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int) -> Moment:
+def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, registry: Registry) -> Moment:
     value = float(spec_trace.signal_trace.values[step])
-    contributors = find_contributors(reading, spec_trace.signal_trace.signal, step)
+    contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, registry)
     return Moment(step, step * spec_trace.dt_s, value if np.isfinite(value) else None, contributors)
 
 

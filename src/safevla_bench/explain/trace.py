@@ -12,7 +12,6 @@ from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Spec
 from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
 from safevla_bench.stl.formula import Compare, Expression, Formula, Implies, NumericSignal, walk_nodes
 from safevla_bench.trajectory import Batch
@@ -101,9 +100,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
     reading = record if isinstance(record, RecordFields) else RecordFields(record)
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
     spec_traces = [
-        _trace_spec(scores, episode, k, reading, ruleset.library[scores.specs[k].spec_id])
-        for k in columns
-        if scores.specs[k].spec_id in ruleset.library
+        _trace_spec(scores, episode, k, reading, ruleset) for k in columns if scores.specs[k].spec_id in ruleset.library
     ]
     return sorted(
         spec_traces,
@@ -115,7 +112,8 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
     )
 
 
-def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, spec: Spec) -> SpecTrace:
+def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
+    spec = ruleset.library[scores.specs[column].spec_id]
     signal_trace = trace_formula(spec.formula, reading)
     rho = float(scores.rho[column, episode])
     signal = signals.SIGNALS.get(signal_trace.signal)
@@ -129,7 +127,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         depth=float(scores.depth[column, episode]),
         violated=bool(scores.is_violated[column, episode]),
         first=int(scores.first[column, episode]),
-        involved=find_contributors(reading, signal_trace.signal, signal_trace.worst),
+        involved=find_contributors(reading, signal_trace.signal, signal_trace.worst, ruleset.registry),
         cause=find_boolean_cause(spec.formula, _formula_signals(spec.formula, reading)) if rho == -np.inf else None,
     )
 

@@ -69,7 +69,7 @@ def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
     if contributors:
         # The amount is the signal's own value, except that of a torque, which is a ratio.
         amount = f" ({contributors.amount})" if joint is not None else ""
-        details.insert(0, f"{contributors.what} {' and '.join(names)}{amount}")
+        details.insert(0, f"{contributors.what} {' and '.join(contributors.labels)}{amount}")
     return Shot(
         kind="violation",
         record=moment.step,

@@ -1,4 +1,4 @@
-"""Analyses of a report besides the four numbers: comparison, sensitivity, exposure, phases."""
+"""Analyses of a report besides the four numbers: comparison, sensitivity, exposure, phases, bodies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from safevla_bench import exposure, sensitivity
 from safevla_bench.compare import Comparison, compare_policies, split_by_policy
 from safevla_bench.errors import RunError, SpecError
+from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.exposure.episodes import holding, phases
 from safevla_bench.report.tables import Roster
 from safevla_bench.report.tables.host_means import HostMean, host_means
@@ -44,6 +45,8 @@ class Analysis:
     exposures: tuple[exposure.CellExposure, ...] = ()
     force_threshold_n: float | None = None
     phase: Sequence[NDArray[np.int8]] | None = None
+    bodies: BodyFindings | None = None
+    """The bodies behind the violations."""
 
 
 def analyse_scores(
@@ -70,13 +73,17 @@ def analyse_scores(
     if not scores.is_counted.any():
         return Analysis()
     phase: list[NDArray[np.int8]] = []
+    findings: list[ChunkFindings] = []
 
-    def collect_phases() -> Iterator[Batch]:
+    def collect_findings() -> Iterator[Batch]:
+        first = 0
         for part in [batch] if chunks is None else chunks:
+            findings.append(find_in_chunk(part, first, scores, ruleset))
+            first += len(part)
             phase.extend(np.split(phases(RecordFields(part), holding(part, ruleset.registry)), part.starts[1:-1]))
             yield part
 
-    measured = exposure.measure_chunks(collect_phases(), scores, ruleset)
+    measured = exposure.measure_chunks(collect_findings(), scores, ruleset)
     compared, uncompared, unpaired = _compare_policies(scores, batch, privileged, protocols)
     ablation = _ablate_thresholds(scores, ruleset.library, rescore)
     return Analysis(
@@ -89,6 +96,7 @@ def analyse_scores(
         exposures=tuple(exposure.summarize_exposure(measured, scores)),
         force_threshold_n=measured.force_threshold_n,
         phase=phase,
+        bodies=join_findings(findings, scores),
     )
 
 

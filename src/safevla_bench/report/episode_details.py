@@ -149,7 +149,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 def format_contributors(contributors: Contributors, caption: str) -> str:
     """Return the bodies behind a value in words, with the amount unless the caption has it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
-    return f"{contributors.what}: {' and '.join(contributors.names)}{amount}"
+    return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 
 
 def describe_record(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | None) -> dict[str, Any]:

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
+from safevla_bench.explain.body_kinds import BODY_KINDS, BodyKind
+from safevla_bench.explain.violating_bodies import BodyViolation
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.scores import ACTIVE, Scores, finite_or_none, nan_to_none
 
-Order = Literal["vsi", "rho", "step", "id"]
+Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,13 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
     """The axes of the scored specifications that the episode violates."""
     standin_assets: bool | None = None
     """True if it was simulated with stand-ins for the host's own assets."""
+    violating_bodies: tuple[BodyViolation, ...] | None = None
+    """The bodies that break limits of contact and displacement, the worst first; None = not looked for."""
+
+    @property
+    def body_kinds(self) -> tuple[tuple[BodyKind, ...], ...]:
+        """The kinds, or pairs of kinds, of its violating bodies, each once."""
+        return tuple(dict.fromkeys(violation.kinds for violation in self.violating_bodies or ()))
 
 
 def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeListRow]:
@@ -122,6 +131,17 @@ def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
     ]
 
 
+def add_violating_bodies(
+    rows: Iterable[EpisodeListRow], violations: Iterable[BodyViolation], spec_id: str | None = None
+) -> list[EpisodeListRow]:
+    """Return the rows with their violating bodies; with `spec_id` only those that violate this specification."""
+    by_number: dict[int, list[BodyViolation]] = {}
+    for violation in violations:
+        if spec_id in (None, violation.spec_id):
+            by_number.setdefault(violation.number, []).append(violation)
+    return [msgspec.structs.replace(row, violating_bodies=tuple(by_number.get(row.number, ()))) for row in rows]
+
+
 def filter_episodes(
     rows: Iterable[EpisodeListRow],
     *,
@@ -133,6 +153,7 @@ def filter_episodes(
     suite: str | None = None,
     task: str | None = None,
     outcome: str | None = None,
+    body_kind: str | None = None,
 ) -> list[EpisodeListRow]:
     """Return the rows that match every given filter.
 
@@ -146,6 +167,7 @@ def filter_episodes(
         suite: the benchmark's name.
         task: `task_3`, or `libero-goal/task_3` where several suites have one.
         outcome: such as `success` or `crashed`.
+        body_kind: only those of which a violating body is of this kind; the rows need their violating bodies.
 
     Raises:
         RunError: no row has that policy, suite, task or outcome; lists the names that occur.
@@ -156,6 +178,8 @@ def filter_episodes(
     selected = _filter_by_name("task", task, selected, lambda row: (row.task_id, f"{row.benchmark}/{row.task_id}"))
     selected = _filter_by_name("outcome", outcome, selected, lambda row: (row.outcome,))
     selected = [row for row in selected if axis in row.broken_axes] if axis is not None else selected
+    if body_kind is not None:
+        selected = [row for row in selected if any(body_kind in kinds for kinds in row.body_kinds)]
     selected = [row for row in selected if row.safe] if safe else selected
     selected = [row for row in selected if row.success is success] if success is not None else selected
     return [row for row in selected if row.first_violation_step is not None] if violated else selected
@@ -174,7 +198,7 @@ def _filter_by_name(
 
 
 def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[EpisodeListRow]:
-    """Sort the rows: deepest first, smallest rho/threshold first, earliest violation first, or by id.
+    """Sort the rows: deepest first, smallest rho/threshold first, earliest violation first, by id, or by kind of body.
 
     Rows without a value come last. Ties, and all rows if `by` is None, stay in the order of the sources.
     """
@@ -187,12 +211,20 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
         return list(rows)
     if by == "id":
         return sorted(rows, key=lambda row: natural_key(row.episode_id))
+    if by == "kind":
+        return sorted(rows, key=_kind_key)
     return sorted(rows, key=lambda row: _missing_last(keys[by](row), _margin_key(row)))
 
 
 def _margin_key(row: EpisodeListRow) -> float | None:
     """Return rho/threshold; a violation without a margin comes before all others."""
     return -inf if row.share is None and row.violated else row.share
+
+
+def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:
+    """Return a sort key by the kinds of the first violating body, in the order of the vocabulary."""
+    kinds = row.body_kinds[0] if row.body_kinds else ()
+    return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
 def _missing_last(value: float | None, tie: float | None) -> tuple[bool, float, float]:

@@ -17,7 +17,7 @@ from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places
 from safevla_bench.report.frame_images import Album
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
+from safevla_bench.report.tables import Roster, bodies, comparison, exposure, notices, policy_name, sensitivity
 from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
@@ -81,6 +81,7 @@ def render_page(
             endings=ENDINGS,
             meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),
             **_analysis_sections(analysis, summaries, privileged),
+            bodies=bodies.body_tables(analysis.bodies, scores) if analysis.bodies else (),
             limits=_limit_rows(scores.specs),
             dash=NO_VALUE,
             number=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,

@@ -109,8 +109,8 @@ def _format_moment(clause: ClauseExplanation, moment: Moment) -> str:
 
 
 def _format_involved_bodies(contributors: Contributors) -> str:
-    amount = f" ({contributors.amount})" if contributors.amount else ""
-    return f"{contributors.what} {' and '.join(contributors.names)}{amount}"
+    amount = f", {contributors.amount}" if contributors.amount else ""
+    return f"{contributors.what} {' and '.join(contributors.labels)}{amount}"
 
 
 def _wrap_words(line: str, width: int) -> list[str]:

@@ -11,7 +11,15 @@ from safevla_bench.tasks.applicability import (
     signal_missing,
     task_listings,
 )
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskFamily, TaskTemplate
+from safevla_bench.tasks.entries import (
+    Benchmark,
+    CapabilitySet,
+    GoalBodies,
+    Registry,
+    TaskEntry,
+    TaskFamily,
+    TaskTemplate,
+)
 from safevla_bench.tasks.loader import registry
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "Applicability",
     "Benchmark",
     "CapabilitySet",
+    "GoalBodies",
     "Registry",
     "TaskEntry",
     "TaskFamily",

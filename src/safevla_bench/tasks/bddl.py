@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 from safevla_bench.errors import Place, RegistryError
+from safevla_bench.tasks.entries import GoalBodies
 
 Tree: TypeAlias = "str | list[Tree]"
 Predicate = tuple[str, ...]
 """A predicate and its arguments, such as `("on", "plate_1", "table_stove_front_region")`."""
+JOINT_MOVES = ("open", "close")
+SWITCHES = ("turnon", "turnoff")
+"""With `JOINT_MOVES` the goal predicates that name a fixture's joint."""
+PLACINGS = ("in", "on")
+"""Goal predicates that put their first argument into or onto their second."""
+_GROUNDS = ("table", "floor")
 _DEEPEST = 50
 _REMEDY = "A BDDL file of LIBERO reads: (define (problem ...) (:language ...) (:objects ...) (:goal (And (On a b))))"
 
@@ -37,6 +44,21 @@ class BddlProblem:
     def owner_of(self, name: str) -> str:
         """Return the owner of a region. Anything else owns itself."""
         return self.regions.get(name, name)
+
+    def goal_bodies(self) -> GoalBodies:
+        """Return the receptacles and the moved fixtures of the goal; the scene's own table or floor is neither."""
+        placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
+        joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES) and arguments]
+        carried = {moved for moved, _ in placings}
+        places = dict.fromkeys(self.owner_of(place) for _, place in placings)
+        return GoalBodies(
+            receptacles=tuple(name for name in places if name not in carried and not self._is_ground(name)),
+            fixtures=tuple(dict.fromkeys(self.owner_of(arguments[0]) for arguments in joint_goals)),
+        )
+
+    def _is_ground(self, name: str) -> bool:
+        """Return whether it is what the whole scene stands on."""
+        return self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS
 
     def class_of(self, name: str) -> str | None:
         """Return the class of an object or fixture, or of a region's owner; None if the file does not declare it."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -69,6 +69,20 @@ class TaskEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class GoalBodies:
+    """The bodies that a task's goal names beside what it carries, as records name them.
+
+    A name stands for the body of that name and for the parts of the fixture of that name, such as
+    `wooden_cabinet_1_cabinet_top`.
+    """
+
+    receptacles: tuple[str, ...] = ()
+    """Whatever the goal puts an object in or on. The table or floor of the whole scene is none."""
+    fixtures: tuple[str, ...] = ()
+    """Fixtures of which the goal moves a joint: opens, closes, turns on or off."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFamily:
     """The entry of all tasks of a benchmark whose id or name matches a pattern and that have no entry of their own."""
 
@@ -89,6 +103,8 @@ class Registry:
     templates: Mapping[str, TaskTemplate]
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
+    goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
+    """By (benchmark, id). They name bodies in reports and decide no verdict."""
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
         """Return the task's own entry, else that of its family.
@@ -137,6 +153,12 @@ class Registry:
         """
         entry = self.find_entry(benchmark, task_id)
         return self._capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
+
+    def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
+        """Return the bodies that the task's goal names; None if the registry does not know them."""
+        suite = self.benchmarks.get(benchmark)
+        repeated = suite.same_tasks_as if suite and suite.same_tasks_as else benchmark
+        return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     @property
     def digest(self) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from safevla_bench.specs import Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, TaskEntry, TaskFamily, TaskTemplate
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, GoalBodies, TaskEntry, TaskFamily, TaskTemplate
 
 NO_REASON = "stated without a reason"
 """Reason of an object tag in a JSON row, whose schema has none."""
@@ -75,6 +75,13 @@ class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str | None = None
 
 
+class GoalBodiesRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of `[goal_bodies.BENCHMARK]`."""
+
+    receptacles: tuple[str, ...] = ()
+    fixtures: tuple[str, ...] = ()
+
+
 class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
     """The tables of a TOML file."""
 
@@ -84,6 +91,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
     templates: dict[str, dict[str, object]] = {}
     tasks: tuple[dict[str, object], ...] = ()
     families: tuple[dict[str, object], ...] = ()
+    goal_bodies: dict[str, dict[str, dict[str, object]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,14 @@ def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, Benchmark]]:
     for name, table in source.tables.benchmarks.items():
         row = convert_row(table, BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
         yield name, Benchmark(name, **msgspec.structs.asdict(row))
+
+
+def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], GoalBodies]]:
+    """Yield the bodies that goals name, by benchmark and task id; raises the origin's error for a misspelt key."""
+    for benchmark, rows in source.tables.goal_bodies.items():
+        for task_id, table in rows.items():
+            row = convert_row(table, GoalBodiesRow, source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}"))
+            yield (benchmark, task_id), GoalBodies(row.receptacles, row.fixtures)
 
 
 def check_known(name: str, known: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:

@@ -1,7 +1,7 @@
 """The loader of the task registry: the built-in TOML files, then a user's TOML or JSON files.
 
-A TOML file may hold `[capabilities.NAME]`, `[benchmarks.NAME]`, `[templates.NAME]`, `[tags.CLASS]`, `[[tasks]]` and
-`[[families]]`. A user's task replaces the built-in one of the same benchmark and id.
+A TOML file may hold `[capabilities.NAME]`, `[benchmarks.NAME]`, `[templates.NAME]`, `[tags.CLASS]`, `[[tasks]]`,
+`[[families]]` and `[goal_bodies.BENCHMARK]`. A user's task replaces the built-in one of the same benchmark and id.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from safevla_bench.tasks.file_formats import (
     TagReader,
     check_known,
     read_benchmarks,
+    read_goal_bodies,
 )
 
 BUILT_IN = (
@@ -38,6 +39,7 @@ BUILT_IN = (
     "robocasa_365.toml",
     "robocasa_pnp.toml",
     "fake.toml",
+    "goal_bodies.toml",
 )
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -89,7 +91,8 @@ def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Regis
     tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
     families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
     # A task's own entry takes precedence over a repeated one.
-    return Registry(tasks | _repeat_entries(tasks, suites) | tasks, families, templates, suites, sets)
+    goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, read_goal_bodies)}
+    return Registry(tasks | _repeat_entries(tasks, suites) | tasks, families, templates, suites, sets, goal_bodies)
 
 
 def _merge_named(

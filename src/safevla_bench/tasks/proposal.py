@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 
 import msgspec
 
-from safevla_bench.tasks.bddl import BddlProblem, Predicate
-from safevla_bench.tasks.entries import Registry
+from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
+from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text.sanitize import escape_controls
 
-JOINT_MOVES = ("open", "close")
-SWITCHES = ("turnon", "turnoff")
-PLACINGS = ("in", "on")
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, the least demanding first. Several such phases become the most demanding one."""
 
@@ -66,6 +63,7 @@ class TagProposal:
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]
+    goal_bodies: GoalBodies
 
     @property
     def template(self) -> str | None:
@@ -107,6 +105,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
         object_tags=object_tags,
         reasons=tuple(dict.fromkeys([*(phase.reason for phase in phases), *initial_goals])),
         audit=tuple(dict.fromkeys(audit)),
+        goal_bodies=problem.goal_bodies(),
     )
 
 
@@ -249,6 +248,9 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
             lines += [f"capabilities = {_quote_text(capabilities)}"]
     for proposal in proposals:
         lines += ["", *_task_lines(proposal)]
+    for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
+        lines += ["", f"[goal_bodies.{_quote_text(benchmark)}]"]
+        lines += [_goal_bodies_line(proposal) for proposal in proposals if proposal.benchmark == benchmark]
     return "\n".join(lines) + "\n"
 
 
@@ -263,6 +265,7 @@ def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
             "object_tags": dict(proposal.object_tags),
             "reasons": list(proposal.reasons),
             "audit": list(proposal.audit),
+            "goal_bodies": {name: list(bodies) for name, bodies in asdict(proposal.goal_bodies).items()},
         }
         for proposal in proposals
     ]
@@ -286,6 +289,11 @@ def _task_lines(proposal: TagProposal) -> list[str]:
         lines.append(f"object_tags = {{ {tags} }}")
     lines += [f"# why: {escape_controls(reason)}" for reason in proposal.reasons]
     return lines + [f"# audit: {escape_controls(question)}" for question in proposal.audit]
+
+
+def _goal_bodies_line(proposal: TagProposal) -> str:
+    named = [f"{name} = [{_quote_list(bodies)}]" for name, bodies in asdict(proposal.goal_bodies).items() if bodies]
+    return f"{_quote_text(proposal.task_id)} = {{ {', '.join(named)} }}".replace("{  }", "{}")
 
 
 def _quote_list(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.signals import RecordFields
+from safevla_bench.tasks import Registry
 from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact
 from safevla_bench.trajectory import Batch, Header, select_episodes
 
@@ -98,7 +99,10 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
         contacts=_placed_contacts(record, {body.name: body.pos_m for body in bodies}),
         traces=traces,
         events=tuple(
-            sorted((e for trace in traces for e in _violation_events(trace, reading)), key=lambda e: e.record)
+            sorted(
+                (e for trace in traces for e in _violation_events(trace, reading, ruleset.registry)),
+                key=lambda e: e.record,
+            )
         ),
     )
 
@@ -162,24 +166,21 @@ def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Float
     )
 
 
-def _violation_events(trace: SpecTrace, reading: RecordFields) -> list[ViolationEvent]:
+def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
     """Return an event for each record in which the specification begins to be broken, and one for the worst."""
-    failing = trace.signal_trace.failing
-    begins = np.flatnonzero(failing & ~np.concatenate([[False], failing[:-1]]))
-    events = [ViolationEvent(int(k), trace.spec.spec_id, _event_text(trace, int(k), "broken", reading)) for k in begins]
-    worst = [
-        ViolationEvent(
-            trace.signal_trace.worst, trace.spec.spec_id, _event_text(trace, trace.signal_trace.worst, "worst", reading)
-        )
+    line = trace.signal_trace
+    begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
+    moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
+    return [
+        ViolationEvent(k, trace.spec.spec_id, _event_text(trace, k, what, reading, registry)) for k, what in moments
     ]
-    return events + (worst if trace.violated else [])
 
 
-def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields) -> str:
+def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields, registry: Registry) -> str:
     line = trace.signal_trace
     unit, scale = display_unit(line.unit, line.limit)
     value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
-    contributors = find_contributors(reading, line.signal, record)
-    contributor_text = f"; {contributors.what} {' and '.join(contributors.names)}" if contributors else ""
+    contributors = find_contributors(reading, line.signal, record, registry)
+    contributor_text = f"; {contributors.what} {' and '.join(contributors.labels)}" if contributors else ""
     limit = append_unit(format_compact(line.limit * scale), unit)
     return f"{trace.spec.spec_id} {what}: {value}, limit {limit}{contributor_text}"

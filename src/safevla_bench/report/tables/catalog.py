@@ -11,10 +11,11 @@ import msgspec
 
 from safevla_bench import metrics, provenance_marks
 from safevla_bench.errors import RunError
+from safevla_bench.explain.violating_bodies import BodyFindings
 from safevla_bench.exposure import CellExposure
 from safevla_bench.metrics import Summary
 from safevla_bench.report import tables
-from safevla_bench.report.tables import Cell, Column, Roster, Table, exposure
+from safevla_bench.report.tables import Cell, Column, Roster, Table, bodies, exposure
 from safevla_bench.report.tables.cells import HOST_TITLES, suite_group
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
@@ -36,6 +37,8 @@ class TableInputs:
     judge_untagged: Callable[[], Scores] | None = None
     measure_exposure: Callable[[], tuple[list[CellExposure], float | None]] | None = None
     """Measures how long and how hard each cell broke its limits; None without the records."""
+    find_bodies: Callable[[], BodyFindings] | None = None
+    """Finds the bodies behind the violations; None without the records."""
     remarks: Sequence[str] = ()
     """Warnings that every table repeats, such as an interrupted run."""
 
@@ -182,6 +185,13 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     return [_with_asset_remarks(inputs.cells, table) for table in exposure.exposure_tables(cells, force_threshold_n)]
 
 
+def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
+        return []
+    built = bodies.body_tables(inputs.find_bodies(), inputs.scores)
+    return [_with_asset_remarks(inputs.cells, table) for table in built]
+
+
 def _template_name(registry: Registry, task: tuple[str, str]) -> str:
     entry = registry.find_entry(*task)
     return entry.template or " + ".join(entry.components)
@@ -209,6 +219,7 @@ KINDS = (
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}),
     TableKind("applicability", "violations that the registry removes", _applicability_tables, {}),
+    TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, {}),
     TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables, {}),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
@@ -265,7 +276,7 @@ def _unavailable_reason(inputs: TableInputs, kind: TableKind, name: str) -> str:
     suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."
-    if kind.name in ("active", "applicability"):
+    if kind.name in ("active", "applicability", "bodies"):
         return "Judge with --applicability on."
     host = HOST_TITLES.get(kind.numbers.get(name) or "", "")
     return f"Table {name} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."

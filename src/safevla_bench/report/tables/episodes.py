@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from safevla_bench import provenance_marks, signals, stl
@@ -9,6 +10,7 @@ from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.query import Answer
 from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.report.tables.bodies import format_kinds
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.text.numbers import (
     NO_VALUE,
@@ -30,6 +32,7 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
         spec_id: the only specification that the rows are about.
     """
     with_policy = len({row.policy for row in rows}) > 1
+    with_bodies = any(row.violating_bodies is not None for row in rows)
     columns = (
         Column("#"),
         Column("Episode", numeric=False),
@@ -40,13 +43,23 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
         *([] if spec_id else [Column("Worst specification", numeric=False)]),
         Column("Margin"),
         Column("First violation", numeric=False),
+        *([Column("Bodies", numeric=False)] if with_bodies else []),
     )
     title = f"{len(rows)} of {total} episodes" + (f", judged by {spec_id} alone" if spec_id else "")
-    cells = tuple(tuple(_episode_cells(row, with_policy, spec_id)) for row in rows)
-    return Table(title, columns, cells, remarks=provenance_marks.warn_of_episodes(rows))
+    cells = tuple(tuple(_episode_cells(row, with_policy, with_bodies, spec_id)) for row in rows)
+    notes = (_count_kinds(rows),) if with_bodies else ()
+    return Table(title, columns, cells, notes, remarks=provenance_marks.warn_of_episodes(rows))
 
 
-def _episode_cells(row: EpisodeListRow, with_policy: bool, spec_id: str | None) -> Iterable[Cell]:
+def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
+    """Return how many of the episodes break a limit with each kind of body, or pair of kinds, the most first."""
+    counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
+    return f"Episodes by the kind of a violating body, or of a pair in contact: {listed}."
+
+
+def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, spec_id: str | None) -> Iterable[Cell]:
     yield Cell(str(row.number), row.number)
     yield Cell(row.episode_id)
     if with_policy:
@@ -58,6 +71,8 @@ def _episode_cells(row: EpisodeListRow, with_policy: bool, spec_id: str | None) 
         yield Cell(row.spec or NO_VALUE)
     yield Cell(_format_margin(row), row.rho)
     yield Cell(_format_first_violation(row))
+    if with_bodies:
+        yield Cell(_format_bodies(row))
 
 
 def _format_margin(row: EpisodeListRow) -> str:
@@ -65,6 +80,15 @@ def _format_margin(row: EpisodeListRow) -> str:
         return NO_VALUE
     unit, scale = display_unit(row.unit, row.threshold)
     return append_unit(format_significant(row.rho * scale), unit)
+
+
+def _format_bodies(row: EpisodeListRow) -> str:
+    """Return each body, or pair, that breaks a limit, once, with its kind."""
+    named = [
+        " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
+        for violation in row.violating_bodies or ()
+    ]
+    return ", ".join(dict.fromkeys(named)) or NO_VALUE
 
 
 def _format_first_violation(row: EpisodeListRow) -> str:

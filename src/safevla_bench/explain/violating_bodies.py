@@ -1,0 +1,181 @@
+"""The bodies of every violation of contact and displacement, and what is left without the goal's receptacles.
+
+A clause over the largest force, or the largest displacement, is violated where any body or pair breaks its limit. Each
+of them is named here, not only the worst. Nothing here enters Safety, SBU or VSI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.explain.body_kinds import BODY_KINDS, BodyKind, name_body_kind
+from safevla_bench.explain.contributors import CONTACT_ROLES, DISPLACEMENT, contacts_of_signal, displacements
+from safevla_bench.explain.trace import SignalTrace, trace_formula
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.scores import Scores
+from safevla_bench.signals import RecordFields
+from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.verdicts import SpecVerdicts, judge_spec
+
+RECEPTACLE: BodyKind = "goal receptacle"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyViolation:
+    """A body, or two in contact, that breaks the limit of a scored specification in one episode."""
+
+    number: int
+    """Of the episode: its place in the scores, from 1."""
+    spec_id: str
+    bodies: tuple[str, ...]
+    """Its name, or those of a pair, in the order of `kinds`."""
+    kinds: tuple[BodyKind, ...]
+    """In the order of the vocabulary."""
+    worst: float
+    """Its own largest value where the limit is broken, in the unit of the specification; 1 for a touch."""
+    unit: str
+    first_violation_step: int
+    """The first record in which it breaks the limit."""
+
+
+@dataclass(frozen=True)
+class BodyFindings:
+    """The bodies of all violations, and the scores as they are without displacements of the goal's receptacles."""
+
+    violations: tuple[BodyViolation, ...]
+    """By episode, then in library order, then the worst first."""
+    without_receptacles: Scores
+    """As if every goal receptacle had stayed where it was in record 0."""
+
+
+@dataclass(frozen=True)
+class ChunkFindings:
+    """The violations of some episodes, and their verdicts with unmoved receptacles by (column, episode)."""
+
+    violations: tuple[BodyViolation, ...]
+    rejudged: Mapping[tuple[int, int], SpecVerdicts]
+
+
+def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> BodyFindings:
+    """Find the bodies of the violations of judged episodes.
+
+    Args:
+        chunks: the episodes of `scores`, in their order, in one or several batches.
+        scores: the verdicts.
+        ruleset: what judged them. Its registry tells which bodies the goals name.
+    """
+    findings, first = [], 0
+    for batch in chunks:
+        findings.append(find_in_chunk(batch, first, scores, ruleset))
+        first += len(batch)
+    return join_findings(findings, scores)
+
+
+def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
+    """Find the bodies in some episodes, of which the first is at place `first` of the scores, from 0."""
+    columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
+    violations: list[BodyViolation] = []
+    rejudged: dict[tuple[int, int], SpecVerdicts] = {}
+    for index in range(len(batch)):
+        broken = [k for k in columns if scores.is_violated[k, first + index]]
+        if not broken:
+            continue
+        record = select_episodes(batch, [index])
+        of_episode = list(_find_in_episode(record, first + index, broken, scores, ruleset))
+        violations += of_episode
+        if any(violation.kinds == (RECEPTACLE,) for violation in of_episode):
+            rejudged |= _judge_unmoved(record, first + index, scores, ruleset)
+    return ChunkFindings(tuple(violations), rejudged)
+
+
+def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
+    """Return the findings of all episodes of the scores, given those of their chunks in order."""
+    chunks = list(findings)
+    arrays = {name: getattr(scores, name).copy() for name in ("state", "rho", "depth", "extreme", "first")}
+    for place, verdicts in (item for chunk in chunks for item in chunk.rejudged.items()):
+        for name, values in arrays.items():
+            values[place] = getattr(verdicts, name)[0]
+    violations = tuple(violation for chunk in chunks for violation in chunk.violations)
+    return BodyFindings(violations, replace(scores, **arrays))
+
+
+def _find_in_episode(
+    record: Batch, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
+) -> Iterator[BodyViolation]:
+    reading = RecordFields(record)
+    for k in columns:
+        spec = scores.specs[k]
+        line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
+        if not line.upper:
+            continue
+        worst_and_first = {}
+        if line.signal == DISPLACEMENT:
+            worst_and_first = _find_displaced(record, line)
+        elif line.signal in CONTACT_ROLES:
+            worst_and_first = _find_touching(record, line)
+        for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
+            kinds = {body: name_body_kind(record, 0, body, ruleset.registry) for body in bodies}
+            ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), record.body_label(body)))
+            yield BodyViolation(
+                number=episode + 1,
+                spec_id=spec.spec_id,
+                bodies=tuple(record.body_label(body) for body in ordered),
+                kinds=tuple(kinds[body] for body in ordered),
+                worst=worst,
+                unit=line.unit,
+                first_violation_step=first,
+            )
+
+
+_Broken = dict[tuple[int, ...], tuple[float, int]]
+"""Bodies of the table -> their worst value and the first record in which they break the limit."""
+
+
+def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
+    bodies, distance = displacements(record)
+    beyond = line.failing[:, None] & (distance > line.limit)
+    return {
+        (int(bodies[k]),): (float(distance[beyond[:, k], k].max()), int(beyond[:, k].argmax()))
+        for k in np.flatnonzero(beyond.any(axis=0)).tolist()
+    }
+
+
+def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
+    """Return the pairs whose force is above the limit; of a signal that is 1 for a touch, every pair that touches."""
+    contacts, broken = record.contacts, _Broken()
+    is_force = line.unit == "N"
+    for t in np.flatnonzero(line.failing).tolist():
+        for c in contacts_of_signal(record, line.signal, t).tolist():
+            value = float(contacts.force_n[c]) if is_force else 1.0
+            if value > line.limit:
+                first_body, second_body = sorted((int(contacts.a[c]), int(contacts.b[c])))
+                worst, first = broken.get((first_body, second_body), (value, t))
+                broken[first_body, second_body] = max(worst, value), first
+    return broken
+
+
+def _judge_unmoved(
+    record: Batch, episode: int, scores: Scores, ruleset: Ruleset
+) -> dict[tuple[int, int], SpecVerdicts]:
+    """Judge displacement in one episode with the receptacles where they began, by (column, episode)."""
+    reading = RecordFields(_hold_receptacles(record, ruleset))
+    rejudged = {}
+    for k, column in enumerate(scores.specs):
+        if column.spec_id in ruleset.library and DISPLACEMENT in ruleset.library[column.spec_id].signals:
+            reason = np.array([scores.reasons[int(scores.reason[k, episode])]], dtype=np.object_)
+            rejudged[k, episode] = judge_spec(reading, ruleset.library[column.spec_id], reason, "deactivate")
+    return rejudged
+
+
+def _hold_receptacles(record: Batch, ruleset: Ruleset) -> Batch:
+    """Return the episode, a batch of one, with its goal receptacles at their positions of record 0 throughout."""
+    bodies, xyz = record.body_pos_m.episode_poses(0)
+    held = [k for k, body in enumerate(bodies) if name_body_kind(record, 0, int(body), ruleset.registry) == RECEPTACLE]
+    unmoved: NDArray[np.float64] = xyz.copy()
+    unmoved[:, held] = xyz[:1, held]
+    channel = replace(record.body_pos_m.channel, values=unmoved.reshape(-1))
+    return replace(record, body_pos_m=replace(record.body_pos_m, channel=channel))
