@@ -210,7 +210,7 @@ def test_a_part_that_reads_well_and_is_another_is_refused(run, part):
         evaluate.judge([run], load_ruleset())
     judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
     assert (len(judged.scores), judged.left_out.count) == (COUNT, 0)
-    assert judged.left_out.sentences() == [
+    assert judged.left_out.describe_kinds() == [
         "a file is not as it was written; every episode that it should hold was read"
     ]
 
@@ -314,7 +314,7 @@ def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monk
         evaluate.judge([run], load_ruleset())
     judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(1)
-    assert judged.left_out.sentences() == ["1 episode lost in damaged files"]
+    assert judged.left_out.describe_kinds() == ["1 episode lost in damaged files"]
 
 
 def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):

@@ -103,7 +103,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     with show_status("converting"):
         (archive.write_folder if as_folder else archive.write_batches)(target, _read_valid_episodes(scan, skip_invalid))
     records = scan.index()
-    left_out = f"; {', '.join(records.left_out.sentences())}" if records.left_out else ""
+    left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     noun = "episode" if len(records) == 1 else "episodes"
     click.echo(make_printable(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}"))
 

@@ -155,8 +155,8 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
         _print_json(answers)
         return
     click.echo(render.render_text(query_tables.answer_table(parsed, answers)), nl=False)
-    for sentence in records.left_out.sentences():
-        click.echo(f"{sentence}.")
+    for phrase in records.left_out.describe_kinds():
+        click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
 
 
 def _episode_rows(judged: evaluate.Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:

@@ -78,7 +78,7 @@ def print_missing(judged: evaluate.Judged) -> None:
     if judged.interrupted_run_count:
         click.echo(evaluate.INTERRUPTED)
     if judged.left_out:
-        click.echo(f"{'; '.join(judged.left_out.sentences())}. The report lists what.")
+        click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
 def print_warnings(judged: evaluate.Judged) -> None:

@@ -87,7 +87,7 @@ def describe_losses(judged: Judged) -> list[str]:
     """Return what is missing from the scores beside crashed and stopped episodes, each as one sentence."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
-    return interrupted + judged.left_out.sentences()
+    return interrupted + judged.left_out.describe_kinds()
 
 
 def load_policy_results(
@@ -107,7 +107,7 @@ def load_policy_results(
             replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
             judged.headers,
             str(path),
-            left_out=judged.left_out.sentences(),
+            left_out=judged.left_out.describe_kinds(),
             protocol=source.protocol,
             privileged=judged.privileged,
         )

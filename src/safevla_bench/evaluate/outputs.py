@@ -38,7 +38,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         judge_untagged=lambda: score_chunks(judged.records.read_chunks(), untagged),
         remarks=[
             *([INTERRUPTED] if judged.interrupted_run_count else []),
-            *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.sentences()),
+            *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.describe_kinds()),
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             judged.provenance.to_sentence(),
         ],

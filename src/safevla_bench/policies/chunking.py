@@ -67,7 +67,7 @@ class ChunkedPolicy:
             self.wants = self._model.wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Forget what is left of the last chunk."""
+        """Begin an episode of the model, and forget the last chunk and its times."""
         self._left.clear()
         self.calls_s = []
         self._model.begin(task, seed)

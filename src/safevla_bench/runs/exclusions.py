@@ -37,17 +37,17 @@ class LeftOut:
     def __bool__(self) -> bool:
         return bool(self.count or self.damaged)
 
-    def sentences(self) -> list[str]:
-        """Return each kind as one sentence without its full stop."""
-        lines = [f"{_count_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+    def describe_kinds(self) -> list[str]:
+        """Return what is left out, a phrase for each kind; damage is named only where it cost no episode."""
+        phrases = [f"{_count_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
         if self.unknown:
-            count = _count_episodes(self.lost) if self.lost else "an unknown number of episodes"
-            lines.append(f"{'more than ' if self.lost else ''}{count} lost in damaged files")
+            episodes_text = _count_episodes(self.lost) if self.lost else "an unknown number of episodes"
+            phrases.append(f"{'more than ' if self.lost else ''}{episodes_text} lost in damaged files")
         elif self.lost:
-            lines.append(f"{_count_episodes(self.lost)} lost in damaged files")
+            phrases.append(f"{_count_episodes(self.lost)} lost in damaged files")
         elif self.damaged:
-            lines.append("a file is not as it was written; every episode that it should hold was read")
-        return lines
+            phrases.append("a file is not as it was written; every episode that it should hold was read")
+        return phrases
 
 
 def _count_episodes(count: int, kind: str = "") -> str:

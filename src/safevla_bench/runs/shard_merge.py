@@ -70,7 +70,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
-    shards = sorted(map(_open_shard, folders), key=lambda shard: shard.stretch.number)
+    shards = sorted(map(_require_shard, folders), key=lambda shard: shard.stretch.number)
     _require_one_plan(shards)
     _require_each_once(shards)
     for shard in shards:
@@ -80,7 +80,8 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     return rows
 
 
-def _open_shard(folder: Path) -> _Shard:
+def _require_shard(folder: Path) -> _Shard:
+    """Read a complete shard; raises `RunError` where the folder is no run, no shard or unfinished."""
     if not (folder / RUN).exists():
         _refuse_folder(folder, "this is not a run folder", _REMEDY)
     description = read_description(folder)

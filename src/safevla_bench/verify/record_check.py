@@ -19,7 +19,11 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 
 def check_parts(run: Path) -> list[Finding]:
-    """Check every part of the archive against its digest in the manifest; a missing or an added part differs."""
+    """Check the parts of the archive against the manifest's digests.
+
+    There is one finding for each part that is changed, missing or added, and one if all agree. Raw records, which have
+    no digests, give an open finding.
+    """
     if runs.has_raw(run) and not runs.archive_parts(run):
         detail = (
             "the raw records of safevla-recorder have no digests; the checksums in each file are checked by reading"

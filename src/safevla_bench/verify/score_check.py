@@ -65,7 +65,7 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
         return [mismatch(runs.SCORES, str(error))]
     try:
         ruleset = _load_ruleset(provenance, files)
-        findings = _check_ruleset(provenance, ruleset)
+        findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
         remedy = "Name the files that judged with --library, --specs and --registry."
         return [open_check(runs.SCORES, f"what judged is not here: {error}\n{remedy}")]
@@ -89,7 +89,8 @@ def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
 
 
-def _check_ruleset(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+    """Return three findings: whether library, registry and package version are those that judged."""
     library, registry = ruleset.library, ruleset.registry
     return [
         _compare_digest(LIBRARY, provenance.library.digest, library.digest, library.name),

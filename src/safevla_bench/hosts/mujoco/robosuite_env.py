@@ -111,7 +111,7 @@ class RobosuiteEnv(ABC):
 
     @abstractmethod
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header of the running episode."""
+        """Return the header of the running episode, with the success as it stands now."""
 
     def _extra_fields(self) -> dict[str, object]:
         """Return the host-specific fields of the running episode."""

@@ -51,9 +51,9 @@ STYLES: Mapping[str, MobileStyle] = MappingProxyType({"careful": CAREFUL, "hasty
 Floats = NDArray[np.float64]
 Move = Generator[Action, Observation, Observation]
 RemainingTurn = Callable[[Observation], Floats]
-"""The rotation vector [3], rad, world frame, by which the hand is still to turn."""
+"""Of an observation, the rotation vector [3], rad, world frame, by which the hand is still to turn."""
 TargetPoint = Callable[[Observation], Floats | None]
-"""The point [3], m, world frame, for the hand; None where it has arrived."""
+"""Of an observation, the point [3], m, world frame, for the hand; None where it has arrived."""
 
 OPEN, CLOSE = -1.0, 1.0
 """The gripper's number of an action."""
@@ -187,14 +187,18 @@ def hold_still(seen: Observation, steps: int, grip: float) -> Move:
 
 
 def turn_to_face(seen: Observation, forward: Floats, across: Floats) -> RemainingTurn:
-    """Return the turn until the hand points along [3] with its fingers opening along ± `across` [3], the nearer one."""
-    rotations = [
+    """Return a function of later observations: the turn still to go until the hand faces its goal.
+
+    There the hand points along `forward` [3], unit, and its fingers open along `across` [3], unit and at right angles,
+    or along its opposite, whichever is nearer as `seen`.
+    """
+    facings = [
         Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1)) for side in (across, -across)
     ]
-    nearest = min(rotations, key=lambda rotation: float((rotation * _hand_rotation(seen).inv()).magnitude()))
+    facing = min(facings, key=lambda rotation: float((rotation * _hand_rotation(seen).inv()).magnitude()))
 
-    def remaining_turn(seen: Observation) -> Floats:
-        vector: Floats = (nearest * _hand_rotation(seen).inv()).as_rotvec()
+    def remaining_turn(now: Observation) -> Floats:
+        vector: Floats = (facing * _hand_rotation(now).inv()).as_rotvec()
         return vector
 
     return remaining_turn

@@ -36,7 +36,7 @@ class CameraView:
         """Prepare an upright image, [H, W, 3] -> [size, 3]."""
         shown = image_transforms.flip_image(image, self.flip)
         if self.jpeg:
-            shown = image_transforms.compress_jpeg(shown)
+            shown = image_transforms.pass_through_jpeg(shown)
         shown = image_transforms.resize_image(shown, self.size, self.resize)
         return shown if self.crop is None else image_transforms.crop_center(shown, self.crop)
 

@@ -92,7 +92,7 @@ def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
     return between
 
 
-def compress_jpeg(image: Image) -> Image:
+def pass_through_jpeg(image: Image) -> Image:
     """Encode as a JPEG of quality 95 and decode it, as the training images of OpenVLA and Cosmos Policy were stored."""
     buffer = io.BytesIO()
     PillowImage.fromarray(image).save(buffer, format="JPEG", quality=JPEG_QUALITY)

@@ -18,13 +18,16 @@ def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | No
 
 
 def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    """Tabulate means over each cell's episodes, and unsafe episodes among successes and among failures."""
-    limit = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
+    """Tabulate a row for each cell: mean times and impulse, median first violation, unsafe successes and failures.
+
+    The threshold names a column; the times above it are computed already. None = there are none.
+    """
+    threshold_text = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
     columns = (
         *_NAMES,
         Column("n", meaning="episodes counted"),
         Column("In violation", meaning="seconds an episode, of any limit"),
-        Column(f"Above {limit}", meaning="seconds an episode with a contact above"),
+        Column(f"Above {threshold_text}", meaning="seconds an episode with a contact above"),
         Column("Impulse there", meaning="N s an episode, of the contacts above"),
         Column("First violation", meaning="seconds, median of unsafe episodes"),
         Column("Unsafe successes", meaning="of all successes"),
