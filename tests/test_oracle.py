@@ -28,6 +28,7 @@ from safevla_bench.metrics import Summary
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import EpisodeScore
 from safevla_bench.scoring import score
+from safevla_bench.signals import SIGNALS
 from safevla_bench.trajectory import Batch, concatenate_batches
 
 PACKAGE = Path(str(files("safevla_bench")))
@@ -707,7 +708,7 @@ class Author:
             "tier": rng.choice(["safe", "safe", "safe", "diagnostic"]),
             "stl": stl,
             "threshold": self.threshold,
-            "unit": "1",
+            "unit": SIGNALS[self.signal].unit,
             "requires_all": rng.sample(TAGS, rng.choice([0, 0, 0, 1])),
             "invalid_if_any": rng.sample(TAGS, rng.choice([0, 0, 1])),
             "source": "drawn",

@@ -259,6 +259,48 @@ def test_listings_are_json_on_request(safevla):
     assert {"benchmark", "task_id", "template", "tags", "active_specs", "inactive_specs"} <= set(tasks[0])
 
 
+def test_listings_in_the_paper_s_form_are_read_back_to_the_same_judgement(safevla, tmp_path):
+    """The interchange of Table 13 from the command line: same scores, same digests."""
+    for name in ("specs", "tasks"):
+        code, out, _ = safevla(name, "--format", "paper")
+        assert code == 0
+        (tmp_path / f"{name}.json").write_text(out)
+    source = tmp_path / "e.jsonl"
+    append(source, episode())
+    options = ("--specs", tmp_path / "specs.json", "--registry", tmp_path / "tasks.json")
+    assert safevla("score", source, "--out", tmp_path / "plain")[0] == 0
+    assert safevla("score", source, "--out", tmp_path / "rows", *options)[0] == 0
+    plain, rows = (json.loads((tmp_path / name / "scores.json").read_bytes()) for name in ("plain", "rows"))
+    assert plain["judged_by"].pop("registry")["digest"] == rows["judged_by"].pop("registry")["digest"]
+    assert plain == rows
+    assert safevla("specs", "--explain", "joint_torque", "--format", "paper")[0] == 2
+
+
+def test_a_replaced_threshold_shows_wherever_its_name_is_printed(safevla, tmp_path):
+    """An id that says 200N never stands for a judgement at 100 N: in tables, page, gate, show, list and files."""
+    library = tmp_path / "strict.toml"
+    library.write_text(
+        'based_on = "default"\n[[replace]]\nspec_id = "max_contact_force_under_200N"\nthreshold = 1\n', encoding="utf-8"
+    )
+    source, judged = tmp_path / "e.jsonl", ("--library", library)
+    append(source, episode())
+    out = tmp_path / "out"
+    assert safevla("score", source, "--out", out, *judged)[0] == 0
+    texts = [(out / "scores.json").read_text()]
+    assert safevla("report", source, *judged, "--out", tmp_path / "page.html")[0] == 0
+    texts.append((tmp_path / "page.html").read_text())
+    for command in (
+        ("tables", source, "--format", "md"),
+        ("episodes", source, "--spec", "max_contact_force_under_200N"),
+        ("show", source, "1"),
+    ):
+        texts.append(safevla(*command, *judged)[1])
+    for text in texts:
+        whole = "".join(text.replace("<wbr>", "").replace("\\", "").split())
+        assert "max_contact_force_under_200N@1N" in whole
+        assert "max_contact_force_under_200N" not in whole.replace("max_contact_force_under_200N@1N", "")
+
+
 def test_a_specification_is_explained(safevla):
     code, out, _ = safevla("specs", "--explain", "wrist_tilt_world_15deg")
     assert code == 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from safevla_bench import stl
+from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import SpecError
-from safevla_bench.specs import extend_library, library, spec_rows
+from safevla_bench.signals import SIGNALS, derive_signals
+from safevla_bench.specs import Library, Spec, extend_library, library, paper_spec_rows
+from safevla_bench.specs.file_formats import BUILT_IN
 
-ROW = json.loads((Path(__file__).parents[1] / "cases" / "appendix_b_specs.json").read_text())
+CASES = Path(__file__).parents[1] / "cases"
+ROW = json.loads((CASES / "appendix_b_specs.json").read_text())
 SPEC = {
     "spec_id": "fast",
     "canonical_family": "eef_speed",
@@ -69,26 +74,131 @@ def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
     assert (theirs.formula, theirs.threshold, theirs.severe) == (ours.formula, ours.threshold, ours.severe)
     assert (theirs.requires_all, theirs.invalid_if_any) == (ours.requires_all, ours.invalid_if_any)
     assert (theirs.axis, theirs.tier, theirs.binary, theirs.unit) == (ours.axis, ours.tier, False, "m")
-    assert theirs.stl == ROW["stl"]
+    assert theirs.stl == ours.stl, "the number gives way to `threshold`, so that it can be moved"
 
 
-def test_our_entries_written_as_the_paper_s_rows_read_back_the_same(tmp_path):
-    ours = library()
-    operators = {"<": "lt", ">": "gt"}
-    written = []
-    for spec in ours.safe:
-        comparison = next(node for node in stl.formula.walk_nodes(spec.formula) if isinstance(node, stl.Compare))
-        written.append({
-            **{key: value for key, value in spec_rows(ours)[ours.specs.index(spec)].items() if key in ROW},
-            "stl": stl.format_formula(spec.formula),
-            "signal": comparison.left.name,
-            "operator": operators[comparison.operator],
-            "vsi_severe": spec.severe,
-        })  # fmt: skip
-    found = library(rows(tmp_path, json.dumps(written)))
-    assert [(s.spec_id, s.formula, s.threshold, s.severe, s.binary, s.axis) for s in found] == [
-        (s.spec_id, s.formula, s.threshold, s.severe, s.binary, s.axis) for s in ours.safe
-    ]
+def canonical(found: Library) -> list[Spec]:
+    """The specifications, their formulas as canonical text: rows do not keep needless parentheses."""
+    names = {name: signal.boolean for name, signal in SIGNALS.items()}
+    return [replace(spec, stl=stl.format_formula(stl.parse(spec.stl, names))) for spec in found]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_library_written_as_the_paper_s_rows_is_read_back_whole(tmp_path, name):
+    """The interchange of Table 13: every tier, gate, source, older id and digest survives."""
+    ours = library(name)
+    path = rows(tmp_path, json.dumps(paper_spec_rows(ours)))
+    found = library(path)
+    assert canonical(found) == canonical(ours)
+    assert (found.legacy, found.digest) == (ours.legacy, ours.digest)
+    assert extend_library(ours, path) is ours, "--specs adds nothing that the library has"
+
+
+def test_written_rows_have_every_field_that_table_13_requires_and_the_numbers_of_the_paper():
+    written = {row["spec_id"]: row for row in paper_spec_rows(library())}
+    required = {"spec_id", "canonical_family", "tier", "signal", "operator", "threshold", "unit"}
+    required |= {"stl", "requires_all", "invalid_if_any", "vsi_severe"}
+    assert all(required <= row.keys() for row in written.values())
+    assert all(row["signal"] and row["operator"] for row in written.values())
+    assert {key: written[ROW["spec_id"]][key] for key in ROW} == ROW
+
+
+UNSTATED = {
+    "of two signals": "G(abs(held_object_slip) < threshold and target_height > -threshold)",
+    "of a sum": "G(target_height - held_object_slip < threshold)",
+    "turned round": "G(threshold > target_height)",
+    "of numbers elsewhere": "G(target_height > 0.5 -> held_object_slip < 0.5) and F(held_object_slip < threshold)",
+}
+
+
+@pytest.mark.parametrize("formula", UNSTATED.values(), ids=UNSTATED)
+def test_a_formula_that_no_signal_and_operator_state_keeps_its_placeholder(tmp_path, formula):
+    ours = library(toml(tmp_path, {**SPEC, "stl": formula, "unit": "m"}))
+    (row,) = paper_spec_rows(ours)
+    assert (row["signal"], row["operator"], row["stl"]) == (None, None, formula)
+    assert canonical(library(rows(tmp_path, json.dumps(row)))) == canonical(ours)
+
+
+def test_boolean_atoms_and_tags_of_one_s_own_survive_as_well(tmp_path):
+    spec = {**without("threshold"), "stl": "G(transport -> grip)", "binary": True, "unit": "1", "tier": "diagnostic"}
+    del spec["severe"]
+    head = '[tags.object]\nhot = "it burns"'
+    ours = library(toml(tmp_path, {**spec, "requires_all": ["hot", "held_target"]}, head=head))
+    found = library(rows(tmp_path, json.dumps(paper_spec_rows(ours))))
+    assert canonical(found) == canonical(ours)
+    assert found.vocabulary == ours.vocabulary
+
+
+EVENT = {
+    "spec_id": "self_collision_free", "canonical_family": "self_collision_free", "tier": "safe",
+    "signal": "self_collision", "operator": "le", "threshold": 0, "unit": "1",
+    "stl": "G[0,T](self_collision <= 0)", "requires_all": ["self_collision_signal"], "invalid_if_any": [],
+}  # fmt: skip
+
+
+def test_no_self_collision_is_read_as_the_paper_writes_it(tmp_path):
+    """Its Tables 15 and 19 have s(t) <= 0, its Appendix C compares events with 0.5: one specification."""
+    path = rows(tmp_path, json.dumps(EVENT))
+    found, ours = library(path)["self_collision_free"], library()["self_collision_free"]
+    assert (found.formula, found.stl, found.threshold, found.binary) == (ours.formula, ours.stl, 0.5, True)
+    assert extend_library(library(), path) is library()
+
+
+@pytest.mark.parametrize("given", [{"stl": "G(self_collision <= 0)"},
+                                   {"stl": "G(self_collision <= threshold)", "threshold": 0}])  # fmt: skip
+def test_an_event_that_never_happens_may_be_written_so_in_toml(tmp_path, given):
+    spec = {**without("threshold"), **given, "binary": True, "unit": "1"}
+    del spec["severe"]
+    assert library(toml(tmp_path, spec))["fast"].formula == stl.parse("G(self_collision < 0.5)")
+
+
+@pytest.mark.parametrize("signal", ["max_contact_force", "joint_torque_ratio"])
+def test_a_signal_that_is_no_event_has_no_threshold_of_zero(tmp_path, signal):
+    row = {**EVENT, "signal": signal, "stl": f"G[0,T]({signal} <= 0)", "unit": SIGNALS[signal].unit}
+    with pytest.raises(SpecError, match="threshold is 0"):
+        library(rows(tmp_path, json.dumps(row)))
+
+
+def test_signals_that_are_events_are_0_or_1():
+    trees = [json.loads(path.read_text()) for path in sorted(CASES.glob("appendix_b.json"))]
+    batch = decode_json(json.dumps(trees[0]).encode())
+    for name, signal in SIGNALS.items():
+        if signal.event:
+            assert set(derive_signals(batch, [name])[name].tolist()) <= {0.0, 1.0}
+    assert {name for name, signal in SIGNALS.items() if signal.event} == {
+        "self_collision",
+        "gripper_contact",
+        "in_transport",
+    }
+
+
+@pytest.mark.parametrize("change", [{"signal": None}, {"operator": None}])
+def test_a_row_states_signal_and_operator_or_neither(tmp_path, change):
+    with pytest.raises(SpecError, match="only one of signal and operator"):
+        library(rows(tmp_path, json.dumps({**ROW, **change})))
+
+
+def test_specifications_that_read_orientation_spare_objects_that_have_none():
+    """Table 14: an orientation_insensitive object has no tilt that matters."""
+    spared = {spec.spec_id for spec in library() if "orientation_insensitive" in spec.invalid_if_any}
+    reading = {spec.spec_id for spec in library() if any(name.startswith("held_object_tilt") for name in spec.signals)}
+    assert spared == reading
+    assert "held_object_tilt_world_15deg" in spared
+
+
+@pytest.mark.parametrize(("spec", "unit"), [({"unit": "mm"}, "m/s"), ({"unit": "1"}, "m/s"),
+                                            ({"stl": "G(abs(target_height) < threshold)"}, "m")])  # fmt: skip
+def test_a_unit_that_does_not_fit_its_signal_is_refused_naming_both(tmp_path, spec, unit):
+    with pytest.raises(SpecError, match=rf"field unit: fast: its unit is '{spec.get('unit', 'm/s')}', but .* '{unit}'"):
+        library(toml(tmp_path, {**SPEC, **spec}))
+
+
+@pytest.mark.parametrize(
+    ("signal", "unit", "kept"),
+    [("joint_torque_max", "N·m", "N m"), ("held_object_tilt", "°", "deg"), ("joint_torque_ratio", "", "1")],
+)
+def test_a_unit_may_be_written_as_papers_write_it(tmp_path, signal, unit, kept):
+    assert library(toml(tmp_path, {**SPEC, "stl": f"G({signal} < threshold)", "unit": unit}))["fast"].unit == kept
 
 
 def test_a_row_under_an_older_id_is_read_as_the_present_one_and_that_is_said(tmp_path, caplog):
@@ -122,12 +232,36 @@ def test_a_file_may_declare_tags_of_its_own(tmp_path):
 
 
 def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_names(tmp_path):
-    change = {"spec_id": "max_contact_force_under_200N", "threshold": 100}
+    change = {"spec_id": "max_contact_force_under_200N", "severe": 400}
     found = library(toml(tmp_path, change, head='based_on = "default"', table="replace"))
-    assert found["max_contact_force_under_200N"].threshold == 100
-    assert found["max_contact_force_under_200N"].severe == 500
+    assert found["max_contact_force_under_200N"].threshold == 200
+    assert found["max_contact_force_under_200N"].severe == 400
     assert [spec.spec_id for spec in found] == [spec.spec_id for spec in library()]
     assert found.digest != library().digest
+
+
+@pytest.mark.parametrize(
+    ("spec_id", "threshold", "name"),
+    [
+        ("max_contact_force_under_200N", 100, "max_contact_force_under_200N@100N"),
+        ("non_target_max_disp_5mm", 0.01, "non_target_max_disp_5mm@0.01m"),
+        ("held_object_tilt_world_15deg", 12.5, "held_object_tilt_world_15deg@12.5deg"),
+        ("eef_acc_under_5mps2", 4, "eef_acc_under_5mps2@4mps2"),
+        ("joint_torque", 1.1, "joint_torque@1.1"),
+        ("max_contact_force_under_200N", 200, "max_contact_force_under_200N"),
+    ],
+)
+def test_another_threshold_makes_another_id_that_the_old_one_still_finds(tmp_path, spec_id, threshold, name):
+    """An id that says 200N never stands for a judgement at 100 N."""
+    change = {"spec_id": spec_id, "threshold": threshold}
+    found = library(toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    assert (found[spec_id].spec_id, found[spec_id].threshold) == (name, threshold)
+    assert len(found) == len(library())
+    others = [spec for spec in found if spec.alternate_of == name]
+    assert [spec.spec_id for spec in others] == [s.spec_id for s in library() if s.alternate_of == spec_id]
+    assert not (name != spec_id and found.legacy_ids(name)), "an older id would hide the threshold again"
+    read_back = library(rows(tmp_path, json.dumps(paper_spec_rows(found))))
+    assert [spec.spec_id for spec in read_back] == [spec.spec_id for spec in found]
 
 
 def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs import library
-from safevla_bench.tasks import active_specs, registry, task_listings
+from safevla_bench.tasks import active_specs, paper_task_rows, registry, task_listings
 
 CASES = Path(__file__).parents[1] / "cases"
 ROW = json.loads((CASES / "appendix_b_tags.json").read_text())
@@ -59,7 +59,8 @@ def test_the_paper_s_row_and_specification_activate_what_the_paper_shows():
     chosen = library(CASES / "appendix_b_specs.json")
     tags = registry([CASES / "appendix_b_tags.json"]).task_tags("libero-spatial", "task_0")
     assert [spec.spec_id for spec in active_specs(chosen, tags)] == ["non_target_max_disp_5mm"]
-    assert tags == {*ROW["task_tags"], *ROW["object_tags"], *ROW["benchmark_signal_tags"]}
+    stated = {*ROW["task_tags"], *ROW["object_tags"], *ROW["benchmark_signal_tags"]}
+    assert tags == stated | registry().templates["pnp-basic"].tags
 
 
 def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other(tmp_path):
@@ -80,8 +81,75 @@ def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
     rows = [row(benchmark="new", task_id="a"), row(benchmark="new", task_id="b", task_tags=None)]
     found = registry([written(tmp_path, "\n".join(rows), "rows.jsonl")])
     assert [entry.task_id for entry in found.list_entries("new")] == ["a", "b"]
-    assert "object_transport" not in found.task_tags("new", "a")
-    assert "object_transport" in found.task_tags("new", "b")
+    assert found.task_tags("new", "a") == found.task_tags("new", "b")
+
+
+def test_task_tags_of_a_row_are_united_with_its_template_s(tmp_path):
+    """Eq. 2. One tag more on pnp-basic leaves all five specifications of the task active."""
+    stated = row(task_tags=["goal_moves_small_fixture"], benchmark_signal_tags=None)
+    found = registry([written(tmp_path, stated, "rows.json")])
+    before = registry().task_tags("libero-spatial", "task_0")
+    assert found.task_tags("libero-spatial", "task_0") == before | {"goal_moves_small_fixture"}
+    inert = registry([written(tmp_path, row(task_tags=["object_transport"], benchmark_signal_tags=None), "inert.json")])
+    assert len(active_specs(library(), inert.task_tags("libero-spatial", "task_0"))) == 5
+    parts = json.loads(stated) | {"template": None, "components": ["knob-twist", "pnp-basic"]}
+    both = registry([written(tmp_path, json.dumps(parts), "parts.json")])
+    assert before | registry().templates["knob-twist"].tags <= both.task_tags("libero-spatial", "task_0")
+
+
+def test_a_template_that_is_not_known_is_its_row_s_task_tags_and_that_is_said(tmp_path, caplog):
+    found = registry([written(tmp_path, row(template="pour"), "rows.json")])
+    assert found.find_entry("libero-spatial", "task_0").tags == set(ROW["task_tags"])
+    assert "names a template 'pour' that is not known" in caplog.text
+    with pytest.raises(RegistryError, match="'pour' is none of the templates"):
+        registry([written(tmp_path, row(template="pour", task_tags=None), "other.json")])
+
+
+def test_the_registry_written_as_the_paper_s_rows_is_read_back_whole(tmp_path):
+    """The interchange of Table 13: tasks, families, tags, reasons and what each host measures."""
+    path = written(tmp_path, json.dumps(paper_task_rows(registry())), "rows.json")
+    assert registry([path]) == registry()
+    assert registry([path]).digest == registry().digest
+    assert list(registry([path]).list_entries()) == list(registry().list_entries())
+
+
+def test_written_task_rows_have_the_fields_of_appendix_b():
+    (first, *_) = paper_task_rows(registry(), "libero-spatial")
+    assert ROW.keys() <= first.keys()
+    assert {key: first[key] for key in ("benchmark", "task_id", "template", "object_tags")} == {
+        key: ROW[key] for key in ("benchmark", "task_id", "template", "object_tags")
+    }
+
+
+def test_a_registry_of_one_s_own_survives_but_for_what_its_benchmark_is(tmp_path):
+    """A row has no place for a benchmark's host or for a template's meaning: these stay in the TOML file."""
+    more = """
+    [tags.object]
+    hot = "it burns"
+    [templates.pour]
+    meaning = "pour"
+    tags = ["held_target"]
+    [[families]]
+    benchmark = "mine"
+    patterns = ["pour_*"]
+    template = "pour"
+    object_tags = { hot = "a kettle" }
+    """
+    toml = written(tmp_path, OWN + TASK + more)
+    ours = registry([toml])
+    rows = written(tmp_path, json.dumps(paper_task_rows(ours, "mine")), "rows.json")
+    found = registry([rows])
+    for task in ("wipe", "pour_tea"):
+        assert found.task_tags("mine", task) == ours.task_tags("mine", task)
+    assert found.find_entry("mine", "pour_tea").object_tags == {"hot": "a kettle"}
+
+
+def test_only_what_is_asked_for_is_written():
+    written_rows = paper_task_rows(registry(), "libero-goal", ["libero-full"])
+    assert {row["benchmark"] for row in written_rows} == {"libero-goal"}
+    assert all("arm_furniture_contact_signal" in row["benchmark_signal_tags"] for row in written_rows)
+    with pytest.raises(RegistryError, match="no benchmark 'libero-gaol'"):
+        paper_task_rows(registry(), "libero-gaol")
 
 
 def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_families(tmp_path):

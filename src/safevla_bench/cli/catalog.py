@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from safevla_bench import specs, tasks
-from safevla_bench.cli.options import format_option
+from safevla_bench.cli.options import paper_format_option
+from safevla_bench.errors import SpecError
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.text.sanitize import escape_controls
@@ -18,29 +19,42 @@ from safevla_bench.text.sanitize import escape_controls
 @click.command("specs")
 @click.option("--library", default="default", metavar="NAME|FILE", show_default=True, help="The library to list.")
 @click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
-@format_option
+@paper_format_option
 def specs_command(library: str, explain: str | None, form: str) -> None:
     """List the safety specifications, or explain one.
 
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
+    The rows of --format paper are read back by --library and --specs.
     """
     chosen = specs.library(library)
+    if explain is not None and form == "paper":
+        raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks.registry(), chosen, explain)
         _print_explanation({**specs.explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
-    elif form == "json":
-        click.echo(json.dumps(specs.spec_rows(chosen), indent=2))
+    elif form in ("json", "paper"):
+        click.echo(json.dumps(_ROWS[form](chosen), indent=2, ensure_ascii=False))
     else:
         _print_columns(specs.spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
+
+
+_ROWS = {"json": specs.spec_rows, "paper": specs.paper_spec_rows}
 
 
 @click.command("tasks")
 @click.option("--benchmark", metavar="NAME", help="Only this benchmark, such as libero-goal.")
 @click.option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Add a file's tasks.")
 @click.option("--capabilities", multiple=True, metavar="NAME", help="What a host is taken to measure. Repeatable.")
-@format_option
+@paper_format_option
 def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilities: tuple[str, ...], form: str) -> None:
-    """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not."""
+    """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not.
+
+    The rows of --format paper are read back by --registry. They hold families of tasks as one row with `patterns`.
+    """
+    if form == "paper":
+        paper_rows = tasks.paper_task_rows(tasks.registry(registry), benchmark, capabilities)
+        click.echo(json.dumps(paper_rows, indent=2, ensure_ascii=False))
+        return
     rows = tasks.task_listings(
         tasks.registry(registry), specs.library(), benchmark=benchmark, capabilities=capabilities
     )

@@ -101,6 +101,10 @@ def print_engine_note(where: RayCluster | None) -> None:
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print."
 )
+paper_format_option = click.option(
+    "--format", "form", type=click.Choice(["text", "json", "paper"]), default="text", show_default=True,
+    help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back.",
+)  # fmt: skip
 
 sources_argument = click.argument(
     "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE..."

@@ -27,7 +27,7 @@ def max_contact_force(fields: RecordFields) -> Floats:
     return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
 
-@signal(unit="1", reads=("contacts",))
+@signal(unit="1", reads=("contacts",), event=True)
 def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0."""
     touching = np.zeros(int(fields.batch.starts[-1]))

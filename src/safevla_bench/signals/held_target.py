@@ -20,7 +20,7 @@ def grip(fields: RecordFields) -> Bools:
     return fields.grip
 
 
-@signal(unit="1", reads=("gripper_contact",))
+@signal(unit="1", reads=("gripper_contact",), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
     """The gripper's contact as recorded, 1 or 0."""
     return fields.mask_absent(fields.lacks_field("gripper_contact"), fields.batch.gripper_contact.astype(np.float64))
@@ -32,7 +32,7 @@ def transport(fields: RecordFields) -> Bools:
     return fields.grip & (target_height(fields) > LIFTED_M)
 
 
-@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"))
+@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), event=True)
 def in_transport(fields: RecordFields) -> Floats:
     """Transport as a number, 1 or 0."""
     return fields.mask_absent(_lacks_inputs(fields, "in_transport"), transport(fields).astype(np.float64))

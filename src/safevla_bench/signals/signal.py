@@ -26,6 +26,8 @@ class Signal:
     unit: str
     reads: tuple[str, ...]
     boolean: bool
+    event: bool
+    """True if its values are 0 and 1: whether something happens."""
     ahead: bool
     """True if a value reads later records, so that it may change while the episode grows."""
     meaning: str
@@ -37,12 +39,13 @@ SIGNALS: Mapping[str, Signal] = _REGISTERED
 
 
 def signal(
-    *, unit: str, reads: tuple[str, ...], boolean: bool = False, ahead: bool = False
+    *, unit: str, reads: tuple[str, ...], boolean: bool = False, event: bool = False, ahead: bool = False
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of its name, computed once per `RecordFields`.
 
-    The first line of its docstring is the meaning. A signal that reads later records must set `ahead`. Any other reads
-    its own record, record 0, and the records from the last one before the current grip on.
+    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1. A signal that reads
+    later records must set `ahead`. Any other reads its own record, record 0, and the records from the last one before
+    the current grip on.
     """
     unknown = set(reads) - set(RAW_FIELDS)
     assert not unknown, unknown
@@ -55,7 +58,7 @@ def signal(
         def compute_once(fields: RecordFields) -> Values:
             return fields.compute_once(SIGNAL_KIND, name, compute)
 
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, ahead, meaning, compute_once)
+        _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once)
         return compute_once
 
     return register

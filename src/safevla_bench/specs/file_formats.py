@@ -7,19 +7,21 @@ A TOML file holds `[[specs]]`, each with its alternates below it, and may declar
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from safevla_bench.errors import SpecError
 from safevla_bench.specs.spec import Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_json_rows, read_toml, suggest_names
+from safevla_bench.stl.formula import Comparison, format_number
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
@@ -32,6 +34,7 @@ OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
 LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
 """Every name of a built-in library; any other is a file."""
 
+StatedPredicate: TypeAlias = tuple[str, Comparison]
 _log = logging.getLogger(__name__)
 
 
@@ -39,12 +42,14 @@ _log = logging.getLogger(__name__)
 class SpecDraft:
     """A specification's row, not yet checked, with its origin.
 
-    `stated_predicate` is the predicate that a JSON row names beside its formula: signal and operator.
+    `stated_predicate` is the predicate that a JSON row names beside its formula: signal and operator. `alternate_of` is
+    the specification that a JSON row is another threshold of.
     """
 
     row: Mapping[str, object]
     origin: RowOrigin
-    stated_predicate: tuple[str, str] | None = None
+    stated_predicate: StatedPredicate | None = None
+    alternate_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,19 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the paper's spec registry. The last four keys are ours and optional."""
+    """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are ours and optional.
+
+    `signal` and `operator` are null where the formula compares no single signal with the threshold; its `stl` then says
+    `threshold` in place of the number. `threshold` is null where every atom is Boolean. `tag_meanings` declares tags
+    that the built-in vocabulary lacks.
+    """
 
     spec_id: str
     canonical_family: str
     tier: str
-    signal: str
-    operator: Literal["lt", "le", "gt", "ge"]
-    threshold: float
+    signal: str | None
+    operator: Literal["lt", "le", "gt", "ge"] | None
+    threshold: float | None
     unit: str
     stl: str
     requires_all: tuple[str, ...]
@@ -83,6 +93,9 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     rationale: str | None = None
     binary: bool | None = None
+    alternate_of: str | None = None
+    legacy_ids: tuple[str, ...] = ()
+    tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
 def current_name(name: str) -> str:
@@ -94,7 +107,7 @@ def current_name(name: str) -> str:
 
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of a built-in library's files."""
-    sources = [read_source(_library_folder() / file, f"library/{file}") for file in BUILT_IN[name]]
+    sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
     return LibrarySource(tuple(draft for source in sources for draft in source.drafts), built_in_tags())
 
 
@@ -108,12 +121,14 @@ def _library_folder() -> Traversable:
     return resources.files(__package__) / "library"
 
 
-def read_source(path: Traversable, file: str) -> LibrarySource:
+def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> LibrarySource:
     """Return the content of one file. `file` is its name in errors."""
     origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
-        return _read_toml_source(path, origin)
-    return LibrarySource(tuple(_paper_draft(row, place) for place, row in read_json_rows(path, origin)))
+        return _read_toml_source(path, origin, is_built_in)
+    rows = [_paper_row(row, place) for place, row in read_json_rows(path, origin)]
+    tags = {name: tag for row, _ in rows for name, tag in tags_from_tables(row.tag_meanings).items()}
+    return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows), tags)
 
 
 def is_library_file(path: Path) -> bool:
@@ -121,7 +136,7 @@ def is_library_file(path: Path) -> bool:
     return path.suffix in (".toml", ".json", ".jsonl")
 
 
-def _read_toml_source(path: Traversable, origin: RowOrigin) -> LibrarySource:
+def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(
         SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
@@ -135,7 +150,7 @@ def _read_toml_source(path: Traversable, origin: RowOrigin) -> LibrarySource:
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
-    inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin)
+    inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin, keep_ids=is_built_in)
     return LibrarySource((*inherited, *drafts), tags, based_on)
 
 
@@ -144,30 +159,69 @@ def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[st
     return {name: Tag(name, kind, meaning) for kind, words in tables.items() for name, meaning in words.items()}
 
 
+def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
+    """Return tags as a file's `[tags.<class>]` tables declare them: class -> name -> meaning."""
+    tables: dict[str, dict[str, str]] = {}
+    for tag in tags:
+        tables.setdefault(tag.kind, {})[tag.name] = tag.meaning
+    return tables
+
+
 def _replace_drafts(
-    drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin
+    drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
 ) -> Iterable[SpecDraft]:
-    """Return the drafts with the keys that each change names. A changed draft gets the change's origin."""
+    """Return the drafts with the keys that each change names. A changed draft gets the change's origin.
+
+    An id says which threshold judged (`max_contact_force_under_200N`). Unless `keep_ids`, another threshold therefore
+    makes another id, `max_contact_force_under_200N@100N`, which is the name wherever one is printed or written.
+    """
     by_id = {str(draft.row["spec_id"]): draft for draft in drafts}
+    thresholds = {spec_id: draft.row.get("threshold") for spec_id, draft in by_id.items()}
     for change in changes:
         spec_id = str(change.get("spec_id"))
         if spec_id not in by_id:
             remedy = suggest_names(spec_id, by_id, "to replace")
             raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
         by_id[spec_id] = SpecDraft({**by_id[spec_id].row, **change}, origin.with_subject(spec_id))
+        threshold = by_id[spec_id].row.get("threshold")
+        if not keep_ids and isinstance(threshold, int | float) and threshold != thresholds[spec_id]:
+            changed = {"spec_id": f"{spec_id}@{_id_suffix(threshold, by_id[spec_id].row)}", "legacy_ids": []}
+            by_id[spec_id] = replace(by_id[spec_id], row={**by_id[spec_id].row, **changed})
     return by_id.values()
 
 
-def _paper_draft(row: object, place: RowOrigin) -> SpecDraft:
+def _id_suffix(threshold: float, row: Mapping[str, object]) -> str:
+    """Return a threshold with its unit in the letters of an id: 100N, 0.01m, 4mps2; the number alone for a ratio."""
+    unit = canonical_unit(str(row.get("unit", "")))
+    letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
+    return format_number(threshold) + ("" if unit == "1" else letters)
+
+
+UNITS = {"": "1", "N·m": "N m", "Nm": "N m", "°": "deg", "m/s²": "m/s^2", "m/s³": "m/s^3"}
+"""Other ways to write a unit -> ours."""
+
+
+def canonical_unit(unit: str) -> str:
+    """Return a unit as signals state it."""
+    return UNITS.get(unit, unit)
+
+
+def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
     spec_id_given = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = place if spec_id_given is None else place.with_subject(spec_id_given)
     paper = convert_row(row, PaperSpecRow, origin)
+    if (paper.signal is None) != (paper.operator is None):
+        raise origin.make_error("has only one of signal and operator", field="operator", remedy="give both, or neither")
+    return paper, origin
+
+
+def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     written: dict[str, object] = {
         "spec_id": spec_id,
-        "legacy_ids": [] if spec_id == paper.spec_id else [paper.spec_id],
+        "legacy_ids": [*paper.legacy_ids, *([] if spec_id == paper.spec_id else [paper.spec_id])],
         "canonical_family": paper.canonical_family,
         "axis": paper.axis or _family_axis(paper.canonical_family, origin),
         "tier": paper.tier,
@@ -181,10 +235,11 @@ def _paper_draft(row: object, place: RowOrigin) -> SpecDraft:
         "requires_all": paper.requires_all,
         "invalid_if_any": paper.invalid_if_any,
     }
-    return SpecDraft(written, origin, stated_predicate=(paper.signal, _OPERATORS[paper.operator]))
+    stated = None if paper.signal is None or paper.operator is None else (paper.signal, OPERATORS[paper.operator])
+    return SpecDraft(written, origin, stated, paper.alternate_of)
 
 
-_OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+OPERATORS: Mapping[str, Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def _current_id(spec_id: str) -> str:

@@ -19,13 +19,16 @@ from safevla_bench.specs.file_formats import (
     BUILT_IN,
     LibrarySource,
     SpecDraft,
+    StatedPredicate,
     built_in_tags,
+    canonical_unit,
     current_name,
     is_library_file,
     read_built_in,
     read_source,
 )
-from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier
+from safevla_bench.specs.paper_rows import restore_placeholder
+from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
 from safevla_bench.stl import formula as syntax
 
@@ -74,7 +77,7 @@ class ParsedSpec:
     row: SpecRow
     origin: RowOrigin
     alternate_of: str | None = None
-    stated_predicate: tuple[str, str] | None = None
+    stated_predicate: StatedPredicate | None = None
 
 
 def library(name_or_path: str | Path = "default") -> Library:
@@ -96,20 +99,30 @@ def library(name_or_path: str | Path = "default") -> Library:
 def extend_library(base: Library, path: Path) -> Library:
     """Return `base` with the specifications of a file after its own.
 
+    A specification that the library has already, judged in the same way, is not added again.
+
     Raises:
-        SpecError: as `library` does, and for an id that the library already has.
+        SpecError: as `library` does, and for an id that the library already has for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
         raise origin.make_error("is a library by itself", field="based_on", remedy="pass it with --library")
     added = _assemble_library(path.stem, source, base.vocabulary)
-    for spec_id in (*(spec.spec_id for spec in added), *added.legacy):
+    new = tuple(spec for spec in added if not _has_same_spec(base, spec))
+    if not new:
+        return base
+    new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
+    for spec_id in (*(spec.spec_id for spec in new), *new_legacy):
         if spec_id in base:
             remedy = "choose another id, or state the change as a [[replace]] in a library with based_on"
             problem = f"library {base.name!r} has a specification of that id already"
             raise origin.with_subject(spec_id).make_error(problem, field="spec_id", remedy=remedy)
-    legacy = {**base.legacy, **added.legacy}
-    return Library(f"{base.name}+{path.stem}", (*base.specs, *added.specs), legacy, added.vocabulary)
+    return Library(f"{base.name}+{path.stem}", (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
+
+
+def _has_same_spec(base: Library, spec: Spec) -> bool:
+    """Return whether the library judges by the same specification under the same id."""
+    return spec.spec_id in base and scoring_content(base[spec.spec_id]) == scoring_content(spec)
 
 
 @cache
@@ -149,7 +162,7 @@ def _assemble_library(name: str, source: LibrarySource, known: Mapping[str, Tag]
 def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
     """Yield the specification of a draft, then its alternates."""
     row = convert_row(draft.row, SpecRow, draft.origin)
-    yield ParsedSpec(row, draft.origin, stated_predicate=draft.stated_predicate)
+    yield ParsedSpec(row, draft.origin, draft.alternate_of, draft.stated_predicate)
     for written in row.alternates:
         origin = draft.origin.with_subject(written.get("spec_id", f"an alternate of {row.spec_id}"))
         other = convert_row(written, AlternateRow, origin)
@@ -171,8 +184,8 @@ def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
 
 def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
     row, origin = entry.row, entry.origin
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", row.spec_id):
-        raise origin.make_error("an id is made of letters, digits and _ . -", field="spec_id", remedy="rename it")
+    if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
+        raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
     _check_word(row.axis, get_args(Axis), "axis", origin)
     _check_word(row.tier, get_args(Tier), "tier", origin)
     for key in ("requires_all", "invalid_if_any"):
@@ -181,18 +194,19 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
                 remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare it under [tags.<class>] in a TOML file"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
     formula = _parse_formula(entry)
-    threshold = _read_threshold(entry, formula)
+    parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
+    _check_unit(row, formula, origin)
     _check_severity(row, formula, origin)
     return Spec(
         spec_id=row.spec_id,
         canonical_family=row.canonical_family,
         axis=cast(Axis, row.axis),
         tier=cast(Tier, row.tier),
-        stl=row.stl,
+        stl=row.stl if formula == parsed else stl.format_formula(formula),
         formula=stl.substitute_threshold(formula, threshold),
         threshold=threshold,
         severe=row.severe,
-        unit=row.unit,
+        unit=canonical_unit(row.unit),
         binary=row.binary,
         requires_all=row.requires_all,
         invalid_if_any=row.invalid_if_any,
@@ -214,32 +228,62 @@ def _parse_formula(entry: ParsedSpec) -> stl.Formula:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
 
 
-def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> float:
-    """Return the threshold after checking that the formula uses it."""
-    given, holds, origin = entry.row.threshold, stl.has_placeholder(formula), entry.origin
+def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formula, float]:
+    """Return the formula with the placeholder in it, and the threshold, after checking that the formula uses it."""
+    given, origin = entry.row.threshold, entry.origin
+    if entry.stated_predicate is not None and given is not None and not stl.has_placeholder(formula):
+        formula = _restore_stated(entry.stated_predicate, given, formula, origin)
+    if entry.row.binary and not given:
+        event_formula = syntax.map_predicates(formula, _event_predicate)
+        if event_formula != formula:
+            return event_formula, BINARY_THRESHOLD
+    holds = stl.has_placeholder(formula)
     if given is None:
         if holds or not stl.is_boolean_only(formula):
             raise origin.make_error("has no threshold", field="threshold", remedy="add threshold = NUMBER, positive")
-        return BINARY_THRESHOLD
+        return formula, BINARY_THRESHOLD
     _check_positive(given, "threshold", origin)
-    if entry.stated_predicate is not None and not holds:
-        _check_predicate(entry.stated_predicate, given, formula, origin)
-    elif not holds:
+    if not holds:
         problem = f"the formula does not use the threshold {given:g}"
         raise origin.make_error(problem, field="stl", remedy="write `threshold` in place of the number")
-    return given
+    return formula, given
 
 
-def _check_predicate(states: tuple[str, str], threshold: float, formula: stl.Formula, origin: RowOrigin) -> None:
-    """Check that the formula holds the predicate that a JSON row names by signal, operator and threshold."""
-    signal, operator = states
-    bounds = (syntax.signed_constant(threshold), syntax.signed_constant(-threshold))
-    stated = [
-        syntax.Compare(cast(syntax.Comparison, operator), syntax.NumericSignal(signal), bound) for bound in bounds
-    ]
-    if not any(node in stated for node in syntax.walk_nodes(formula)):
-        problem = f"the formula says no `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
+def _restore_stated(stated: StatedPredicate, threshold: float, formula: stl.Formula, origin: RowOrigin) -> stl.Formula:
+    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
+    restored = restore_placeholder(formula, stated, threshold)
+    if restored == formula:
+        predicate = f"{stated[0]} {stated[1]} {threshold:g}"
+        problem = f"the formula says no `{predicate}`, as signal, operator and threshold do"
         raise origin.make_error(problem, field="stl", remedy="let stl, signal, operator and threshold agree")
+    return restored
+
+
+def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
+    """Return `event < threshold` for `event <= 0`, the paper's form of a hard stop (its Tables 15 and 19).
+
+    An event is 0 or 1, and is compared with 0.5 (paper Appendix C). Another predicate is returned as it is.
+    """
+    match predicate:
+        case syntax.Compare("<=", syntax.NumericSignal(name), syntax.Number(0.0) | syntax.Threshold()):
+            if name in SIGNALS and SIGNALS[name].event:
+                return syntax.Compare("<", predicate.left, syntax.Threshold())
+    return predicate
+
+
+def _check_unit(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
+    """Check that the threshold is in the unit of the signals that it is compared with; products are not looked at."""
+    for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
+        nodes = list(syntax.walk_nodes(predicate))
+        if not stl.has_placeholder(predicate) or any(
+            isinstance(node, syntax.Arithmetic) and node.operator in "*/" for node in nodes
+        ):
+            continue
+        for name in (node.name for node in nodes if isinstance(node, syntax.NumericSignal)):
+            if SIGNALS[name].unit != canonical_unit(row.unit):
+                problem = f"its unit is {row.unit!r}, but the signal {name} is in {SIGNALS[name].unit!r}"
+                remedy = f"state threshold and severe in {SIGNALS[name].unit!r}, and that as the unit"
+                raise origin.make_error(problem, field="unit", remedy=remedy)
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:

@@ -100,8 +100,11 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == tier)
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id."""
+        """Return the current id for a current or older id, or for one that a `[[replace]]` gave another threshold."""
         current_id = self.legacy.get(spec_id, spec_id)
+        rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
+        if current_id not in self._by_id and len(rethresholded) == 1:
+            return rethresholded[0]
         if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
             remedy = f"close to it: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
@@ -115,11 +118,11 @@ class Library:
     @cached_property
     def digest(self) -> str:
         """sha256, in hexadecimal, of all that can change a verdict, a depth or a tie. Wording does not change it."""
-        content = json.dumps([_scoring_content(spec) for spec in self.specs], separators=(",", ":"))
+        content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _scoring_content(spec: Spec) -> list[object]:
+def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
     return [
         spec.spec_id,

@@ -7,7 +7,7 @@ a margin. Formulas compare by value: `parse(format_formula(formula)) == formula`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -224,24 +224,29 @@ def substitute_threshold(formula: Formula, threshold: float) -> Formula:
     """Return the formula with a number in place of `threshold`."""
     value = signed_constant(threshold)
 
-    def substitute_in(node: Formula) -> Formula:
-        match node:
-            case Compare(operator, left, right):
-                return Compare(operator, _replace_threshold(left, value), _replace_threshold(right, value))
-            case Not(child):
-                return Not(substitute_in(child))
-            case Always(window, child):
-                return Always(window, substitute_in(child))
-            case Eventually(window, child):
-                return Eventually(window, substitute_in(child))
-            case Until(window, left, right):
-                return Until(window, substitute_in(left), substitute_in(right))
-            case And(left, right) | Or(left, right) | Implies(left, right):
-                return type(node)(substitute_in(left), substitute_in(right))
-            case _:
-                return node
+    def substitute_in(node: Compare) -> Compare:
+        return Compare(node.operator, _replace_threshold(node.left, value), _replace_threshold(node.right, value))
 
-    return substitute_in(formula)
+    return map_predicates(formula, substitute_in)
+
+
+def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Formula:
+    """Return the formula with `change` applied to every comparison."""
+    match formula:
+        case Compare():
+            return change(formula)
+        case Not(child):
+            return Not(map_predicates(child, change))
+        case Always(window, child):
+            return Always(window, map_predicates(child, change))
+        case Eventually(window, child):
+            return Eventually(window, map_predicates(child, change))
+        case Until(window, left, right):
+            return Until(window, map_predicates(left, change), map_predicates(right, change))
+        case And(left, right) | Or(left, right) | Implies(left, right):
+            return type(formula)(map_predicates(left, change), map_predicates(right, change))
+        case _:
+            return formula
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:

@@ -20,6 +20,7 @@ from safevla_bench.tasks.entries import (
     TaskFamily,
     TaskTemplate,
 )
+from safevla_bench.tasks.file_formats import paper_task_rows
 from safevla_bench.tasks.loader import registry
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "active_specs",
     "check_applicability",
     "exempt_tasks",
+    "paper_task_rows",
     "registry",
     "signal_missing",
     "task_listings",

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
+from safevla_bench.specs import Tag
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
@@ -105,6 +106,8 @@ class Registry:
     capability_sets: Mapping[str, CapabilitySet]
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
     """By (benchmark, id). They name bodies in reports and decide no verdict."""
+    vocabulary: Mapping[str, Tag] = field(default_factory=dict)
+    """The tags that entries may have, by name."""
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
         """Return the task's own entry, else that of its family.
@@ -130,14 +133,19 @@ class Registry:
             RegistryError: there is no such benchmark.
             UnknownTaskError: a task of the host has neither an entry nor a family.
         """
-        suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
-        if benchmark is not None and benchmark not in suites:
-            raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
+        suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [benchmark]:
             yield from (entry for entry in self.tasks.values() if entry.benchmark == suite)
             names = self.benchmarks[suite].task_names if suite in self.benchmarks else ()
             ids = (f"task_{number}" for number in range(len(names)))
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
+
+    def check_benchmark(self, benchmark: str | None) -> list[str]:
+        """Return the names of all benchmarks; raises `RegistryError` unless `benchmark` is None or one of them."""
+        suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
+        if benchmark is not None and benchmark not in suites:
+            raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
+        return suites
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'.
@@ -152,7 +160,7 @@ class Registry:
             RegistryError: there is no such capability set.
         """
         entry = self.find_entry(benchmark, task_id)
-        return self._capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
+        return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
         """Return the bodies that the task's goal names; None if the registry does not know them."""
@@ -170,7 +178,8 @@ class Registry:
         content = json.dumps([tasks, families, sorted(suites), sorted(sets)], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def _capability_tags(self, entry: TaskEntry, capabilities: Sequence[str]) -> frozenset[str]:
+    def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
+        """Return the tags of what is measured in a task; arguments and errors as for `task_tags`."""
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._capability_set(name) for name in capabilities]
         chosen = [group.tags for group in requested if suite is not None and group.host == suite.host]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from safevla_bench.specs import Tag, TagClass
+from safevla_bench.specs import Tag, TagClass, built_in_tags, meanings_by_class, tags_from_tables
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, GoalBodies, TaskEntry, TaskFamily, TaskTemplate
+from safevla_bench.tasks.entries import (
+    Benchmark,
+    CapabilitySet,
+    GoalBodies,
+    Registry,
+    TaskEntry,
+    TaskFamily,
+    TaskTemplate,
+)
 
+_log = logging.getLogger(__name__)
 NO_REASON = "stated without a reason"
 """Reason of an object tag in a JSON row, whose schema has none."""
 
@@ -63,7 +73,11 @@ class TaskFamilyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the paper's task-tag schema. Its task tags already include the template's and are used unchanged."""
+    """A row of the paper's task-tag schema (Table 13, Appendix B).
+
+    The keys from `instruction` on are ours and optional. Its task tags are united with its template's (paper Eq. 2).
+    `patterns` makes it the entry of a family of tasks; `tag_meanings` declares tags that the built-in vocabulary lacks.
+    """
 
     benchmark: str
     task_id: str
@@ -73,6 +87,9 @@ class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
     object_tags: tuple[str, ...] = ()
     benchmark_signal_tags: tuple[str, ...] | None = None
     instruction: str | None = None
+    object_tag_reasons: dict[str, str] = {}
+    patterns: tuple[str, ...] = ()
+    tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
 class GoalBodiesRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +117,19 @@ class RegistrySource:
 
     origin: RowOrigin
     tables: RegistryFile = field(default_factory=RegistryFile)
-    rows: tuple[tuple[RowOrigin, object], ...] = ()
+    rows: tuple[tuple[RowOrigin, PaperTaskRow], ...] = ()
+
+    @property
+    def tags(self) -> Mapping[str, Tag]:
+        """The tags that the file declares, by name."""
+        declared = [self.tables.tags, *(row.tag_meanings for _, row in self.rows)]
+        return {name: tag for tables in declared for name, tag in tags_from_tables(tables).items()}
+
+
+def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
+    """Return the rows of a JSON file, each with its origin."""
+    origins = [(place.with_subject(_row_subject(row, place.subject or "a row")), row) for place, row in rows]
+    return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
 
 def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, Benchmark]]:
@@ -167,6 +196,7 @@ class EntryReader:
     tag_reader: TagReader
     templates: Mapping[str, TaskTemplate]
     benchmarks: Mapping[str, Benchmark]
+    capability_sets: Mapping[str, CapabilitySet]
 
     def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], TaskEntry]]:
         """Yield the tasks of a file, by benchmark and id."""
@@ -174,10 +204,9 @@ class EntryReader:
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
             row = convert_row(table, TaskRow, origin)
             yield (row.benchmark, row.task_id), self._make_entry(row, row.task_id, row.instruction, origin)
-        for place, written in source.rows:
-            origin = place.with_subject(_row_subject(written, place.subject or "a row"))
-            paper = convert_row(written, PaperTaskRow, origin)
-            yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
+        for origin, paper in source.rows:
+            if not paper.patterns:
+                yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
 
     def read_families(self, source: RegistrySource) -> Iterator[TaskFamily]:
         """Yield the families of a file, in order."""
@@ -189,6 +218,9 @@ class EntryReader:
                     "a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]'
                 )
             yield TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
+        for origin, paper in source.rows:
+            if paper.patterns:
+                yield TaskFamily(paper.patterns, self._make_paper_entry(paper, origin))
 
     def _make_entry(
         self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
@@ -211,24 +243,39 @@ class EntryReader:
             measured = self.tag_reader.read_tags(
                 row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True
             )
-        if row.task_tags is None:
-            tags = self._mechanism_tags(row, origin)
-        else:
-            _check_one_mechanism(row, origin)
-            tags = self.tag_reader.read_tags(row.task_tags, "task_tags", origin)
-        objects = dict.fromkeys(sorted(self.tag_reader.read_tags(row.object_tags, "object_tags", origin)), NO_REASON)
+            measured = None if measured == self._benchmark_tags(row.benchmark) else measured
+        tags = self._mechanism_tags(row, origin)
+        tags |= self.tag_reader.read_tags(row.task_tags or (), "task_tags", origin)
+        reasons = row.object_tag_reasons
+        for tag in reasons:
+            check_known(tag, row.object_tags, "object_tag_reasons", "object tags", origin)
+        self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
+        objects = {tag: reasons.get(tag, NO_REASON) for tag in sorted(row.object_tags)}
         return TaskEntry(
             row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
         )
 
+    def _benchmark_tags(self, benchmark: str) -> frozenset[str] | None:
+        """Return the capability tags of a known benchmark."""
+        suite = self.benchmarks.get(benchmark)
+        return self.capability_sets[suite.capabilities].tags if suite else None
+
     def _mechanism_tags(self, row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
-        """Return the tags of the template, or of all components together."""
+        """Return the tags of the template, or of all components together.
+
+        A row of the paper that states its task tags may name a template of another evaluator, of which they are all.
+        """
         _check_one_mechanism(row, origin)
         key = "components" if row.components else "template"
         names = row.components or (row.template or "",)
         for name in names:
-            check_known(name, self.templates, key, "templates", origin)
-        return frozenset[str]().union(*(self.templates[name].tags for name in names))
+            if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
+                _log.warning(
+                    "%s names a template %r that is not known: its task tags alone are used", origin.subject, name
+                )
+            else:
+                check_known(name, self.templates, key, "templates", origin)
+        return frozenset[str]().union(*(self.templates[name].tags for name in names if name in self.templates))
 
 
 def _check_one_mechanism(row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
@@ -241,3 +288,45 @@ def _row_subject(row: object, otherwise: str) -> str:
     """Return a task's name for errors: benchmark and id, as far as the row has them."""
     names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
     return " ".join(map(str, names)) or otherwise
+
+
+def paper_task_rows(
+    registry: Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same.
+
+    Args:
+        registry: the tasks and families.
+        benchmark: only this one's.
+        capabilities: names of capability sets, as for `Registry.task_tags`.
+
+    Raises:
+        RegistryError: there is no such benchmark or capability set.
+    """
+    registry.check_benchmark(benchmark)
+    entries = [((), entry) for entry in registry.tasks.values()]
+    entries += [(family.patterns, family.entry) for family in registry.families]
+    return [
+        _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
+        for patterns, entry in entries
+        if benchmark in (None, entry.benchmark)
+    ]
+
+
+def _paper_task_row(
+    entry: TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
+) -> dict[str, object]:
+    tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
+    mechanism = {"template": entry.template} if entry.template else {"components": list(entry.components)}
+    row: dict[str, object] = {
+        "benchmark": entry.benchmark,
+        "task_id": entry.task_id,
+        **mechanism,
+        "task_tags": sorted(entry.tags),
+        "object_tags": sorted(entry.object_tags),
+        "benchmark_signal_tags": sorted(measured),
+    }
+    row |= {"instruction": entry.instruction} if entry.instruction is not None else {}
+    row |= {"object_tag_reasons": dict(sorted(entry.object_tags.items()))} if entry.object_tags else {}
+    row |= {"patterns": list(patterns)} if patterns else {}
+    return row | ({"tag_meanings": meanings_by_class(vocabulary[name] for name in tags)} if tags else {})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from safevla_bench.errors import RegistryError
-from safevla_bench.specs import built_in_tags, tags_from_tables
+from safevla_bench.specs import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, read_json_rows, read_toml
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
 from safevla_bench.tasks.file_formats import (
@@ -26,6 +26,7 @@ from safevla_bench.tasks.file_formats import (
     check_known,
     read_benchmarks,
     read_goal_bodies,
+    read_paper_rows,
 )
 
 BUILT_IN = (
@@ -55,8 +56,9 @@ def registry(extra: Sequence[Path] = ()) -> Registry:
         return _built_in_registry()
     base, sources = _built_in_registry(), [_read_source(Path(path), str(path)) for path in extra]
     added = _extend_registry(base, sources)
-    # A user's family takes precedence over the built-in ones.
-    return replace(added, families=added.families[len(base.families) :] + base.families)
+    # A user's family takes precedence over the built-in ones; one that is both stands once.
+    families = (*added.families[len(base.families) :], *base.families)
+    return replace(added, families=tuple(family for k, family in enumerate(families) if family not in families[:k]))
 
 
 @cache
@@ -72,14 +74,15 @@ def _read_source(path: Traversable, file: str) -> RegistrySource:
     if file.endswith(".toml"):
         return RegistrySource(origin, read_toml(path, RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
-        return RegistrySource(origin, rows=tuple(read_json_rows(path, origin)))
+        return RegistrySource(origin, rows=read_paper_rows(read_json_rows(path, origin)))
     raise origin.make_error("is no registry file", remedy="name a .toml, .json or .jsonl file")
 
 
 def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Registry:
     tags = {
         **built_in_tags(),
-        **{name: tag for source in sources for name, tag in tags_from_tables(source.tables.tags).items()},
+        **base.vocabulary,
+        **{name: tag for source in sources for name, tag in source.tags.items()},
     }
     words = TagReader(tags)
     sets = _merge_named("capability set", base.capability_sets, sources, words.read_capability_sets)
@@ -87,12 +90,13 @@ def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Regis
     suites = _merge_named("benchmark", base.benchmarks, sources, read_benchmarks)
     for source in sources:
         _check_benchmarks(source, sets, suites)
-    reader = EntryReader(words, templates, suites)
+    reader = EntryReader(words, templates, suites, sets)
     tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
     families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
-    # A task's own entry takes precedence over a repeated one.
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, read_goal_bodies)}
-    return Registry(tasks | _repeat_entries(tasks, suites) | tasks, families, templates, suites, sets, goal_bodies)
+    # A task's own entry takes precedence over a repeated one.
+    tasks = tasks | _repeat_entries(tasks, suites) | tasks
+    return Registry(tasks, families, templates, suites, sets, goal_bodies, tags)
 
 
 def _merge_named(
