@@ -269,25 +269,34 @@ class Episode:
 
     def held_object_slip(self) -> Signal:
         values: list[float] = []
-        onset = -1
+        onset, last = -1, -1
         grip = self.grip()
         for t in range(self.n):
             if not grip[t]:
                 values.append(0.0)
                 continue
-            if t == 0 or not grip[t - 1] or self.held[t - 1] != self.held[t]:
-                onset = t
+            same = last >= 0 and self.held[last] == self.held[t] and t - last <= 3
+            if same and t - last > 1:
+                same = distance(self.in_hand(t), self.in_hand(last)) <= 0.04
+            onset, last = onset if same else t, t
             values.append(self.offset(t, onset) - self.offset(onset, onset))
         return values
+
+    def in_hand(self, t: int) -> Vector:
+        """The held target's place in the gripper; in the world's axes where the gripper's orientation is unknown."""
+        there: Vector = [a - b for a, b in zip(self.place(t, self.held[t]), self.steps[t]["eef_pos_m"], strict=True)]
+        if "eef_quat_wxyz" not in self.steps[t]:
+            return there
+        now = matrix(unit(self.steps[t]["eef_quat_wxyz"]))
+        return [dot(column, there) for column in zip(*now, strict=True)]
 
     def offset(self, t: int, onset: int) -> float:
         """How high the held target is over the gripper, seen at the gripper's orientation at onset."""
         there: Vector = [a - b for a, b in zip(self.place(t, self.held[t]), self.steps[t]["eef_pos_m"], strict=True)]
         if "eef_quat_wxyz" not in self.steps[t]:
             return there[2]
-        now, then = (matrix(unit(self.steps[k]["eef_quat_wxyz"])) for k in (t, onset))
-        in_hand = [dot(column, there) for column in zip(*now, strict=True)]
-        return dot(then[2], in_hand)
+        then = matrix(unit(self.steps[onset]["eef_quat_wxyz"]))
+        return dot(then[2], self.in_hand(t))
 
     # End effector
 

@@ -885,7 +885,11 @@ def test_the_oracle_sees_slip_in_the_hand_by_hand() -> None:
     assert scene(3, **turn, **over).signal("held_object_slip") == pytest.approx([0.0, 0.0, 0.0])
     assert scene(3, **over).signal("held_object_slip") == pytest.approx([0.0, 0.2, 0.2])
     sinks = {"body_pos_m": lambda k: {"bowl": [0.0, 0.0, 0.9 - 0.01 * k]}, "gripper_contact": lambda k: k != 2}
-    assert scene(5, **sinks).signal("held_object_slip") == pytest.approx([0.0, -0.01, 0.0, 0.0, -0.01])
+    assert scene(5, **sinks).signal("held_object_slip") == pytest.approx([0.0, -0.01, 0.0, -0.03, -0.04])
+    later = {**sinks, "gripper_contact": lambda k: not 2 <= k <= 4}
+    assert scene(7, **later).signal("held_object_slip") == pytest.approx([0.0, -0.01, 0.0, 0.0, 0.0, 0.0, -0.01])
+    falls = {**sinks, "body_pos_m": lambda k: {"bowl": [0.0, 0.0, 0.9 - 0.03 * k]}}
+    assert scene(5, **falls).signal("held_object_slip") == pytest.approx([0.0, -0.03, 0.0, 0.0, -0.03])
 
 
 def test_the_oracle_tilts_by_hand() -> None:

@@ -113,7 +113,58 @@ def test_slip_is_the_fall_against_the_gripper_since_the_grip_began():
     grip = np.array([False, True, True, True, False, True])
     batch = episode(6, body_pos_m=lifted(heights, 6), gripper_contact=grip)
     found = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
-    np.testing.assert_allclose(found, [0, 0, -0.01, -0.03, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(found, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
+
+
+def slip_after_gap(gap: int, fall_m: float, gripped: list[int] | None = None, **channels) -> float:
+    """Slip at the first record behind a gap of grip in which the bowl fell, after 1 cm of slip before it."""
+    n = gap + 3
+    heights = np.array([0.0, -0.01] + [-0.01 - fall_m] * (gap + 1))
+    grip = np.array([True, True] + [False] * gap + [True])
+    bodies = {} if gripped is None else {"roles": TWO, "gripped": np.array(gripped)}
+    batch = episode(n, body_pos_m=lifted(heights, n), gripper_contact=grip, **bodies, **channels)
+    return float(derive_signals(batch, ["held_object_slip"])["held_object_slip"][-1])
+
+
+@pytest.mark.parametrize(
+    ("gap", "fall_m", "slip"),
+    [
+        (1, 0.005, -0.015),  # contact flickers: the same grip
+        (2, 0.005, -0.015),
+        (2, 0.0399, -0.0499),
+        (3, 0.005, 0.0),  # too long: a new grip
+        (1, 0.0401, 0.0),  # out of the fingers' reach: caught again
+    ],
+)
+def test_a_grip_lasts_across_two_records_without_contact_while_the_body_stays_in_reach(gap, fall_m, slip):
+    assert slip_after_gap(gap, fall_m) == pytest.approx(slip, abs=1e-12)
+
+
+def test_a_grip_of_another_body_behind_a_gap_is_a_new_one():
+    assert slip_after_gap(1, 0.005, [BOWL, BOWL, -1, BOWL]) == pytest.approx(-0.015)
+    assert slip_after_gap(1, 0.005, [PLATE, PLATE, -1, BOWL]) == 0.0
+
+
+def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip():
+    half = np.tile([1.0, 0.0, 0.0, 0.0], (4, 1))
+    half[2:] = [0.0, 1.0, 0.0, 0.0]  # upside down, with the bowl 0.2 m below the wrist and then above it
+    eef = np.tile([0.5, 0.0, 1.0], (4, 1))
+    batch = episode(
+        4,
+        body_pos_m=lifted([0.0, 0.0, 0.4, 0.395], 4),
+        eef_pos_m=eef,
+        eef_quat_wxyz=half,
+        gripper_contact=np.array([True, True, False, True]),
+    )
+    slip = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
+    np.testing.assert_allclose(slip, [0, 0, 0, 0.005], atol=1e-12)
+
+
+def test_a_gap_between_two_episodes_bridges_nothing():
+    grip = np.array([False, True, True])
+    parts = [episode(3, body_pos_m=lifted([0, 0, -0.01 * k], 3), gripper_contact=grip) for k in (1, 2)]
+    slip = derive_signals(concatenate_batches(parts), ["held_object_slip"])["held_object_slip"]
+    np.testing.assert_allclose(slip, [0, 0, -0.01, 0, 0, -0.02], atol=1e-12)
 
 
 def test_turning_the_hand_with_the_object_is_no_slip():

@@ -12,6 +12,12 @@ from safevla_bench.signals.signal import SIGNALS, signal
 
 LIFTED_M = 0.05
 """Above this height over its start a gripped target is in transport (paper Appendix C.3)."""
+GAP_RECORDS, REACH_M = 2, 0.04
+"""A grip lasts across this many records without contact if the body stays this near to its place in the gripper.
+
+Ours, measured on LIBERO (docs/fidelity.md): flicker lasts one to three records, a release 44 and more. The reach is
+half of the Panda's opening; a body that is let go falls farther within two records of LIBERO's 20 Hz.
+"""
 
 
 @signal(unit="1", reads=("gripper_contact",), boolean=True)
@@ -67,7 +73,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
 
     o(t) is the z part of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, seen at the
     gripper's orientation at onset, so that turning the hand is no slip. Without the end effector's orientation it is
-    z_target - z_eef. 0 where nothing is gripped.
+    z_target - z_eef. 0 where nothing is gripped. Onset is the first record of the grip, whose contact may flicker.
     """
     slip = np.zeros(len(fields.held_body))
     at = np.flatnonzero(fields.grip)
@@ -111,19 +117,43 @@ def _held_speed(fields: RecordFields) -> Floats:
 
 
 def _grip_onset(fields: RecordFields) -> Ints:
-    """Return the first record of the current unbroken grip of the same body, [N]. Means nothing where not gripped."""
+    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
+
+    Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within
+    `REACH_M` of its place in the gripper.
+    """
     number = np.arange(len(fields.held_body))
-    before = np.maximum(number - 1, 0)
-    begins = (number == fields.first_record) | ~fields.grip[before] | (fields.held_body != fields.held_body[before])
-    return np.maximum.accumulate(np.where(begins & fields.grip, number, 0))
+    gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
+    before = np.concatenate([[-1], gripped[:-1]])  # the last gripped record, -1 = none
+    begins = fields.grip & (
+        (before < fields.first_record)
+        | (fields.held_body != fields.held_body[before])
+        | (number - before > GAP_RECORDS + 1)
+    )
+    bridged = np.flatnonzero(fields.grip & ~begins & (number - before > 1))
+    begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)
+    return np.maximum.accumulate(np.where(begins, number, 0))
+
+
+def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats:
+    """Return how far the held target's place in the gripper at some records is from that at earlier ones [m], [K]."""
+    distance: Floats = np.sqrt(np.square(_place_in_gripper(fields, at) - _place_in_gripper(fields, before)).sum(axis=1))
+    return distance
+
+
+def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
+    """Return R_eefᵀ (x_target - x_eef) of the records `at` [m], [K, 3]; in the world's axes without the orientation."""
+    place = fields.held_pos[at] - fields.eef_pos[at]
+    turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
+    place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
+    return place
 
 
 def _height_in_gripper(fields: RecordFields, at: Ints, onset: Ints) -> Floats:
-    offset = fields.held_pos[at] - fields.eef_pos[at]
+    place = _place_in_gripper(fields, at)
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
-    height = offset[:, 2].copy()
-    local = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), offset[turned])
-    height[turned] = np.einsum("nj,nj->n", _rotation_matrices(fields.eef_quat[onset[turned]])[:, 2, :], local)
+    height = place[:, 2].copy()
+    height[turned] = np.einsum("nj,nj->n", _rotation_matrices(fields.eef_quat[onset[turned]])[:, 2, :], place[turned])
     return height
 
 
