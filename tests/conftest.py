@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -34,6 +35,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
         items[:] = [item for item in items if item not in elsewhere]
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported by now out of garbage collection, which some libraries ask for at every call."""
+    gc.freeze()
 
 
 def read_allowed(path: Path) -> tuple[str, ...]:
