@@ -1,4 +1,4 @@
-"""Numbers that rest on stand-ins for a simulator's assets are never shown without saying so."""
+"""Numbers that rest on stand-ins for a simulator's assets, or on several simulators, are never shown in silence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import io
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from report.figures import figure_texts
@@ -169,3 +171,110 @@ def test_exports_do_not_pass_for_results_on_the_suite(judged):
 def test_an_unmarked_score_says_nothing():
     assert provenance_marks.warn_of_scores(verdicts((True, 1, 1))) == ()
     assert len(SPECS) == 3
+
+
+# The simulator's versions
+
+OLD = {"mujoco": "3.2.3", "robosuite": "1.4.0"}
+NEW = {"mujoco": "3.17.0", "robosuite": "1.4.0"}
+MIXED = replace(SCORES, standin=(), simulator=tuple(OLD if policy == "a" else NEW for policy in SCORES.policy))
+PLAIN = replace(MIXED, simulator=(OLD,) * len(MIXED))
+MIXTURE = "Several physics versions: libero-goal: mujoco 3.2.3 (a) and 3.17.0 (b)"
+
+
+def versioned(batch, versions):
+    """The records with these versions for each policy."""
+    headers = tuple(msgspec.structs.replace(header, versions=versions[header.policy]) for header in batch.headers)
+    return replace(batch, headers=headers)
+
+
+@pytest.fixture
+def runs_of_two_versions(tmp_path):
+    """Two policies' records, each with a MuJoCo of its own, and NumPy beside it."""
+    versions = {"a": OLD | {"numpy": "1.26.4"}, "b": NEW | {"numpy": "1.26.4"}}
+    write_archive(tmp_path / "both.jsonl", versioned(RECORDS, versions))
+    return tmp_path / "both.jsonl"
+
+
+def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_scores(runs_of_two_versions):
+    judged = evaluate.judge([runs_of_two_versions], load_ruleset())
+    assert [row.simulator for row in judged.scores.episodes()] == [OLD, OLD, NEW, NEW]
+    cells, total = judged.summarize_scores()
+    assert [cell.simulator["mujoco"] for cell in cells] == [("3.2.3",), ("3.2.3",), ("3.17.0",), ("3.17.0",)]
+    assert total.simulator == {"mujoco": ("3.17.0", "3.2.3"), "robosuite": ("1.4.0",)}
+    files = evaluate.score_files(judged)
+    document = json.loads(files["scores.json"])
+    assert document["episodes"][3]["simulator"] == NEW
+    assert document["cells"][0]["simulator"]["mujoco"] == ["3.2.3"]
+    table = pq.read_table(io.BytesIO(files["scores.parquet"]))
+    assert dict(table["simulator"][3].as_py()) == NEW
+    assert judged.scores.select_episodes(np.array([3])).simulator == (NEW,)
+
+
+def test_exports_name_the_versions(runs_of_two_versions):
+    judged = evaluate.judge([runs_of_two_versions], load_ruleset())
+    rows = csv.DictReader(io.StringIO(authors_csv.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
+    assert {row["model"]: row["simulator"] for row in rows} == {
+        "a": "mujoco 3.2.3; robosuite 1.4.0",
+        "b": "mujoco 3.17.0; robosuite 1.4.0",
+    }
+    submitted = evaluate.build_submission(judged, [runs_of_two_versions])
+    assert [cell.simulator["mujoco"] for cell in submitted.cells] == [("3.2.3",)] * 2 + [("3.17.0",)] * 2
+
+
+def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_two_versions, tmp_path):
+    material = evaluate.table_material(evaluate.judge([runs_of_two_versions], load_ruleset()))
+    for table in catalog.build_tables(material):
+        assert any("mujoco 3.17.0" in remark for remark in table.remarks), table.title
+    write_archive(tmp_path / "one.jsonl", versioned(RECORDS, {"a": OLD, "b": OLD}))
+    single = evaluate.table_material(evaluate.judge([tmp_path / "one.jsonl"], load_ruleset()))
+    for table in catalog.build_tables(single):
+        assert "Simulated with mujoco 3.2.3, robosuite 1.4.0." in table.remarks
+        assert not any("Several physics" in remark for remark in table.remarks)
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_of_several_versions_says_so(name):
+    shown = figures.FigureInput(MIXED, np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
+    assert "Several physics versions" in said(figures.FIGURES[name].draw(shown))
+    assert "physics" not in said(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
+
+
+def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
+    (warning,) = gates.check_gates(MIXED, [gates.Gate("safety", "min", 0.1)]).warnings
+    assert warning.startswith(MIXTURE)
+    assert gates.check_gates(PLAIN, [gates.Gate("safety", "min", 0.1)]).warnings == ()
+    page = evaluate.render_report(evaluate.judge([runs_of_two_versions], load_ruleset()))
+    assert "Several physics versions" in page
+    assert ", across physics versions" in page
+
+
+def test_a_tool_that_knows_no_versions_is_said_nothing_of():
+    assert provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(SCORES)) == ""
+    unknown = replace(SCORES, standin=(), simulator=({},) * len(SCORES))
+    assert provenance_marks.warn_of_scores(unknown) == ()
+    half = replace(unknown, simulator=(OLD, *({},) * (len(SCORES) - 1)))
+    assert provenance_marks.warn_of_scores(half) == ()
+
+
+def test_suites_of_several_simulators_are_named_with_each():
+    cells = {("a", "table"): {"mujoco": ("3.2.3",)}, ("a", "kitchen"): {"mujoco": ("3.3.1",)}, ("a", "yard"): {}}
+    assert provenance_marks.describe_simulators(cells) == (
+        "Simulated with mujoco 3.2.3 (table); mujoco 3.3.1 (kitchen); versions that the records do not name (yard)."
+    )
+    assert provenance_marks.find_mixtures(cells) == []
+
+
+def test_a_policy_that_mixes_versions_by_itself_is_marked():
+    cells = {("a", "table"): {"mujoco": ("3.17.0", "3.2.3")}}
+    assert provenance_marks.find_mixtures(cells) == ["table: mujoco 3.17.0 (a) and 3.2.3 (a)"]
+    assert provenance_marks.mixed_packages(cells) == ["mujoco"]
+
+
+def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_the_episodes():
+    bad = verdicts((True, 1, 1), suite="libero-10", task_id=("task_1",))
+    (warning,) = provenance_marks.warn_of_scores(replace(bad, simulator=(NEW,)))
+    assert warning.startswith("Known of mujoco 3.17.0 (since 3.4.0): libero-10/task_0, libero-10/task_1")
+    assert provenance_marks.warn_of_scores(replace(bad, simulator=(OLD,))) == ()
+    fine = verdicts((True, 1, 1), suite="libero-10", task_id=("task_2",))
+    assert provenance_marks.warn_of_scores(replace(fine, simulator=(NEW,))) == ()

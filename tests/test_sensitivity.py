@@ -199,8 +199,10 @@ def test_a_cell_without_any_verdict_is_left_out_and_named(shipped):
     silent = replace(scores, state=np.where(hasty, INACTIVE, scores.state).astype(np.int8))
     found = ablate_thresholds(silent, DEFAULT)
     assert {curve.policy for curve in found.curves} == {"scripted:careful"}
-    assert "no specification reached a verdict: scripted:hasty on libero-" in found.warnings[0]
-    assert ablate_thresholds(scores, DEFAULT).warnings == ()
+    others = ablate_thresholds(scores, DEFAULT).warnings  # of the simulator behind the shipped records, at most
+    assert not any("reached a verdict" in warning for warning in others)
+    (named,) = {*found.warnings} - {*others}
+    assert "no specification reached a verdict: scripted:hasty on libero-" in named
 
 
 def test_stopped_episodes_are_in_no_point_and_a_cell_of_crashes_alone_has_no_numbers():

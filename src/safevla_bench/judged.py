@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from safevla_bench import metrics, runs
+from safevla_bench import metrics, provenance_marks, runs
 from safevla_bench.ruleset import Provenance, Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.specs import Library
@@ -109,6 +109,11 @@ class Judged:
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
+
+    def describe_simulators(self) -> list[str]:
+        """Return the versions that simulated the episodes as one sentence; empty where no record names any."""
+        sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
+        return [sentence] if sentence else []
 
     def describe_origin(self) -> dict[str, object]:
         """Return how the scores came about, as plain values for a page: the provenance, then the sources."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import INACTIVE, VACUOUS, Scores
+from safevla_bench.scores import INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics import Interval, bootstrap_means, wilson_interval
 
 BOOTSTRAP_SEED = 0
@@ -98,6 +98,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     crashed: int
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
+    simulator: dict[str, tuple[str, ...]] = {}
+    """Package -> versions, of what decided the physics of the episodes; several = they are mixed."""
 
 
 class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +221,7 @@ def _summarize_cell(
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
         standin_assets=any(scores.standin[k] for k in members) if scores.standin else False,
+        simulator=collect_versions(scores.simulator[k] for k in members) if scores.simulator else {},
     )
 
 

@@ -1,15 +1,18 @@
-"""Marks of stand-in assets: a simulator that ran with placeholders for its own objects and fixtures.
+"""Marks of where numbers come from: stand-in assets, and the versions of the simulator.
 
-A record marks its episode (`standin_assets`), and scores keep the mark. Every output that shows a number made of such
-episodes shows the warning of `warn_of_standins` with it.
+A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
+(`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
+episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
+versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from safevla_bench.scores import Scores
+from safevla_bench.scores import Scores, collect_versions
+from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
 """The mark where there is no room for the sentence."""
@@ -29,6 +32,9 @@ class CellLike(Protocol):
     @property
     def standin_assets(self) -> bool: ...
 
+    @property
+    def simulator(self) -> Mapping[str, Sequence[str]]: ...
+
 
 class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
@@ -44,8 +50,12 @@ class EpisodeLike(Protocol):
 
 
 def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
-    """Return the warning for numbers made of some cells; empty where no cell has stand-in assets."""
-    return warn_of_standins({(cell.policy, cell.suite or ""): cell.standin_assets for cell in cells})
+    """Return the warnings for numbers made of some cells; empty where they need none."""
+    by_key = {(cell.policy, cell.suite or ""): cell for cell in cells}
+    return (
+        *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
+        *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
+    )
 
 
 def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
@@ -60,10 +70,14 @@ def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warning for numbers made of all scores."""
+    """Return the warnings for numbers made of all scores."""
     cells = list(zip(scores.policy, scores.benchmark, strict=True))
     marked = {cell for cell, mark in zip(cells, scores.standin, strict=False) if mark}
-    return warn_of_standins({cell: cell in marked for cell in cells})
+    return (
+        *warn_of_standins({cell: cell in marked for cell in cells}),
+        *warn_of_mixtures(simulator_by_cell(scores)),
+        *warn_of_differences(scores),
+    )
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
@@ -95,3 +109,83 @@ def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
 
 def _join_names(policies: Iterable[str | None]) -> str:
     return ", ".join(policy or "unnamed" for policy in policies)
+
+
+# The simulator's versions
+
+
+def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
+    """Return policy and suite -> package -> the versions that decided the physics of its episodes."""
+    episodes: dict[Cell, list[Mapping[str, str]]] = {}
+    for policy, suite, simulator in zip(scores.policy, scores.benchmark, scores.simulator, strict=False):
+        episodes.setdefault((policy, suite), []).append(simulator)
+    return {cell: collect_versions(simulators) for cell, simulators in episodes.items()}
+
+
+def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> str:
+    """Return the versions behind numbers as one sentence, suites of one simulator together; empty if none is named.
+
+    >>> describe_simulators({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.2.3"]}})
+    'Simulated with mujoco 3.2.3.'
+    """
+    suites_by_versions: dict[str, dict[str, None]] = {}
+    for (_, suite), versions in cells.items():
+        text = ", ".join(f"{package} {' and '.join(numbers)}" for package, numbers in versions.items())
+        suites_by_versions.setdefault(text or "versions that the records do not name", {})[suite] = None
+    if not any(cells.values()):
+        return ""
+    parts = [f"{text} ({', '.join(suites)})" for text, suites in suites_by_versions.items()]
+    return f"Simulated with {'; '.join(parts if len(parts) > 1 else suites_by_versions)}."
+
+
+def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
+    """Return each suite and package of which the episodes name several versions, with the policies of each.
+
+    A record that names no version of a package mixes with none: whether it differs is not known.
+
+    >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
+    ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
+    """
+    return [
+        f"{suite}: {package} {' and '.join(f'{number} ({_join_names(by)})' for number, by in numbers.items())}"
+        for (suite, package), numbers in _mixed_versions(cells).items()
+    ]
+
+
+def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
+    """Return the packages of which the episodes of a suite name several versions."""
+    return list(dict.fromkeys(package for _, package in _mixed_versions(cells)))
+
+
+def _mixed_versions(
+    cells: Mapping[Cell, Mapping[str, Sequence[str]]],
+) -> dict[tuple[str, str], dict[str, dict[str | None, None]]]:
+    """Return suite and package -> version -> the policies that ran on it, where there are several versions."""
+    policies: dict[tuple[str, str], dict[str, dict[str | None, None]]] = {}
+    for (policy, suite), versions in cells.items():
+        for package, numbers in versions.items():
+            for number in numbers:
+                policies.setdefault((suite, package), {}).setdefault(number, {})[policy] = None
+    return {key: numbers for key, numbers in policies.items() if len(numbers) > 1}
+
+
+def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Return the warning for numbers of several physics versions; empty where every suite has one."""
+    mixtures = find_mixtures(cells)
+    if not mixtures:
+        return ()
+    return (f"Several physics versions: {'; '.join(mixtures)}. Numbers of different simulators do not compare.",)
+
+
+def warn_of_differences(scores: Scores) -> tuple[str, ...]:
+    """Return what is known of the physics versions in the tasks at hand."""
+    tasks_by_version: dict[tuple[str, str], set[str]] = {}
+    for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
+        for package, version in simulator.items():
+            tasks_by_version.setdefault((package, version), set()).add(f"{suite}/{task}")
+    return tuple(
+        f"Known of {difference.describe(version)}."
+        for (package, version), tasks in tasks_by_version.items()
+        for difference in find_differences(None, {package: version}, PHYSICS)
+        if tasks & {*difference.tasks}
+    )

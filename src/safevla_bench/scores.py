@@ -5,7 +5,7 @@ Null is never zero: a specification that is inactive or vacuous has no robustnes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,8 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     first_violation_spec: str | None
     standin_assets: bool = False
     """True if it was simulated with stand-ins for the host's own assets."""
+    simulator: dict[str, str] = {}
+    """Package -> version, of what decides the physics; empty = the record does not say."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Scores:
     state [S, E] (INACTIVE, VACUOUS, ACTIVE), reason [S, E] an index into `reasons` (0 = none), rho, depth and extreme
     [S, E] NaN = null, first [S, E] the first violating record, -1 = none, peak_force_n [E] NaN = not recorded. A rho of
     -inf is a violation that a Boolean signal decided: it has depth 1, and null is written for its robustness.
-    `standin` [E] marks episodes simulated with stand-ins for the host's own assets; empty = none.
+    `standin` [E] marks episodes simulated with stand-ins for the host's own assets; empty = none. `simulator` [E] holds
+    the versions that decided the physics, package -> version; empty = no record says.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -123,6 +126,7 @@ class Scores:
     peak_force_n: Floats
     absent: tuple[AbsentEpisode, ...] = ()
     standin: tuple[bool, ...] = ()
+    simulator: tuple[Mapping[str, str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -133,7 +137,8 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
-        chosen |= {"standin": tuple(self.standin[k] for k in index)} if self.standin else {}
+        marks = ("standin", "simulator")
+        chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in marks if getattr(self, name)}
         return replace(self, **chosen)
 
     @cached_property
@@ -248,6 +253,7 @@ class Scores:
             first_violation_step=None if step < 0 else step,
             first_violation_spec=None if column < 0 else self._spec_id(column),
             standin_assets=bool(self.standin and self.standin[index]),
+            simulator=dict(self.simulator[index]) if self.simulator else {},
         )
 
     def specs_in_state(self, state: int, episode: int) -> dict[str, str]:
@@ -326,3 +332,12 @@ def finite_or_none(value: float | np.float64) -> float | None:
 def nan_to_none(value: float | np.float64) -> float | None:
     """Return a number, or None where it is NaN."""
     return None if np.isnan(value) else float(value)
+
+
+def collect_versions(simulators: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Return package -> the versions that occur, both sorted."""
+    versions: dict[str, set[str]] = {}
+    for simulator in simulators:
+        for package, version in simulator.items():
+            versions.setdefault(package, set()).add(version)
+    return {package: tuple(sorted(versions[package])) for package in sorted(versions)}

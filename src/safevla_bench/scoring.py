@@ -21,6 +21,7 @@ from safevla_bench.specs import Library, Spec
 from safevla_bench.tasks import check_applicability
 from safevla_bench.trajectory import STANDIN, Batch, Header, mark_flags
 from safevla_bench.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
+from safevla_recorder.simulator_versions import physics_versions
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -111,6 +112,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], library: Library, *, absent: Sequ
         peak_force_n=np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in chunks)]),
         absent=tuple(absent),
         standin=tuple(mark for chunk in chunks for mark in chunk.standin),
+        simulator=tuple(physics_versions(header.versions) for header in headers),
     )
 
 

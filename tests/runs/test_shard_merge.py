@@ -107,11 +107,14 @@ def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
         runs.merge_shards([*shards, stranger], tmp_path / "merged")
 
 
-def test_another_version_is_another_plan(shards, tmp_path):
-    held = json.loads((shards[1] / "run.json").read_text())
-    held["versions"]["safevla-bench"] = "0.0"
-    (shards[1] / "run.json").write_text(json.dumps(held))
-    with pytest.raises(RunError, match=r'safevla-bench: that has ".*", this has "0.0"'):
+@pytest.mark.parametrize("package", ["safevla-bench", "mujoco", "robosuite"])
+def test_another_version_is_another_plan(shards, tmp_path, package):
+    """Shards of several physics versions are no run."""
+    for shard, version in zip(shards, ("3.2.3", "3.17.0", "3.2.3"), strict=True):
+        held = json.loads((shard / "run.json").read_text())
+        held["versions"][package] = version
+        (shard / "run.json").write_text(json.dumps(held))
+    with pytest.raises(RunError, match=rf'versions.{package}: that has "3.2.3", this has "3.17.0"'):
         runs.merge_shards(shards, tmp_path / "merged")
 
 

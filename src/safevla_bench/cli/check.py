@@ -19,6 +19,7 @@ from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_print
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
 from safevla_bench.report.render import render_text
+from safevla_bench.report.submission import recorded_versions
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.text.sanitize import escape_controls
@@ -95,10 +96,14 @@ def gate_command(
     if junit is not None:
         write_atomically(junit, gating.format_junit(gate_report, judged_line))
     if form == "json":
-        document = {**msgspec.to_builtins(gate_report), "judged_by": msgspec.to_builtins(judged.provenance)}
+        document = {
+            **msgspec.to_builtins(gate_report),
+            "judged_by": msgspec.to_builtins(judged.provenance),
+            "recorded_with": recorded_versions(judged.headers),
+        }
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        click.echo(render_text(gating.gate_table(gate_report, [judged_line])), nl=False)
+        click.echo(render_text(gating.gate_table(gate_report, [*judged.describe_simulators(), judged_line])), nl=False)
         if junit is not None:
             click.echo(make_printable(f"JUnit XML: {junit}"))
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])

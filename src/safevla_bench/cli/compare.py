@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from safevla_bench import compare, evaluate, sensitivity
+from safevla_bench import compare, evaluate, provenance_marks, sensitivity
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
@@ -36,6 +36,9 @@ confidence_option = click.option(
 @click.option(
     "--across-seeds", is_flag=True, help="Pair by initial state alone, for the same states run with another seed."
 )
+@click.option(
+    "--across-versions", is_flag=True, help="Compare episodes of several physics versions too; the output is marked."
+)
 @click.option("--unpaired", is_flag=True, help="Take the episodes as independent: Newcombe's interval, an exact test.")
 @click.option(
     "--test",
@@ -60,6 +63,7 @@ def compare_command(
     sources: tuple[Path, ...],
     policies: tuple[str, ...],
     across_seeds: bool,
+    across_versions: bool,
     unpaired: bool,
     test: compare.ProportionTest,
     metrics: tuple[str, ...],
@@ -74,19 +78,32 @@ def compare_command(
     Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it.
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples, which
-    needs more episodes for the same answer. Pairs that crashed on one side are left out and counted.
+    needs more episodes for the same answer. Pairs that crashed on one side are left out and counted. Episodes of
+    several physics versions (MuJoCo, robosuite, the benchmark's package) are refused unless --across-versions is given.
     """
     how = compare.ComparisonOptions(
         metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test
     )
     with show_status("comparing"):
         entrants = evaluate.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
-        comparison_report = compare.compare_policies(entrants, how, paired=not unpaired, across_seeds=across_seeds)
+        comparison_report = compare.compare_policies(
+            entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
+        )
     provenance = ruleset.provenance()
     if form == "json":
-        _print_json({**msgspec.to_builtins(comparison_report), "judged_by": msgspec.to_builtins(provenance)})
+        simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
+        judged_by = msgspec.to_builtins(provenance)
+        _print_json({**msgspec.to_builtins(comparison_report), "simulators": simulators, "judged_by": judged_by})
         return
-    click.echo(render_text(comparison.standing_table(comparison_report, [provenance.to_sentence()])))
+    simulated = provenance_marks.describe_simulators(
+        {
+            (entrant.name, suite): versions
+            for entrant in entrants
+            for suite, versions in entrant.simulator_by_suite.items()
+        }
+    )
+    remarks = [*([simulated] if simulated else []), provenance.to_sentence()]
+    click.echo(render_text(comparison.standing_table(comparison_report, remarks)))
     click.echo(render_text(comparison.difference_table(comparison_report)), nl=False)
 
 
@@ -147,7 +164,7 @@ def sensitivity_command(
         return
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)
-    click.echo(judged.provenance.to_sentence())
+    click.echo("\n".join([*judged.describe_simulators(), judged.provenance.to_sentence()]))
 
 
 def _compare_readings(judged: evaluate.Judged) -> tuple[object, list[Table]]:

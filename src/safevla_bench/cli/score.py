@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluate, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import engine_options, judge_options, print_engine_note, skip_option, sources_argument
@@ -82,9 +82,9 @@ def print_missing(judged: evaluate.Judged) -> None:
 
 
 def print_warnings(judged: evaluate.Judged) -> None:
-    """Print the limits that a policy which does nothing breaks, if the episodes include such a baseline."""
+    """Print what is known of the simulator's versions, and the limits that a policy which does nothing breaks."""
     floors = measure_baseline(judged.scores)
-    for line in notices.baseline_warnings(floors):
+    for line in [*provenance_marks.warn_of_differences(judged.scores), *notices.baseline_warnings(floors)]:
         click.echo(f"warning: {make_printable(line)}")
     if floors.floors:
         click.echo(f"\n{render_text(notices.baseline_table(floors))}")

@@ -76,6 +76,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     scopes: tuple[SuiteComparison, ...]
     identical: tuple[tuple[str, str], ...] = ()
+    across_versions: tuple[str, ...] = ()
+    """The suites and packages of which episodes name several physics versions; empty = one simulator."""
     warnings: tuple[str, ...] = ()
 
 
@@ -85,6 +87,7 @@ def compare_policies(
     *,
     paired: bool = True,
     across_seeds: bool = False,
+    across_versions: bool = False,
 ) -> Comparison:
     """Compare two policies or several, in each suite and over all suites pooled.
 
@@ -93,13 +96,18 @@ def compare_policies(
         options: metrics, confidence, seed of the bootstrap, test.
         paired: compare episode by episode; else as independent samples.
         across_seeds: pair episodes of one initial state whatever their seeds.
+        across_versions: compare episodes of several physics versions too, and mark the comparison.
 
     Raises:
-        RunError: fewer than two policies, one without an episode, no metric with a verdict, and, where paired, what
-            `pair_episodes` raises.
+        RunError: fewer than two policies, one without an episode, a suite simulated with several physics versions, no
+            metric with a verdict, and, where paired, what `pair_episodes` raises.
     """
     options = options or ComparisonOptions()
     _require_comparable(results)
+    mixtures = provenance_marks.find_mixtures(_simulator_cells(results))
+    if mixtures and not across_versions:
+        remedy = "Roll all out with one simulator. --across-versions compares nonetheless, and marks the comparison."
+        raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
     chosen = pairs.results if pairs else tuple(results)
     if pairs and not pairs.keys:
@@ -121,6 +129,7 @@ def compare_policies(
         seed=options.seed,
         scopes=tuple(scopes),
         identical=_identical_pairs(chosen) if paired else (),
+        across_versions=tuple(mixtures),
         warnings=tuple(_comparison_warnings(results, len(left_out))),
     )
 
@@ -148,6 +157,7 @@ def _identical_pairs(chosen: Sequence[PolicyResults]) -> tuple[tuple[str, str], 
 
 def _comparison_warnings(results: Sequence[PolicyResults], left_out: int) -> list[str]:
     warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
+    warnings += provenance_marks.warn_of_mixtures(_simulator_cells(results))
     warnings += [
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
         for name, versions in differing_versions(results).items()
@@ -185,6 +195,13 @@ def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
         (result.name, header.benchmark): header.benchmark in result.standin_suites
         for result in results
         for header in result.headers
+    }
+
+
+def _simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
+    """Return by policy and suite the versions that decided the physics."""
+    return {
+        (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
     }
 
 

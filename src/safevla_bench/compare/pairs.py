@@ -12,8 +12,10 @@ from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import Header
+from safevla_recorder.simulator_versions import physics_versions
 
 _MOST_SHOWN = 5
+_UNKNOWN = "unknown"
 _UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and needs more of them."
 
 
@@ -130,10 +132,20 @@ def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
 
 
 def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
-    """Return the programs of which the policies' records name different versions, with each version."""
-    names = dict.fromkeys(name for result in results for name in result.versions)
-    versions_by_name = {name: [result.versions.get(name, "unknown") for result in results] for name in names}
-    return {name: versions for name, versions in versions_by_name.items() if len(set(versions)) > 1}
+    """Return the programs of which the policies' records name different versions, with each version.
+
+    Those that decide the physics are left to `provenance_marks.find_mixtures`, unless some policy names none.
+    """
+    named = [result.versions for result in results]
+    versions_by_name = {
+        name: [versions.get(name, _UNKNOWN) for versions in named]
+        for name in dict.fromkeys(name for versions in named for name in versions)
+    }
+    return {
+        name: versions
+        for name, versions in versions_by_name.items()
+        if len(set(versions)) > 1 and (_UNKNOWN in versions or not physics_versions({name: ""}))
+    }
 
 
 def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import AbsentEpisode, Scores
+from safevla_bench.scores import AbsentEpisode, Scores, collect_versions
 from safevla_bench.trajectory import Header
+from safevla_recorder.simulator_versions import physics_versions
 
 UNNAMED = "(unnamed)"
 
@@ -32,7 +33,6 @@ class PolicyResults:
     """Episodes of the source that are not among these, each kind as one sentence."""
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
-    versions: Mapping[str, str] = field(default_factory=dict)
     standin_suites: tuple[str, ...] = ()
     """The suites that were simulated with stand-ins for the host's own assets."""
 
@@ -43,6 +43,23 @@ class PolicyResults:
         """Return `sr`, `safety`, `sbu` or `vsi` of each episode, [n]; proportions as 0 and 1."""
         values = {"sr": self.success, "safety": self.safe, "sbu": self.success & ~self.safe, "vsi": self.vsi}[metric]
         return values.astype(np.float64)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Package -> the version that the records name; several are joined with `and`."""
+        versions = collect_versions(header.versions or {} for header in self.headers)
+        return {package: " and ".join(numbers) for package, numbers in versions.items()}
+
+    @property
+    def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Suite -> package -> the versions that decided the physics of its episodes."""
+        suites = dict.fromkeys(header.benchmark for header in self.headers)
+        return {
+            suite: collect_versions(
+                physics_versions(header.versions) for header in self.headers if header.benchmark == suite
+            )
+            for suite in suites
+        }
 
     @property
     def suites_without_verdict(self) -> list[str]:
@@ -115,7 +132,6 @@ def _policy_results(
         lost=(*(one for one in scores.absent if one.policy == policy), *stopped),
         protocol=protocol,
         privileged=privileged,
-        versions={name: version for e in index for name, version in (headers[e].versions or {}).items()},
         standin_suites=scores.select_episodes(np.array(index, dtype=np.int64)).standin_suites,
     )
 
@@ -154,10 +170,6 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     if len(results) == 1:
         return results[0]
-    versions: dict[str, dict[str, None]] = {}
-    for result in results:
-        for name, version in result.versions.items():
-            versions.setdefault(name, {})[version] = None
     return replace(
         results[0],
         source=", ".join(result.source for result in results),
@@ -168,7 +180,6 @@ def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
         has_verdict=np.concatenate([result.has_verdict for result in results]),
         lost=tuple(lost for result in results for lost in result.lost),
         privileged=any(result.privileged for result in results),
-        versions={name: " and ".join(texts) for name, texts in versions.items()},
         standin_suites=tuple(suite for result in results for suite in result.standin_suites),
     )
 

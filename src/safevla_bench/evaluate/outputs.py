@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from safevla_bench import exposure, runs
+from safevla_bench import exposure, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.errors import RunError
 from safevla_bench.evaluate.judgement import judge, make_rescorer
@@ -40,6 +40,8 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *([INTERRUPTED] if judged.interrupted_run_count else []),
             *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.describe_kinds()),
             *notices.baseline_warnings(measure_baseline(judged.scores)),
+            *provenance_marks.warn_of_differences(judged.scores),
+            *judged.describe_simulators(),
             judged.provenance.to_sentence(),
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),

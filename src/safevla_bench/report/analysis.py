@@ -112,9 +112,9 @@ def _compare_policies(
     try:
         if any(policy != protocols[0] for policy in protocols):
             raise RunError("the sources were run under different protocols")
-        return compare_policies(policies), "", ""
+        return compare_policies(policies, across_versions=True), "", ""
     except RunError as error:
-        return compare_policies(policies, paired=False), "", error.problem
+        return compare_policies(policies, paired=False, across_versions=True), "", error.problem
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:

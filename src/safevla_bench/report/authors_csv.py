@@ -3,7 +3,8 @@
 Proportions are fractions; specifications have the ids of the authors' tables. `viol__`, `nsv__` and `rho__` are over
 the episodes in which a specification is active (and, for means, not vacuous): so the authors' RoboCasa-365 rows are
 counted. Three of their columns stay empty, as nothing here measures them: `collision_rate`, and `ci_95_low` and
-`ci_95_high`, a bootstrap of SR. An empty field is "no value", never zero.
+`ci_95_high`, a bootstrap of SR. An empty field is "no value", never zero. One column more, the last, is ours:
+`simulator`, the versions that decided the physics.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from safevla_bench.specs import Library
 _RATES = {"SR": "sr", "safety_rate": "safety", "succ_unsafe": "sbu"}
 _MEANS = {"vsi": "vsi", "vsi_unsafe": "vsi_given_unsafe"}
 _SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
+_SIMULATOR = "simulator"
 _Fields = dict[str, float | None]
 
 
@@ -60,6 +62,7 @@ def _column_names(library: Library) -> list[str]:
     return [
         *values,
         *(head for name in intervals for head in _interval_columns(name, "wilson" if name in rates else "bootstrap")),
+        _SIMULATOR,
     ]
 
 
@@ -84,6 +87,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float
         "benchmark_suite": _authors_suite(cell),
         "run_dir": run_dir,
         "n_episodes": cell.n,
+        _SIMULATOR: "; ".join(f"{package} {' and '.join(numbers)}" for package, numbers in cell.simulator.items()),
     }
     for head, name in _RATES.items():
         row |= _rate_fields(head, cell.rates[name])

@@ -60,6 +60,8 @@ class SubmittedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether the policy saw simulator state that no real robot has."""
     standin_assets: bool = False
     """Whether the simulator ran with stand-ins for its own assets: then this is no result on the suite."""
+    simulator: dict[str, tuple[str, ...]] = {}
+    """Package -> versions, of what decided the physics; several = the episodes are mixed."""
     n: _Count
     crashed: _Count
     stopped: _Count
@@ -155,6 +157,7 @@ def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Regis
         suite=cell.suite or "",
         privileged=privileged,
         standin_assets=cell.standin_assets,
+        simulator=cell.simulator,
         n=cell.n,
         crashed=cell.crashed,
         stopped=cell.stopped,

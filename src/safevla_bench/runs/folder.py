@@ -224,6 +224,7 @@ _SCORES_SCHEMA = pa.schema(
         ("first_violation_step", pa.int64()),
         ("first_violation_spec", pa.string()),
         ("standin_assets", pa.bool_()),
+        ("simulator", pa.map_(pa.string(), pa.string())),
     ]
 )
 

@@ -157,6 +157,19 @@ def test_a_page_shows_the_sources_of_its_policy_and_no_others():
     assert "recorded_ with.mujoco 3.a" in text
 
 
+def test_a_table_of_several_physics_versions_is_marked_and_names_the_version_of_each():
+    of = measured(episodes("a", "10"), episodes("b", "11"))
+    versions = {"a": {"mujoco": "3.2.3"}, "b": {"mujoco": "3.17.0"}}
+    scores = replace(of.inputs.scores, simulator=tuple(versions[policy] for policy in of.inputs.scores.policy))
+    headers = [msgspec.structs.replace(one, versions=versions[one.policy]) for one in of.headers]
+    mixed = replace(of, headers=headers, inputs=replace(of.inputs, scores=scores))
+    text = Checked(render_site(mixed)["index.html"]).text
+    assert "mujoco 3.2.3 (a) and 3.17.0 (b). Numbers of different simulators do not compare." in text
+    assert "b mujoco 3.17.0" in text
+    assert "a mujoco 3.2.3" in text
+    assert "physics" not in Checked(render_site(of)["index.html"]).text
+
+
 def test_published_numbers_are_never_called_runs():
     text = Checked(render_site()["index.html"]).text
     assert "None yet." in text

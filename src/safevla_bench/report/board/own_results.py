@@ -14,7 +14,7 @@ from safevla_bench.compare import ComparisonOptions, PolicyResults, compare_poli
 from safevla_bench.errors import RunError
 from safevla_bench.judged import JudgedSource
 from safevla_bench.metrics import Summary
-from safevla_bench.provenance_marks import STANDIN, warn_of_cells
+from safevla_bench.provenance_marks import STANDIN, mixed_packages, warn_of_cells
 from safevla_bench.report.board.page import PolicyName, protocols_by_policy, run_page_path
 from safevla_bench.report.board.ranking import (
     Proportion,
@@ -137,8 +137,12 @@ def _own_ranked_table(
     group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
 ) -> RankedTable:
     competing = _policies_to_rank(group, results)
+    mixed = mixed_packages(
+        {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
+    )
     entries = [
-        _own_entry(policy, cells, group, results, competes=policy in competing) for policy, cells in group.cells.items()
+        _own_entry(policy, cells, group, results, competes=policy in competing, mixed=mixed)
+        for policy, cells in group.cells.items()
     ]
     ranked = {k: results_by_policy[policy] for k, policy in enumerate(group.cells) if entries[k].ranked}
     separated, letters_note = _separate_policies(ranked, group, entries, results.inputs)
@@ -167,8 +171,15 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 
 def _own_entry(
-    policy: PolicyName, cells: Mapping[str, Summary], group: _TaskGroup, results: OwnResults, *, competes: bool
+    policy: PolicyName,
+    cells: Mapping[str, Summary],
+    group: _TaskGroup,
+    results: OwnResults,
+    *,
+    competes: bool,
+    mixed: Sequence[str],
 ) -> RankingEntry:
+    """Return a policy's entry; of the packages in `mixed` it names the versions, as other entries have others."""
     safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
             (sum(cell.stopped for cell in cells.values()), "stopped")]  # fmt: skip
@@ -176,6 +187,7 @@ def _own_entry(
         *(["privileged state"] if results.inputs.roster.is_privileged(policy) else []),
         *([STANDIN] if _uses_standins(cells) else []),
         *(["does nothing"] if policy == NOOP else []),
+        *(f"{package} {' and '.join(versions)}" for package in mixed if (versions := _versions_of(package, cells))),
         *([training] if (training := results.inputs.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
     ]
@@ -190,6 +202,10 @@ def _own_entry(
         remarks=tuple(remarks),
         ranked=competes and safety.percent is not None,
     )
+
+
+def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
+    return sorted({version for cell in cells.values() for version in cell.simulator.get(package, ())})
 
 
 def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
@@ -289,7 +305,8 @@ def _is_balanced(group: _TaskGroup) -> bool:
 
 
 def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int], *, paired: bool) -> SeparatedPairs:
-    comparison = compare_policies(policy_results, ComparisonOptions(metrics=("safety",)), paired=paired)
+    options = ComparisonOptions(metrics=("safety",))
+    comparison = compare_policies(policy_results, options, paired=paired, across_versions=True)
     place_of = {result.name: place for result, place in zip(policy_results, places, strict=True)}
     (metric,) = comparison.scopes[-1].metrics
     p_values = [

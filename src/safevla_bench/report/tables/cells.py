@@ -124,8 +124,12 @@ def headline_table(
         names = Cell("All, pooled", emphasis="total"), Cell("", detail=_assets_note(pooled_cell))
         rows.append((*names, *_headline_cells(pooled_cell), *lost_cells([pooled_cell], lost_names)))
     table = Table("Headline numbers", (*columns, *lost_columns(lost_names)), tuple(rows), name="headline")
+    simulated = provenance_marks.describe_simulators(
+        {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
+    )
     return replace(
-        add_notes(table, INTERVALS, LOST if lost_names else ""), remarks=provenance_marks.warn_of_cells(cells)
+        add_notes(table, INTERVALS, LOST if lost_names else "", simulated),
+        remarks=provenance_marks.warn_of_cells(cells),
     )
 
 

@@ -80,11 +80,12 @@ def _interval_columns(comparison: Comparison) -> tuple[Column, Column]:
 
 
 def _comparison_title(comparison: Comparison) -> str:
+    mark = ", across physics versions" if comparison.across_versions else ""
     if not comparison.paired:
-        return f"{len(comparison.policies)} policies on independent episodes"
+        return f"{len(comparison.policies)} policies on independent episodes{mark}"
     pooled = comparison.scopes[-1]
     left_out = f" ({pooled.left_out} left out)" if pooled.left_out else ""
-    return f"{len(comparison.policies)} policies on the same {pooled.pairs} episodes{left_out}"
+    return f"{len(comparison.policies)} policies on the same {pooled.pairs} episodes{left_out}{mark}"
 
 
 def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
