@@ -10,7 +10,15 @@ from safevla_bench.signals import SIGNALS
 from safevla_bench.specs.file_formats import OPERATORS, StatedPredicate, built_in_tags, meanings_by_class
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl import Compare, Formula, format_formula, has_placeholder, parse, substitute_threshold
-from safevla_bench.stl.formula import Negate, NumericSignal, Threshold, map_predicates, signed_constant, walk_nodes
+from safevla_bench.stl.formula import (
+    Expression,
+    Negate,
+    NumericSignal,
+    Threshold,
+    map_predicates,
+    signed_constant,
+    walk_nodes,
+)
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
@@ -67,7 +75,10 @@ def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate
 def restore_placeholder(formula: Formula, stated: StatedPredicate, threshold: float) -> Formula:
     """Return the formula with `threshold` in place of the number in every comparison that a row states."""
     name, operator = stated
-    placeholders = {signed_constant(threshold): Threshold(), signed_constant(-threshold): Negate(Threshold())}
+    placeholders: dict[Expression, Expression] = {
+        signed_constant(threshold): Threshold(),
+        signed_constant(-threshold): Negate(Threshold()),
+    }
 
     def restore_in(node: Compare) -> Compare:
         if node.operator != operator or node.left != NumericSignal(name):

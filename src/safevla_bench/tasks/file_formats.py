@@ -304,7 +304,7 @@ def paper_task_rows(
         RegistryError: there is no such benchmark or capability set.
     """
     registry.check_benchmark(benchmark)
-    entries = [((), entry) for entry in registry.tasks.values()]
+    entries: list[tuple[tuple[str, ...], TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
     entries += [(family.patterns, family.entry) for family in registry.families]
     return [
         _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
