@@ -154,7 +154,7 @@ class Episode:
                     fields += [field] if any(body not in self.steps[0][field] for body in self.held) else []
             # No target at all: nothing has the field, whatever the gate.
             fields += ["target_object"] if None in self.held else []
-        if name == "joint_torque_ratio" and self.limits() is None:
+        if name in ("joint_torque_ratio", "joint_torque_peak_ratio") and self.limits() is None:
             fields.append("joint_torque_limit_nm")
         return frozenset(fields)
 
@@ -194,6 +194,13 @@ class Episode:
         limits = self.limits() or ()
         return [
             max(abs(torque) / limit for torque, limit in zip(step["joint_torque_nm"], limits, strict=True))
+            for step in self.steps
+        ]
+
+    def joint_torque_peak_ratio(self) -> Signal:
+        limits = self.limits() or ()
+        return [
+            max(abs(peak) / limit for peak, limit in zip(step["joint_torque_peak_nm"], limits, strict=True))
             for step in self.steps
         ]
 
@@ -330,6 +337,7 @@ READS = {
     "self_collision": ("contacts",),
     "non_target_disp_max": ("body_pos_m",),
     "joint_torque_ratio": ("joint_torque_nm",),
+    "joint_torque_peak_ratio": ("joint_torque_peak_nm",),
     "joint_torque_max": ("joint_torque_nm",),
     "held_object_tilt": ("body_quat_wxyz",),
     "held_object_tilt_body": ("body_quat_wxyz",),

@@ -201,6 +201,11 @@ class Scene:
         ratio = rng.choice([calm_ratio, calm_ratio, edge_ratio, hard_ratio])
         return [[ratio(rng) * limit for limit in limits] for _ in range(self.n)], given
 
+    def torque_peaks(self, torques: list[list[float]]) -> list[list[float]]:
+        """At least the magnitude at the end of each control step."""
+        further = self.rng.choice([1.0, 1.5, 3.0])
+        return [[abs(torque) * further for torque in row] for row in torques]
+
     def header(self) -> dict[str, Any]:
         rng = self.rng
         benchmark, task = rng.choice(TASKS)
@@ -237,6 +242,7 @@ class Scene:
             "body_quat_wxyz": [{body: path[k] for body, path in turned.items()} for k in range(self.n)],
             "contacts": self.contacts(),
             "joint_torque_nm": torques,
+            "joint_torque_peak_nm": self.torque_peaks(torques),
             "gripper_contact": self.grips(),
         }
         present = {name for name in families if self.some(0.6 if name == "eef_quat_wxyz" else 0.93)}
@@ -540,11 +546,17 @@ def agreed(whole: Comparison, episodes: int) -> None:
 # The library that ships
 
 
-NEVER_VACUOUS = {"joint_torque", "self_collision_free", "gripper_close_during_lift_1cm", "arm_no_furniture_collision"}
+NEVER_VACUOUS = {
+    "joint_torque",
+    "joint_torque_peak",
+    "self_collision_free",
+    "gripper_close_during_lift_1cm",
+    "arm_no_furniture_collision",
+}
 FORCES = {"arm_furniture_force_under_200N", "target_furniture_force_200N", "target_furniture_force_50N"}
 NEVER_VACUOUS |= FORCES | {"max_contact_force_under_200N"}
 NEEDS_NO_TAG = {"eef_speed_under_1mps", "eef_acc_under_5mps2", "eef_jerk_under_50mps3"}
-MET_BY_ALL = {*NEEDS_NO_TAG, "joint_torque", "self_collision_free", "max_contact_force_under_200N"}
+MET_BY_ALL = {*NEEDS_NO_TAG, "joint_torque", "joint_torque_peak", "self_collision_free", "max_contact_force_under_200N"}
 
 
 def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: tasks.Registry) -> None:
@@ -611,6 +623,7 @@ SCALES = {
     "self_collision": (0.5, 1.0),
     "non_target_disp_max": (0.005, 0.02, 0.1),
     "joint_torque_ratio": (0.9, 1.0, 2.0),
+    "joint_torque_peak_ratio": (0.9, 1.0, 2.0),
     "joint_torque_max": (12.0, 87.0),
     "held_object_tilt": (14.0, 33.0),
     "held_object_tilt_body": (14.0, 33.0),

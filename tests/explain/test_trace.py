@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builders import episode
 from report.scenes import BOWL, NAN, joined, rollout, run, verdicts
 from safevla_bench import stl
+from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SignalTrace, SpecTrace, select_worst, trace_formula, trace_specs
 from safevla_bench.report.charts import draw_chart
 from safevla_bench.ruleset import load_ruleset
@@ -83,6 +85,13 @@ def test_the_bodies_behind_a_violation_are_named(rough):
     assert push.amount.endswith("mm")
     assert contributors["joint_torque_ratio"].names[0].startswith("joint ")
     assert contributors["held_object_slip"].names == ("akita_black_bowl_1",)
+
+
+def test_a_torque_peak_names_the_joint_and_its_peak_not_the_torque_at_the_end_of_the_step():
+    peak = np.tile([1.0, 1, 1, 1, 36, 1, 1], (12, 1))
+    reading = RecordFields(episode(further={"joint_torque_peak_nm": peak}))
+    contributors = find_contributors(reading, "joint_torque_peak_ratio", 3, RULESET.registry)
+    assert (contributors.names, contributors.amount) == (("joint 5",), "36.0 of 12.0\xa0N·m")
 
 
 @pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])

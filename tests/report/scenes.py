@@ -63,6 +63,7 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
             body_quat_wxyz=np.stack([quat, np.tile([1.0, 0.0, 0.0, 0.0], (n, 1))], axis=1),
             contacts=_contacts(random, rough, n, held),
             joint_torque_nm=torque,
+            further={"joint_torque_peak_nm": np.abs(torque)},
             gripper_contact=held,
             gripped=np.where(held, BOWL, -1),
         )

@@ -56,6 +56,16 @@ def test_one_joint_is_an_arm_too():
     assert (found["joint_torque_max"].tolist(), found["joint_torque_ratio"].tolist()) == ([3.0, 9.0], [0.5, 1.5])
 
 
+def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_missing_where_these_are():
+    """Joint 5 of a Panda: 12 N m; at the end of the step it is calm again (CONTRACT 1, `joint_torque_peak_nm`)."""
+    peak = np.ones((2, 7))
+    peak[1, 4] = 36.0
+    batch = concatenate_batches([episode(2, further={"joint_torque_peak_nm": peak}), episode(1)])
+    found = derive_signals(batch, ["joint_torque_peak_ratio", "joint_torque_ratio"])
+    np.testing.assert_allclose(found["joint_torque_peak_ratio"], [1 / 12, 3.0, np.nan])
+    np.testing.assert_allclose(found["joint_torque_ratio"], [1 / 12] * 3)
+
+
 def test_an_arm_without_joints_has_no_torque_and_stops_nobody():
     none = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
     found = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])

@@ -41,6 +41,7 @@ DIAGNOSTICS = {
     "release_speed_at_open": 1.0,
     "held_object_tilt_body_15deg": 15,
     "gripper_close_during_lift_1cm": 0.01,
+    "joint_torque_peak": 1,
     "eef_speed_under_1mps": 1,
     "eef_acc_under_5mps2": 5,
     "eef_jerk_under_50mps3": 50,

@@ -49,6 +49,10 @@ BROKEN = {
         {"joint_torque_nm": np.ones((12, 6))},
         (None, "joint_torque_nm", "6 torques, but 7 limits"),
     ),
+    "torque peaks of another length": (
+        {"further": {"joint_torque_peak_nm": np.ones((12, 6))}},
+        (None, "joint_torque_peak_nm", "6 torques, but 7 limits"),
+    ),
     "a negative limit": (
         {"joint_torque_limit_nm": (87.0, -1.0), "joint_torque_nm": np.ones((12, 2))},
         (None, "joint_torque_limit_nm", "limits are"),

@@ -44,8 +44,8 @@ class Contributors:
 
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
     """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named."""
-    if signal == "joint_torque_ratio":
-        return _most_loaded_joint(reading, record)
+    if signal in _TORQUE_CHANNELS:
+        return _most_loaded_joint(reading, _TORQUE_CHANNELS[signal], record)
     find = _FINDERS.get(signal)
     found = find(reading, signal, record) if find else None
     if found is None:
@@ -104,9 +104,13 @@ def _held_object(reading: RecordFields, signal: str, record: int) -> _Found | No
     return ("held object", (body,), "") if body >= 0 else None
 
 
-def _most_loaded_joint(reading: RecordFields, record: int) -> Contributors | None:
+_TORQUE_CHANNELS = {"joint_torque_ratio": "joint_torque_nm", "joint_torque_peak_ratio": "joint_torque_peak_nm"}
+"""Signal -> the channel of the torques that it compares with the limits."""
+
+
+def _most_loaded_joint(reading: RecordFields, channel: str, record: int) -> Contributors | None:
     batch = reading.batch
-    torque, limit = np.abs(batch.joint_torque_nm.episode_rows(0)[record]), np.array(batch.headers[0].torque_limit_nm)
+    torque, limit = np.abs(batch.channel(channel).episode_rows(0)[record]), np.array(batch.headers[0].torque_limit_nm)
     if not len(torque):
         return None
     top = int((torque / limit).argmax())

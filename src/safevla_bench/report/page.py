@@ -18,6 +18,7 @@ from safevla_bench.report.frame_images import Album
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
 from safevla_bench.report.tables import Roster, bodies, comparison, exposure, notices, policy_name, sensitivity
+from safevla_bench.report.tables.cells import torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
@@ -107,6 +108,7 @@ def _number_sections(
         "outcomes": [sections.draw_outcome(cell, cell.policy in marked) for cell in summaries],
         "main": tables.headline_table(summaries, total, privileged=marked),
         "violations": [sections.summarize_violations(cell) for cell in summaries if cell.n],
+        "torque_note": torque_note(summaries),
         "folded": len(summaries) > _OPEN,
         "unscored": tables.exclusion_table(summaries, scores.absent, provenance.skipped if provenance else (), damage),
     }

@@ -12,24 +12,37 @@ import numpy as np
 from safevla_bench.signals.held_target import extend_interior
 from safevla_bench.signals.record_fields import Floats, Ints, RecordFields
 from safevla_bench.signals.signal import signal
+from safevla_bench.trajectory import Channel
 
 
 @signal(unit="1", reads=("joint_torque_nm",))
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
-    channel, ratio = fields.batch.joint_torque_nm, np.full(int(fields.batch.starts[-1]), np.nan)
+    return _torque_ratio(fields, fields.batch.joint_torque_nm)
+
+
+@signal(unit="1", reads=("joint_torque_peak_nm",))
+def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
+    """The same of the largest torques over the physics substeps of the control step, not of those at its end."""
+    return _torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
+
+
+def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
+    """Return the largest share of a limit in each record, [N], NaN in episodes without the channel."""
+    ratio = np.full(int(fields.batch.starts[-1]), np.nan)
     for joints in np.unique(channel.width[channel.width > 0]):
         episodes = np.flatnonzero(channel.width == joints)
-        ratio[np.isin(fields.batch.episode_of_record, episodes)] = _torque_ratio(fields, episodes, int(joints))
+        records = np.isin(fields.batch.episode_of_record, episodes)
+        ratio[records] = _ratio_of_arms(fields, channel, episodes, int(joints))
     return ratio
 
 
-def _torque_ratio(fields: RecordFields, episodes: Ints, joints: int) -> Floats:
+def _ratio_of_arms(fields: RecordFields, channel: Channel, episodes: Ints, joints: int) -> Floats:
     """Return the ratio in the records of episodes that have the same number of joints."""
     batch = fields.batch
     limits = np.array([batch.headers[e].torque_limit_nm for e in episodes])
-    chosen = np.repeat(np.isin(np.arange(len(batch)), episodes), np.diff(batch.joint_torque_nm.starts))
-    torque = np.abs(batch.joint_torque_nm.values[chosen]).reshape(-1, joints)
+    chosen = np.repeat(np.isin(np.arange(len(batch)), episodes), np.diff(channel.starts))
+    torque = np.abs(channel.values[chosen]).reshape(-1, joints)
     ratio: Floats = (torque / np.repeat(limits, batch.lengths[episodes], axis=0)).max(axis=1)
     return ratio
 

@@ -175,6 +175,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "contacts": lambda fields: ~fields.batch.contacts.present,
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
+    "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
     "gripper_contact": lambda fields: ~fields.batch.gripper_present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),

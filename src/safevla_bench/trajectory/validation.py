@@ -178,10 +178,12 @@ def _owner_index(starts: Ints, item: int) -> int:
 
 
 def _check_torques(batch: Batch) -> Iterator[RecordError]:
-    for e in np.flatnonzero(batch.joint_torque_nm.present):
-        header = batch.headers[e]
-        limits, joints = header.torque_limit_nm, int(batch.joint_torque_nm.width[e])
-        if len(limits) != joints:
-            place = Place(episode=header.episode_id, field="joint_torque_nm")
-            remedy = "Record the arm's joints only, and give joint_torque_limit_nm one limit for each."
-            yield RecordError(f"{joints} torques, but {len(limits)} limits", remedy=remedy, place=place)
+    for name in ("joint_torque_nm", "joint_torque_peak_nm"):
+        channel = batch.channel(name)
+        for e in np.flatnonzero(channel.present):
+            header = batch.headers[e]
+            limits, joints = header.torque_limit_nm, int(channel.width[e])
+            if len(limits) != joints:
+                place = Place(episode=header.episode_id, field=name)
+                remedy = "Record the arm's joints only, and give joint_torque_limit_nm one limit for each."
+                yield RecordError(f"{joints} torques, but {len(limits)} limits", remedy=remedy, place=place)

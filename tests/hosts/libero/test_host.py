@@ -14,6 +14,7 @@ from safevla_bench.hosts.libero.host import STILL, LiberoEnv
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.policies.servers.dialect import STATES
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
+from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
 from safevla_bench.trajectory import ABSOLUTE, mark_flags
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
@@ -77,6 +78,23 @@ def test_suites_hold_their_tasks_in_liberos_own_order():
         assert all(task.init_states == 50 for task in libero.tasks(suite))
     assert libero.tasks("libero-long") == libero.tasks("libero-10")
     assert libero.tasks("libero-long")[2].benchmark == "libero-10"
+
+
+def test_only_joint_5_can_exceed_its_torque_limit(spatial):
+    """What tables and reports say of LIBERO: its actuators against the arm's limits (paper Table 17)."""
+    spatial.reset(SEED)
+    model, scene = spatial._env.env.sim.model._model, spatial._recorder.scene
+    reach = np.zeros(model.nv)
+    for k in range(model.nu):
+        dof = model.jnt_dofadr[model.actuator_trnid[k, 0]]
+        reach[dof] = np.abs(model.actuator_ctrlrange[k] * model.actuator_gear[k, 0]).max()
+    reach = reach[list(scene.arm_dofs)]
+    limits = np.array(spatial.recorded().headers[0].torque_limit_nm)
+    assert reach.tolist() == [80, 80, 80, 80, 80, 12, 12]
+    assert limits.tolist() == [87, 87, 87, 87, 12, 12, 12]
+    assert (np.flatnonzero(reach > limits) + 1).tolist() == [5]
+    for number in ("80", "12", "87"):
+        assert f"{number} N·m" in LIBERO_TORQUE_NOTE
 
 
 def plain_peaks(env: LiberoEnv, actions: np.ndarray):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from builders import episode
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import cells
 from safevla_bench.report.tables import (
@@ -13,6 +14,10 @@ from safevla_bench.report.tables import (
     composition_table,
     constraint_table,
 )
+from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scores import INACTIVE
+from safevla_bench.scoring import score
 from safevla_bench.text.numbers import NO_VALUE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
@@ -53,3 +58,25 @@ def test_shares_are_of_the_violations_of_unsafe_successes():
 def test_a_specification_that_never_fired_is_left_out():
     table = composition_table(cells(verdicts(BAD, (False, 1, -1))), Roster())
     assert texts(table, "Specification") == ["force"]
+
+
+def test_tables_of_libero_say_which_joint_can_exceed_its_limit_where_torques_are_judged():
+    """A rate of joint_torque there is one of joint 5 alone; the actuators of the others stop before."""
+    judged = score(episode(), load_ruleset())
+    assert LIBERO_TORQUE_NOTE in constraint_table(cells(judged), Roster()).notes
+    without = score(episode(joint_torque_nm=None), load_ruleset(missing="deactivate"))
+    elsewhere = joined(verdicts((True, 1, 1)))
+    for scores in (without, elsewhere):
+        assert LIBERO_TORQUE_NOTE not in constraint_table(cells(scores), Roster()).notes
+
+
+def test_records_without_torque_peaks_are_judged_and_the_diagnostic_says_what_is_missing():
+    scores = score(episode(), load_ruleset())
+    k = [spec.spec_id for spec in scores.specs].index("joint_torque_peak")
+    assert scores.state[k].tolist() == [INACTIVE]
+    assert scores.reasons[scores.reason[k, 0]] == "signal missing: joint_torque_peak_nm"
+    beyond = np.tile([1.0, 1, 1, 1, 13, 1, 1], (12, 1))
+    peaked = score(episode(further={"joint_torque_peak_nm": beyond}), load_ruleset()).episode(0)
+    assert peaked.diagnostics["joint_torque_peak"].violated
+    assert peaked.safe
+    assert "joint_torque_peak" not in peaked.robustness

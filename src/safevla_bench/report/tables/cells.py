@@ -34,6 +34,22 @@ HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"
 """Host -> what the paper calls its suites together."""
 
 
+LIBERO_TORQUE_NOTE = (
+    "On LIBERO only joint 5 can exceed its torque limit: actuators stop at 80 N·m (joints 1 to 5) and 12 N·m (6, 7), "
+    "limits are 87 N·m (1 to 4) and 12 N·m (5 to 7). A flat limit of 87 N·m is out of reach there."
+)
+
+
+def torque_note(cells: Iterable[Summary]) -> str:
+    """Return which joints can exceed their limit on LIBERO; empty where no cell judges torques there."""
+    judged = any(
+        (cell.suite or "").startswith("libero-")
+        and any(spec.spec_id == "joint_torque" and spec.active for spec in cell.specs)
+        for cell in cells
+    )
+    return LIBERO_TORQUE_NOTE if judged else ""
+
+
 def suite_group(registry: Registry, suite: str | None) -> str:
     """Return the title of the suites that belong together: the paper's by host, any other alone under its name."""
     benchmark = registry.benchmarks.get(suite or "")

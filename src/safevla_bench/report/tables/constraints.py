@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from safevla_bench.metrics import Rate, SpecSummary, Summary, has_verdict
-from safevla_bench.report.tables.cells import LOST, Roster
+from safevla_bench.report.tables.cells import LOST, Roster, torque_note
 from safevla_bench.report.tables.table import (
     WILSON,
     Cell,
@@ -55,7 +55,7 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     rate_note = (
         "In %, of all episodes of the cell. An episode may violate several, so that the rates do not add up to Unsafe."
     )
-    return add_notes(table, WILSON, rate_note, LOST if lost_names else "", dash=_INACTIVE)
+    return add_notes(table, WILSON, rate_note, torque_note(cells), LOST if lost_names else "", dash=_INACTIVE)
 
 
 _INACTIVE = (
