@@ -187,5 +187,5 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
         f"Known of {difference.describe(version)}."
         for (package, version), tasks in tasks_by_version.items()
         for difference in find_differences(None, {package: version}, PHYSICS)
-        if tasks & {*difference.tasks}
+        if any(map(difference.concerns, tasks))
     )

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 class KnownDifference:
     """A difference that versions of a package show, `since` one and `before` another; None = no end.
 
-    `tasks` are those it was found in, as `benchmark/task_id`; empty = everywhere.
+    `tasks` are those it was found in, as `benchmark/task_id`, or a whole benchmark; empty = everywhere.
     """
 
     host: str
@@ -42,6 +42,10 @@ class KnownDifference:
             (self.since is not None and number < version_number(self.since))
             or (self.before is not None and number >= version_number(self.before))
         )
+
+    def concerns(self, task: str) -> bool:
+        """Return whether the difference was found in a task, given as `benchmark/task_id`."""
+        return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:
         """Return the difference as one sentence about an installed version, without its full stop."""

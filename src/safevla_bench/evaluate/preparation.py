@@ -128,7 +128,7 @@ def describe_simulator(request: Request) -> list[str]:
     known = [
         difference.describe(installed[difference.package])
         for difference in find_differences(host.name, installed)
-        if not difference.tasks or planned & {*difference.tasks}
+        if any(map(difference.concerns, planned))
     ]
     return [*differing, *known]
 
