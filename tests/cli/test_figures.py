@@ -41,6 +41,14 @@ def test_an_unknown_figure_or_form_is_refused_with_the_names_there_are(safevla, 
     assert not (tmp_path / "out").exists()
 
 
+def test_one_panel_holds_every_cell_and_goes_with_no_pooling(safevla, source, tmp_path):
+    asked = ("--which", "tradeoff", "--format", "svg", "--one-panel")
+    assert safevla("figures", source, "--out", tmp_path, *asked)[0] == 0
+    code, _, err = safevla("figures", source, "--out", tmp_path, *asked, "--pooled")
+    assert code == 2
+    assert "two layouts" in err
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):
     code, _, err = safevla("figures", source, "--out", source, "--which", "families", "--format", "svg")
     assert code == 2

@@ -16,6 +16,7 @@ from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import sweeps as sweeping
+from safevla_bench.report.figures import tradeoff
 from safevla_bench.ruleset import Ruleset
 
 
@@ -57,6 +58,9 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     help="Which forms, with commas between.",
 )
 @click.option("--pooled", is_flag=True, help="Tradeoff: add up a policy's suites instead of one panel a suite.")
+@click.option(
+    "--one-panel", is_flag=True, help="Tradeoff: every policy and suite on one panel with one frontier, as in Figure 2."
+)
 @click.option("--progress", is_flag=True, help="Onset: percent of each episode instead of seconds.")
 @click.option(
     "--sweep",
@@ -73,6 +77,7 @@ def figures_command(
     which: tuple[str, ...],
     forms: tuple[drawing.FigureFormat, ...],
     pooled: bool,
+    one_panel: bool,
     progress: bool,
     sweeps: tuple[str, ...],
     ruleset: Ruleset,
@@ -83,11 +88,14 @@ def figures_command(
     The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
     it breaks are named, since every policy may be charged for them.
     """
+    if pooled and one_panel:
+        raise click.UsageError("--pooled and --one-panel are two layouts; choose one.")
+    layout: tradeoff.TradeoffLayout = "pooled" if pooled else "cells" if one_panel else "suites"
     specs = ruleset.library
     requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
     judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
     shown = drawing.FigureInput(
-        judged.scores, judged.records.dt_s, judged.records.lengths, pooled=pooled, progress=progress
+        judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
     )
     make_folder(out)
     for name in which:

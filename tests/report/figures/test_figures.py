@@ -62,11 +62,19 @@ def test_no_text_lies_on_another_or_leaves_the_sheet(name, state):
     assert outside(figure) == []
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_one_panel_of_all_suites_is_readable_in_every_state(state):
+    figure = drawn("tradeoff", FigureInput(STATES[state], *NO_RECORDS, tradeoff_layout="cells"))
+    assert overlapping(figure) == []
+    assert outside(figure) == []
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("bad", [0.03, 0.6])
-def test_ten_long_names_never_overlap_pooled_or_apart(seed, bad):
-    for suites, pooled in ((FOUR[:1], False), (FOUR[:2], False), (FOUR, True)):
-        figure = drawn("tradeoff", FigureInput(crowd(LONG, 30, suites, seed=seed, bad=bad), *NO_RECORDS, pooled=pooled))
+def test_ten_long_names_never_overlap_in_any_layout(seed, bad):
+    for suites, layout in ((FOUR[:1], "suites"), (FOUR[:2], "suites"), (FOUR, "pooled"), (FOUR, "cells")):
+        scores = crowd(LONG, 30, suites, seed=seed, bad=bad)
+        figure = drawn("tradeoff", FigureInput(scores, *NO_RECORDS, tradeoff_layout=layout))
         assert overlapping(figure) == []
         told = "".join(text for text, _ in words(figure))
         assert all(name in told for name in LONG)

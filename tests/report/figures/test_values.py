@@ -14,6 +14,8 @@ from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import Rate, cells
 from safevla_bench.report.figures import margins, onset, severity, style, sweeps, tradeoff, violation_families
+from safevla_bench.report.published import PAPER, load_published, matching_counts
+from safevla_bench.report.published.synthetic_scores import EpisodeCounts, synthesize_scores
 from safevla_bench.specs import library
 
 INF = float("inf")
@@ -49,9 +51,64 @@ def test_a_point_has_the_rates_and_intervals_of_its_cell():
 
 def test_pooling_adds_up_the_episodes_of_a_policy():
     scores = joined(verdicts((True, 1, 1)), verdicts((False, -1, 1), (True, 1, 1), (False, 1, 1), suite="libero-10"))
-    [panel] = tradeoff.compute_tradeoff(cells(scores), pooled=True).panels
+    [panel] = tradeoff.compute_tradeoff(cells(scores), "pooled").panels
     assert [(point.n, point.success.value, point.safety.value) for point in panel.points] == [(4, 50.0, 75.0)]
     assert [len(panel.points) for panel in tradeoff.compute_tradeoff(cells(scores)).panels] == [1, 1]
+
+
+def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
+    scores = joined(
+        verdicts((True, -1, 1), (True, 1, 1)),
+        verdicts((True, 1, 1), (False, 1, 1), suite="robocasa-365"),
+        verdicts((True, -1, 1), (False, 1, 1), policy="b"),
+        verdicts((False, 1, 1), policy="noop"),
+    )
+    value = tradeoff.compute_tradeoff(cells(scores), "cells")
+    assert value.suites == ("libero-goal", "robocasa-365")
+    [panel] = value.panels
+    shown = [(value.policies[one.series], value.suites[one.marker], one.success.value, one.safety.value)
+             for one in panel.points]  # fmt: skip
+    assert shown == [
+        ("a", "libero-goal", 100.0, 50.0),
+        ("a", "robocasa-365", 50.0, 100.0),
+        ("b", "libero-goal", 50.0, 50.0),
+        ("noop", "libero-goal", 0.0, 100.0),
+    ]
+    assert panel.frontier == ((50.0, 100.0), (100.0, 50.0))
+    told = [word for word, _ in words(tradeoff.draw_tradeoff(value))]
+    assert told.count("1") == 2  # both markers of policy a carry its number
+    assert {"libero-goal", "robocasa-365", "1  a"} <= set(told)
+
+
+def test_an_auxiliary_suite_shares_no_panel_and_that_is_told():
+    scores = joined(verdicts((True, 1, 1)), verdicts((True, -1, 1), policy="b", suite="robocasa-pnp"))
+    value = tradeoff.compute_tradeoff(cells(scores), "cells")
+    assert (value.policies, value.left_out, len(value.panels[0].points)) == (("a",), ("robocasa-pnp",), 1)
+    told = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
+    assert "Auxiliary, left out: robocasa-pnp." in told
+
+
+def test_a_cell_without_a_verdict_is_no_marker_of_the_shared_panel():
+    silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
+    value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1)), silent)), "cells")
+    assert [point.safety.value for point in value.panels[0].points] == [0.0]
+    assert value.panels[0].unjudged == ("b, libero-object",)
+
+
+def test_the_paper_s_figure_2_has_its_24_markers_and_the_frontier_of_one():
+    points = []
+    for cell in load_published(PAPER).cells:
+        success, safe, unsafe = (nearest_count(cell, name) for name in ("sr", "safety", "sbu"))
+        points.append(EpisodeCounts(policy=cell.policy, suite=cell.benchmark, n=cell.n, success=success, safe=safe,
+                                    unsafe_success=unsafe))  # fmt: skip
+    value = tradeoff.compute_tradeoff(cells(synthesize_scores(points)), "cells")
+    assert len(value.panels[0].points) == 4 * 5 + 4
+    assert value.panels[0].frontier == ((100.0, 99.0),)  # pi0.5 on LIBERO-Object
+
+
+def nearest_count(cell, name):
+    fits = matching_counts(getattr(cell, name), cell.n)
+    return fits[len(fits) // 2]
 
 
 def test_doing_nothing_is_on_no_frontier():
@@ -62,14 +119,14 @@ def test_doing_nothing_is_on_no_frontier():
     assert len(found.points) == 3
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-def test_what_was_not_judged_is_no_point_of_a_safety_of_100(pooled):
+@pytest.mark.parametrize("layout", ["suites", "pooled"])
+def test_what_was_not_judged_is_no_point_of_a_safety_of_100(layout):
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
-    value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), pooled=pooled)
+    value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), layout)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
-    assert [panel.unjudged for panel in value.panels] == ([()] if pooled else [(), ("b",)])
+    assert [panel.unjudged for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
     shown = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
-    assert ("No specification reached a verdict: b (libero-object)." in shown) != pooled
+    assert ("No specification reached a verdict: b (libero-object)." in shown) == (layout == "suites")
 
 
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():

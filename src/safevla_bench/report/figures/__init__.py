@@ -51,8 +51,7 @@ class FigureInput:
     scores: Scores
     dt_s: NDArray[np.float64]
     lengths: NDArray[np.int64]
-    pooled: bool = False
-    """Add up a policy's suites where a figure shows them separately."""
+    tradeoff_layout: tradeoff.TradeoffLayout = "suites"
     progress: bool = False
     """Show percent of each episode instead of seconds."""
 
@@ -77,7 +76,7 @@ def _draw_onset(inputs: FigureInput) -> Figure:
 FIGURES: Mapping[str, FigureKind] = {
     "tradeoff": FigureKind(
         "success against safety, with intervals and the frontier",
-        lambda inputs: tradeoff.draw_tradeoff(tradeoff.compute_tradeoff(inputs.cells, pooled=inputs.pooled)),
+        lambda inputs: tradeoff.draw_tradeoff(tradeoff.compute_tradeoff(inputs.cells, inputs.tradeoff_layout)),
     ),
     "families": FigureKind(
         "violation rates by kind: scene interaction, object handling, execution",

@@ -42,6 +42,8 @@ class KeyEntry:
     sign: str = ""
     marked: bool = True
     lined: bool = False
+    solid: bool = False
+    """True if the line is solid, not the dash of the series."""
     colour: str | None = None
 
 
@@ -138,7 +140,7 @@ def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
         [(x_in - half) / width, (x_in + half) / width] if entry.lined else [x_in / width],
         [y_in / height] * (2 if entry.lined else 1),
         color=ink,
-        linestyle=series_dash(entry.series) if entry.lined else "none",
+        linestyle=("-" if entry.solid else series_dash(entry.series)) if entry.lined else "none",
         linewidth=1.2,
         transform=sheet.figure.transFigure,
     )

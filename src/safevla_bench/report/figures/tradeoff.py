@@ -1,9 +1,14 @@
-"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
+"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2).
+
+There is a panel for each suite, one for all suites pooled, or, as in the paper, one with a marker for each
+policy × suite.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -32,6 +37,7 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
 )
 from safevla_bench.report.tables import policy_name
+from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,14 @@ class PercentEstimate:
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPoint:
-    """One policy; `series` is its place among all policies of the figure."""
+    """One policy, or one policy × suite; `series` is the policy's place among all of the figure."""
 
     series: int
     n: int
     success: PercentEstimate
     safety: PercentEstimate
+    marker: int
+    """Place of its marker's shape: that of the policy, or of the suite where the suites share a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +81,53 @@ class Tradeoff:
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
     pooled: tuple[str, ...] = ()
-    """The suites whose episodes were added up; empty where each has its panel."""
+    """The suites whose episodes were added up; empty where they were not."""
+    suites: tuple[str, ...] = ()
+    """The suites that share the panel, by the marker's shape; empty where each has its panel."""
+    left_out: tuple[str, ...] = ()
+    """Auxiliary suites, which share no panel with the others."""
     remarks: tuple[str, ...] = ()
 
 
-def compute_tradeoff(cells: Sequence[Summary], *, pooled: bool = False) -> Tradeoff:
-    """Return success and safety of each policy, a panel for each suite; `pooled` adds up a policy's suites."""
+TradeoffLayout = Literal["suites", "pooled", "cells"]
+"""A panel for each suite; one with a policy's suites added up; one with a marker for each policy × suite."""
+
+
+def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
+    """Return success and safety of each policy, on one panel or one for each suite."""
+    if layout == "cells":
+        return _share_panel(cells)
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
-    if pooled and len(suites) > 1:
+    if layout == "pooled" and len(suites) > 1:
         panel = _suite_panel(f"{len(suites)} suites, pooled", cells, policies)
         return Tradeoff(policies, (panel,), tuple(suites), provenance_marks.warn_of_cells(cells))
     panels = (
         _suite_panel(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites
     )
     return Tradeoff(policies, tuple(panels), remarks=provenance_marks.warn_of_cells(cells))
+
+
+def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
+    """Return one panel with a marker for each policy × suite; auxiliary suites stay out, as in the paper's Figure 2."""
+    left_out = tuple(dict.fromkeys(cell.suite or "" for cell in cells if cell.suite in AUXILIARY_SUITES))
+    main_cells = [cell for cell in cells if cell.suite not in AUXILIARY_SUITES]
+    policies = tuple(dict.fromkeys(policy_name(cell) for cell in main_cells))
+    suites = tuple(dict.fromkeys(cell.suite or "" for cell in main_cells))
+    points = tuple(
+        replace(point, marker=suites.index(cell.suite or ""))
+        for cell in main_cells
+        for point in _suite_panel("", [cell], policies).points
+    )
+    panel = TradeoffPanel(
+        suites[0] if len(suites) == 1 else f"{len(suites)} suites",
+        points,
+        _acting_frontier(points, policies),
+        uncounted=tuple(f"{policy_name(cell)}, {cell.suite}" for cell in main_cells if not cell.n),
+        unjudged=tuple(f"{policy_name(cell)}, {cell.suite}" for cell in main_cells if cell.n and not has_verdict(cell)),
+    )
+    remarks = provenance_marks.warn_of_cells(main_cells)
+    return Tradeoff(policies, (panel,) if cells else (), suites=suites, left_out=left_out, remarks=remarks)
 
 
 def _suite_panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
@@ -105,19 +145,24 @@ def _suite_panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) 
             sum(cell.n for cell in policy_cells),
             _pooled_estimate(policy_cells, "sr"),
             _pooled_estimate(policy_cells, "safety"),
+            marker=policies.index(name),
         )
         for name, policy_cells in judged_cells.items()
         if policy_cells
     )
-    # Doing nothing is safe and never succeeds: a baseline, which competes with nobody.
-    corners = [(point.success.value, point.safety.value) for point in points if policies[point.series] != NOOP]
     return TradeoffPanel(
         title,
         points,
-        pareto_frontier(corners) if len(corners) > 1 else (),
+        _acting_frontier(points, policies),
         uncounted=tuple(name for name, policy_cells in counted.items() if not policy_cells),
         unjudged=tuple(name for name, policy_cells in counted.items() if policy_cells and not judged_cells[name]),
     )
+
+
+def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
+    """Return the frontier of several points; doing nothing is safe and never succeeds, so it competes with nobody."""
+    corners = [(point.success.value, point.safety.value) for point in points if policies[point.series] != NOOP]
+    return pareto_frontier(corners) if len(corners) > 1 else ()
 
 
 def _pooled_estimate(cells: Sequence[Summary], name: str) -> PercentEstimate:
@@ -146,6 +191,8 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 # The drawing
 
 _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.2
+_ALONE_IN, _SHARED_IN = 2.5, 3.3
+"""Height of a single panel: of one suite, or of several with many markers."""
 _MARK_PT = 6.0
 _TIE_DISTANCE_PT = 7.0
 """Labels farther than this from their marker are tied to it by a line."""
@@ -177,9 +224,9 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels, two abreast if there are several suites; names at the markers, or numbers and a key."""
     with figure_style():
         across = 2 if len(value.panels) > 1 else 1
-        frame = _panel_frame(value.panels, across)
+        frame = _panel_frame(value.panels, across, high_in=_SHARED_IN if len(value.suites) > 1 else _ALONE_IN)
         texts, boxes, numbered = _label_panels(value, frame)
-        key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+        key = _make_key(value, texts) if numbered else []
         rows = -(-len(value.panels) // across) or 1
         sheet = make_sheet(
             "Task success against safety", rows * (frame.high + _ABOVE) + _BELOW, notes=_tradeoff_notes(value), key=key
@@ -200,11 +247,21 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
         return sheet.figure
 
 
-def _panel_frame(panels: Sequence[TradeoffPanel], across: int) -> _PanelFrame:
+def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
+    """Return the key: policies by number, and suites by the shape of the marker where they share a panel."""
+    if len(value.suites) < 2:
+        return [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)]
+    return [
+        *(KeyEntry(name, k, texts[k], marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
+        *(KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.suites)),
+    ]
+
+
+def _panel_frame(panels: Sequence[TradeoffPanel], across: int, high_in: float) -> _PanelFrame:
     wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
-    return _PanelFrame(wide, 2.5 if across == 1 else wide, *across_ends, *down_ends)
+    return _PanelFrame(wide, high_in if across == 1 else wide, *across_ends, *down_ends)
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
@@ -224,7 +281,7 @@ def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...],
     """
     names = tuple(drawable_text(name) for name in value.policies)
     boxes: _Boxes = [_label_boxes(panel, names, frame, reach=36.0) for panel in value.panels]
-    if all(panel_boxes is not None for panel_boxes in boxes):
+    if all(panel_boxes is not None for panel_boxes in boxes) and len(value.suites) < 2:
         return names, boxes, False
     numbers = tuple(str(k + 1) for k in range(len(names)))
     return numbers, [_label_boxes(panel, numbers, frame, reach=200.0) for panel in value.panels], True
@@ -264,7 +321,7 @@ def _draw_panel(
         ink, x, y = series_colour(point.series), point.success, point.safety
         axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
         axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        axes.plot([x.value], [y.value], marker=series_marker(point.series), color=ink,
+        axes.plot([x.value], [y.value], marker=series_marker(point.marker), color=ink,
                   markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
                   markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
@@ -317,6 +374,10 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
         sentences.append(f"Bars: 95 % Wilson intervals; a marker has {format_episode_range(counts)}.")
     if any(panel.frontier for panel in value.panels):
         sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
+    if len(value.suites) > 1:
+        sentences.append("Numbers and colours: policies; shapes: suites. The frontier is that of all markers together.")
+    if value.left_out:
+        sentences.append(f"Auxiliary, left out: {', '.join(value.left_out)}.")
     if value.pooled:
         sentences.append(f"Pooled: {', '.join(value.pooled)}.")
     uncounted = [f"{name} ({panel.title})" for panel in value.panels for name in panel.uncounted]
