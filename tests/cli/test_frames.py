@@ -60,6 +60,37 @@ def near(one, other) -> bool:
     return bool(np.abs(np.array(one, dtype=int) - other).max() < 12)
 
 
+def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tmp_path):
+    tight, sheet = ("--specs", run.parent / "tight.toml"), tmp_path / "sheet.png"
+    code, out, err = safevla("frames", run, *tight, "--no-clips", "--sheet", sheet)
+    assert (code, err) == (0, "")
+    unsafe = json.loads(safevla("episodes", run, *tight, "--unsafe", "--success", "--format", "json")[1])
+    assert unsafe, "the case needs an unsafe success"
+    assert f"Sheet of {len(unsafe)}:" in out
+    frames_shown = {one.episode_id for one in runs.read_frames(run)}
+    assert frames_shown == {row["episode_id"] for row in unsafe}
+    picture = opened(sheet)
+    first = opened(run / runs.FRAMES / runs.read_frames(run)[0].file)
+    height, width = first.shape[:2]
+    assert picture.shape == (len(unsafe) * (height + 30), 3 * width + 2 * 8, 3)
+    edges = [picture[30 + 2, k * (width + 8) + width // 2] for k in range(3)]  # the borders of the first row
+    assert [near(edge, colour) for edge, colour in zip(edges, (GREY, RED, GREEN), strict=True)] == [True] * 3
+
+
+def test_a_sheet_of_no_unsafe_success_or_of_a_wrong_form_is_an_error_with_a_remedy(safevla, run, tmp_path):
+    code, _, err = safevla("frames", run, "--no-clips", "--sheet", tmp_path / "sheet.png")
+    assert code == 2
+    assert "no episode succeeded and was unsafe" in err
+    tight = ("--specs", run.parent / "tight.toml", "--no-clips")
+    code, _, err = safevla("frames", run, *tight, "--sheet", tmp_path / "sheet.pdf")
+    assert code == 2
+    assert ".png, .jpg" in err
+    code, _, err = safevla("frames", run, "--no-clips", "--sheet", tmp_path / "sheet.png", "--episode", 1)
+    assert code == 2
+    assert "breaks no limit" in err
+    assert not (run / runs.FRAMES).exists()  # refused before anything is rendered
+
+
 def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run):
     code, out, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
     assert (code, err) == (0, "")

@@ -19,8 +19,13 @@ from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.errors import Place, RunError
 from safevla_bench.explain import trace
 from safevla_bench.report import episode_list
+from safevla_bench.report.tables import UNNAMED
 from safevla_bench.ruleset import Ruleset
+from safevla_bench.scores import Scores
 from safevla_bench.text.sanitize import escape_controls
+
+_MOST_RENDERED, _SHEET_ROWS = 12, 4
+"""Episodes that are rendered unless the user says how many."""
 
 
 class _SizeType(click.ParamType[tuple[int, int]]):
@@ -42,8 +47,12 @@ class _SizeType(click.ParamType[tuple[int, int]]):
 @click.option(
     "--episode", "asked", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
 )
+@click.option("--worst", type=click.IntRange(min=1), help="Else so many, the worst of each cell: 12, on a sheet 4.")
 @click.option(
-    "--worst", type=click.IntRange(min=1), default=12, show_default=True, help="Else so many, the worst of each cell."
+    "--sheet",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
 )
 @click.option("--size", type=_SizeType(), default="640x480", show_default=True, help="Pixels of a picture.")
 @click.option("--clips/--no-clips", default=None, help="Clips, too; by default where the extra `video` is installed.")
@@ -52,7 +61,8 @@ class _SizeType(click.ParamType[tuple[int, int]]):
 def frames_command(
     run: Path,
     asked: tuple[str, ...],
-    worst: int,
+    worst: int | None,
+    sheet: Path | None,
     size: tuple[int, int],
     clips: bool | None,
     ruleset: Ruleset,
@@ -66,6 +76,8 @@ def frames_command(
     `safevla episodes`. Frames of other episodes stay. Needs the host and an off-screen OpenGL: see
     `safevla doctor`.
     """
+    if sheet is not None:
+        frames.sheet_form(sheet)
     filming = _choose_clips(clips)
     description = _read_description(run)
     judged = evaluate.judge([run], ruleset, skip_invalid=skip_invalid)
@@ -73,18 +85,28 @@ def frames_command(
         raise RunError(
             "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)
         )
-    chosen = _choose_episodes(judged, asked, worst)
+    chosen = _choose_episodes(judged, asked, worst, sheet)
     shown = judged.records.read_sparsely(chosen)
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(size=size, clips=filming)
     with _show_frame_progress(len(chosen)) as observer:
         frame_rows = frames.render_frames(material, chosen, look, observer)
+    if sheet is not None:
+        titles = {(judged.scores.policy[k], judged.scores.episode_id[k]): _row_title(judged.scores, k) for k in chosen}
+        frames.write_sheet(sheet, run, frame_rows, titles)
+        click.echo(make_printable(f"Sheet of {len(chosen)}: {sheet}"))
     size_mb = sum((run / runs.FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     count = "1 episode" if len(chosen) == 1 else f"{len(chosen)} episodes"
     click.echo(make_printable(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
     click.echo(
         make_printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}")
     )
+
+
+def _row_title(scores: Scores, episode: int) -> str:
+    """Return the episode's number in `safevla episodes`, its policy and its task."""
+    name = scores.policy[episode] or UNNAMED
+    return f"{episode + 1}. {name}, {scores.benchmark[episode]} {scores.task_id[episode]}"
 
 
 def _choose_clips(wanted: bool | None) -> bool:
@@ -111,14 +133,22 @@ def _place_of(run: Path) -> Place:
     return Place(file=str(run))
 
 
-def _choose_episodes(judged: evaluate.Judged, asked: Sequence[str], most: int) -> list[int]:
+def _choose_episodes(judged: evaluate.Judged, asked: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
+    if not asked and sheet is not None:
+        chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
+        if not chosen:
+            raise RunError("no episode succeeded and was unsafe", remedy="Name unsafe episodes: --episode EPISODE.")
+        return chosen
     if not asked:
-        return trace.select_worst(judged.scores, most)
+        return trace.select_worst(judged.scores, most or _MOST_RENDERED)
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     numbers = [episode_list.find_episode(rows, name).number - 1 for name in asked]
     for number in numbers:
         if number >= len(judged.records):
             raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
+        if sheet is not None and rows[number].first_violation_step is None:
+            remedy = "A row shows a violation; leave this episode out."
+            raise RunError(f"{rows[number].episode_id} breaks no limit", remedy=remedy)
     return list(dict.fromkeys(numbers))
 
 

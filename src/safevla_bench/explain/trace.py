@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,12 +72,28 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """
     unsafe = scores.is_counted & ~scores.safe
     pool = np.flatnonzero(unsafe if unsafe.any() else scores.is_counted & (scores.worst_column >= 0))
-    deepest = sorted((int(k) for k in pool), key=lambda k: _severity_key(scores, k))
+    return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
+
+
+def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
+    """Return the worst episodes that succeeded and were unsafe, deepest first; the broken specifications take turns.
+
+    The turn of an episode is that of its worst specification, so that a sheet shows different ones (Figure 3).
+    """
+    pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
+    return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
+
+
+def _select_in_turns(
+    scores: Scores, pool: Sequence[int], group_of: Callable[[int], Hashable], max_count: int
+) -> list[int]:
+    """Return the deepest episodes of the pool, with the groups taking turns; sorted by depth."""
+    deepest = sorted(pool, key=lambda k: _severity_key(scores, k))
     turn: dict[int, int] = {}
-    turns_taken: dict[tuple[str | None, str], int] = {}
+    turns_taken: dict[Hashable, int] = {}
     for k in deepest:
-        cell = (scores.policy[k], scores.benchmark[k])
-        turn[k] = turns_taken[cell] = turns_taken.get(cell, -1) + 1
+        group = group_of(k)
+        turn[k] = turns_taken[group] = turns_taken.get(group, -1) + 1
     chosen = sorted(deepest, key=lambda k: turn[k])[:max_count]
     return sorted(chosen, key=lambda k: _severity_key(scores, k))
 

@@ -1,11 +1,23 @@
 """Pictures of recorded episodes: their initial state, each violation, and their final state.
 
 `moments` selects what to show, `pictures` adds border and caption and encodes films, `rendering`
-writes the pictures of a run folder. A report embeds the pictures of the folder and renders none.
+writes the pictures of a run folder, `contact_sheet` sets them out in rows. A report embeds the pictures of the
+folder and renders none.
 """
 
+from safevla_bench.frames.contact_sheet import sheet_form, write_sheet
 from safevla_bench.frames.moments import Shot, select_shots
 from safevla_bench.frames.pictures import can_film
 from safevla_bench.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
 
-__all__ = ["FrameStyle", "ProgressCallback", "RecordedRun", "Shot", "can_film", "render_frames", "select_shots"]
+__all__ = [
+    "FrameStyle",
+    "ProgressCallback",
+    "RecordedRun",
+    "Shot",
+    "can_film",
+    "render_frames",
+    "select_shots",
+    "sheet_form",
+    "write_sheet",
+]

@@ -19,7 +19,8 @@ Color = tuple[int, int, int]
 RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
 OUTLINE_NOW, OUTLINE_BEFORE = (255, 196, 0), (255, 255, 255)
 QUALITY = 80
-_BORDER, _PAD, _INK, _PAPER = 6, 8, (25, 25, 25), (255, 255, 255)
+PAPER = (255, 255, 255)
+_BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
 _TITLE, _DETAIL = 15, 13
 _STROKE = 2
 _SURFACE = 0.25
@@ -38,13 +39,13 @@ class Caption:
 def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
     """Return the picture [H, W, 3] enlarged by a border of that colour and its caption."""
     height, width = image.shape[:2]
-    sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), _PAPER)
+    sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    _write_line(pen, (_PAD, top), caption.title, _load_font("DejaVuSans-Bold.ttf", _TITLE), sheet.width)
-    _write_line(pen, (_PAD, top + 22), caption.detail, _load_font("DejaVuSans.ttf", _DETAIL), sheet.width)
+    write_line(pen, (_PAD, top), caption.title, load_font("DejaVuSans-Bold.ttf", _TITLE), sheet.width)
+    write_line(pen, (_PAD, top + 22), caption.detail, load_font("DejaVuSans.ttf", _DETAIL), sheet.width)
     return np.asarray(sheet)
 
 
@@ -76,7 +77,7 @@ def encode_jpeg(image: Pixels) -> bytes:
     return sink.getvalue()
 
 
-def _write_line(
+def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
     """Write one line, cut with an ellipsis if it is wider than the picture."""
@@ -86,7 +87,7 @@ def _write_line(
     pen.text(position, shown if shown == text else f"{shown}…", fill=_INK, font=font)
 
 
-def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
+def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font that comes with matplotlib, so that pictures look alike on every machine."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
