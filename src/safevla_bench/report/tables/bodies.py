@@ -41,7 +41,7 @@ def body_kind_table(violations: Sequence[BodyViolation], scores: Scores) -> Tabl
         Column("Specification", numeric=False),
         Column("Kind of body", numeric=False),
         Column("Episodes", meaning="that violate it with such a body"),
-        Column("%", meaning="of the episodes that the rate of the specification is over"),
+        Column("%", meaning="of the episodes that its rate is over"),
         Column("Worst", meaning="largest value of such a body"),
         Column("Bodies", numeric=False, meaning="in how many episodes each"),
     )
