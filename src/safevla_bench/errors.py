@@ -13,6 +13,7 @@
     ├── HostError              a simulator that cannot be used here
     ├── PolicyError            a policy that cannot be made or asked
     │   ├── InvalidActionError an action that must not reach the simulator
+    │   ├── ReplyError         a policy server's reply that its dialect cannot read
     │   ├── ServerRefusedError a policy server that cannot be used: another key, kind or convention
     │   └── ServerLostError    a policy server that went away while it was asked
     │       └── ServerUnreachableError   a policy server that cannot be reached to begin with
@@ -42,6 +43,7 @@ __all__ = [
     "PolicyError",
     "RecordError",
     "RegistryError",
+    "ReplyError",
     "RunError",
     "SafevlaError",
     "ServerLostError",
@@ -99,6 +101,10 @@ class PolicyError(SafevlaError):
 
 class InvalidActionError(PolicyError):
     """An action that must not reach the simulator."""
+
+
+class ReplyError(PolicyError):
+    """A policy server's reply that its dialect cannot read; the first such reply refuses the server."""
 
 
 class ServerRefusedError(PolicyError):

@@ -232,7 +232,8 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
         problem = f"an action of shape {numbers.shape}, where the host takes {(size,)}"
         raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
     if not np.isfinite(numbers).all():
-        raise InvalidActionError(f"the action {numbers.tolist()} is not finite", remedy=remedy)
+        place = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise InvalidActionError(f"number {place} of the action is {numbers[place]}, not finite", remedy=remedy)
     return numbers
 
 

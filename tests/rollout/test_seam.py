@@ -264,7 +264,7 @@ def test_no_key_is_written_anywhere_in_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret-key")
     told = openpi(lambda request, number: "ValueError: s3cret-key" if number else chunk(5), WITHOUT_WRIST)
     with websockets(told) as peer:
-        rows = roll_out(over(peer.url), tmp_path / "run")
+        rows = roll_out(replace(over(peer.url), episodes=2), tmp_path / "run")
         assert peer.headers[0] == "Api-Key s3cret-key"
     assert rows[0].outcome == "crashed"
     assert "ValueError: ***" in rows[0].reason
@@ -327,3 +327,32 @@ def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_p
     runs.merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
     (whole,) = runs.read_greetings(tmp_path / "whole")
     assert len(whole.episodes) == 4
+
+
+def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_resume_goes_on(tmp_path):
+    """Numbers aside: a server may count its own requests in its message."""
+    failing = [True]
+    asked = [0]
+
+    def answer(request, number):
+        asked[0] += 1
+        return f"Traceback\nRuntimeError: CUDA error in request {asked[0]}" if failing[0] else chunk(5)
+
+    out = tmp_path / "run"
+    with websockets(openpi(answer, WITHOUT_WRIST)) as peer:
+        wanted = replace(over(peer.url), tasks=(0,), episodes=5)
+        with pytest.raises(PolicyError, match=r"3 episodes in a row of openpi:.* failed alike") as caught:
+            roll_out(wanted, out)
+        assert f"--resume --retry-crashed --out {out}" in caught.value.remedy
+        assert asked == [3]
+        failing[0] = False
+        rows = roll_out(wanted, out, running=ExecutionOptions(resume=True, retry_crashed=True))
+    assert len(rows) == 5
+    assert all(row.outcome != "crashed" for row in rows)
+
+
+def test_three_last_episodes_that_fail_alike_end_a_run_as_any_other(tmp_path):
+    """There is nothing left to spare."""
+    with websockets(openpi(lambda request, number: "Traceback\nRuntimeError: no", WITHOUT_WRIST)) as peer:
+        rows = roll_out(replace(over(peer.url), tasks=(0,), episodes=3), tmp_path / "run")
+    assert [row.outcome for row in rows] == ["crashed"] * 3

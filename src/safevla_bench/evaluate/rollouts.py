@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from safevla_bench import rollout, runs
-from safevla_bench.errors import SafevlaError
+from safevla_bench.errors import PolicyError, SafevlaError
 from safevla_bench.evaluate.preparation import PreparedRun, prepare_run
 from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.monitor import Monitor
 from safevla_bench.text.sanitize import redact_secrets
+
+SAME_FAILURES = 3
+"""Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
 
 
 def roll_out(
@@ -22,8 +26,8 @@ def roll_out(
     What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
 
     Raises what `prepare` raises, `RunError` where the folder is in the way or holds a run that was asked for
-    differently, `HostError` where the simulator cannot be used (no folder is left behind where nothing was recorded),
-    and `KeyboardInterrupt`.
+    differently, `PolicyError` where a policy's server fails alike in several episodes in a row, `HostError` where the
+    simulator cannot be used (no folder is left behind where nothing was recorded), and `KeyboardInterrupt`.
     """
     prepared = prepare_run(request)
     try:
@@ -47,15 +51,45 @@ def _run_pending(
         for episode in prepared.episodes
         if not _is_done(writer.episodes.get(places[episode.episode_id]), running)
     ]
+    failures = _PolicyFailures(writer.folder)
     try:
         with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            for finished in finished_episodes:
+            for count, finished in enumerate(finished_episodes, start=1):
                 writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
+                failures.count(finished, is_last=count == len(pending))
     except SafevlaError:
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
     writer.finish()
+
+
+class _PolicyFailures:
+    """Episodes of one policy in a row that its server crashed for one reason, numbers aside.
+
+    A simulator's crash, which has a traceback of this process as its reason, belongs to its task and is not counted.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._last: tuple[str, str] | None = None
+        self._repeats = 0
+
+    def count(self, finished: rollout.FinishedEpisode, *, is_last: bool) -> None:
+        """Count an episode; raises `PolicyError` where `SAME_FAILURES` failed alike and others are to come."""
+        reason = finished.reason or ""
+        if finished.outcome != "crashed" or reason.startswith("Traceback"):
+            self._last, self._repeats = None, 0
+            return
+        failure = finished.planned.policy, re.sub(r"\d+", "", reason)
+        self._repeats = self._repeats + 1 if failure == self._last else 1
+        self._last = failure
+        if self._repeats >= SAME_FAILURES and not is_last:
+            problem = (
+                f"{self._repeats} episodes in a row of {finished.planned.policy} failed alike: {reason.splitlines()[0]}"
+            )
+            remedy = f"Mend it, then go on: safevla eval --resume --retry-crashed --out {self._out}"
+            raise PolicyError(redact_secrets(problem), remedy=remedy)
 
 
 def _is_done(episode: runs.RawEpisode | None, running: ExecutionOptions) -> bool:

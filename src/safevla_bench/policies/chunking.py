@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
 from safevla_bench.interface import Action, Observation, Task, Wants
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.metadata import Greeting
@@ -46,6 +46,8 @@ class ChunkedPolicy:
         self.calls_s: list[float] = []
         self._model, self._replan = model, replan
         self._left: deque[Action] = deque()
+        self._answered = False
+        """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
 
     @property
     def greeting(self) -> Greeting | None:
@@ -78,7 +80,8 @@ class ChunkedPolicy:
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.
-            PolicyError: it gave fewer actions than are to be carried out, or cannot be asked.
+            ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
+            PolicyError: a later one cannot be read or holds too few, or it cannot be asked.
         """
         if not self._left:
             self._left.extend(self._infer_chunk(observation))
@@ -89,14 +92,21 @@ class ChunkedPolicy:
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
         start = time.perf_counter()
-        chunk = self._model.infer(observation)
+        try:
+            chunk = self._model.infer(observation)
+        except ReplyError as error:
+            if self._answered:
+                raise
+            raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
         self.calls_s.append(time.perf_counter() - start)
         if chunk.ndim != 2 or not len(chunk):
             remedy = "It must give [H, A], H actions of A numbers."
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} are to be carried out"
-            raise PolicyError(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
+            kind = PolicyError if self._answered else ServerRefusedError
+            raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
+        self._answered = True
         return chunk[: self._replan]
 
 

@@ -16,7 +16,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.policies.servers.dialects import choose_dialect
+from safevla_bench.policies.servers.dialects import choose_dialect, read_reply
 
 Tensors = dict[str, Any]
 
@@ -49,7 +49,7 @@ class LerobotModel:
         """Return one action, [1, A]."""
         batch = {key: self._to_tensor(value) for key, value in self._dialect.build_request(observation).items()}
         action = self._after(self._policy.select_action(self._before(batch)))
-        return self._dialect.read_actions({"action": np.asarray(action, dtype=np.float64)})
+        return read_reply(self._dialect, {"action": np.asarray(action, dtype=np.float64)})
 
     def close(self) -> None:
         """Nothing to free."""

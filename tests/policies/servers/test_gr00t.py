@@ -7,7 +7,6 @@ import pytest
 
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import (
-    InvalidActionError,
     PolicyError,
     ServerLostError,
     ServerRefusedError,
@@ -115,8 +114,8 @@ def test_a_server_that_is_not_there_is_told():
     [
         ({"action": 1}, PolicyError, "answered with a dict"),
         ([], PolicyError, "answered with a list"),
-        ([{"action.x": np.zeros((1, 16, 1), np.float32)}, {}], InvalidActionError, "no 'action.y'"),
-        ([{key: np.zeros((2, 16, 1)) for key in gr00t_action(1)[0]}, {}], InvalidActionError, "shape"),
+        ([{"action.x": np.zeros((1, 16, 1), np.float32)}, {}], ServerRefusedError, "no 'action.y'"),
+        ([{key: np.zeros((2, 16, 1)) for key in gr00t_action(1)[0]}, {}], ServerRefusedError, "shape"),
     ],
 )
 def test_an_answer_of_another_form_is_refused(answer, error, words):
@@ -258,3 +257,35 @@ def test_a_server_that_cannot_read_messagepack_is_told():
         with pytest.raises(ServerRefusedError, match="cannot read what it was sent") as caught:
             client(server.url).reset(TASK, 0)
         assert "pickle" in caught.value.remedy
+
+
+def test_a_server_with_a_memory_has_it_reset_by_the_first_request_of_an_episode_alone():
+    asked: list[dict] = []
+
+    def remembers(endpoint, data):
+        if endpoint == "get_action":
+            asked.append(data["options"])
+            widths = {"end_effector_position": 3, "end_effector_rotation": 3, "gripper_close": 1}
+            widths |= {"base_motion": 4, "control_mode": 1}
+            return [{f"action.{key}": np.zeros((1, 8, width), np.float32) for key, width in widths.items()}, {}]
+        return {}
+
+    cameras = ("robot0_agentview_left", "robot0_agentview_right", "robot0_eye_in_hand")
+    kitchen = seen(
+        images={camera: np.zeros((256, 256, 3), np.uint8) for camera in cameras},
+        base_pos_m=np.zeros(3),
+        base_quat_wxyz=np.array([1.0, 0, 0, 0]),
+    )
+    with gr00t(remembers) as server:
+        made, other = (client(server.url, dialect="rldx-robocasa", replan="1") for _ in range(2))
+        for _ in range(2):
+            made.reset(TASK, 0)
+            made.act(kitchen)
+            made.act(kitchen)
+        other.reset(TASK, 0)
+        other.act(kitchen)
+        made.close()
+        other.close()
+    assert [options["reset_memory"] for options in asked] == [[True], [False], [True], [False], [True]]
+    assert len({options["session_ids"][0] for options in asked[:4]}) == 1
+    assert asked[4]["session_ids"] != asked[0]["session_ids"]

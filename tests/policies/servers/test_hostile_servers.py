@@ -22,7 +22,7 @@ import pytest
 import zmq
 
 from policies.servers.test_openpi import TASK, seen
-from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import codecs
 from safevla_bench.policies.servers import connection as websocket
@@ -315,7 +315,7 @@ def test_values_are_counted_as_they_are():
 def test_actions_of_another_kind_or_shape_are_no_actions(actions):
     with (
         websockets(openpi(lambda request, number: {"actions": actions})) as peer,
-        pytest.raises(InvalidActionError, match=r"no array of numbers|has the shape") as caught,
+        pytest.raises(ServerRefusedError, match=r"no array of numbers|has the shape") as caught,
     ):
         meet(peer.url)
     assert caught.value.remedy

@@ -116,3 +116,12 @@ def test_grippers_become_minus_one_open_and_plus_one_closed(how, given_values, h
     actions[:, 6] = given_values
     np.testing.assert_array_equal(image_transforms.convert_switches(actions, {6: how})[:, 6], host)
     np.testing.assert_array_equal(actions[:, 6], given_values)
+
+
+@pytest.mark.parametrize("how", image_transforms.SWITCHES)
+def test_a_switch_that_is_not_finite_stays_so(how):
+    """By comparison alone it would become a closed gripper."""
+    numbers = np.array([[np.nan], [np.inf], [-np.inf], [0.25]])
+    converted = image_transforms.convert_switches(numbers, {0: how})
+    np.testing.assert_array_equal(converted[:3], numbers[:3])
+    assert np.isfinite(converted[3])

@@ -14,11 +14,12 @@ import pytest
 from safevla_bench.errors import (
     InvalidActionError,
     PolicyError,
+    ReplyError,
     ServerLostError,
     ServerRefusedError,
     ServerUnreachableError,
 )
-from safevla_bench.interface import Observation, Task
+from safevla_bench.interface import Observation, Task, check_action
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 from stub_servers import OPENPI_REQUEST, chunk, openpi, websockets
@@ -115,14 +116,40 @@ def test_a_server_s_traceback_is_the_error_its_last_line_first():
     [
         ({"action": np.zeros((2, 7))}, "no 'actions'"),
         ({"actions": np.zeros((5, 8))}, r"shape \(5, 8\)"),
-        ({"actions": np.full((5, 7), np.nan)}, "not finite"),
         ({"actions": np.zeros((0, 7))}, r"shape \(0, 7\)"),
         ({"actions": "none"}, "no array of numbers"),
     ],
 )
-def test_a_reply_without_actions_is_an_invalid_action(reply, words):
-    with websockets(openpi(lambda request, number: reply)) as peer, pytest.raises(InvalidActionError, match=words):
+def test_a_first_reply_without_actions_refuses_the_server_and_a_later_one_is_an_error_of_its_episode(reply, words):
+    with websockets(openpi(lambda request, number: reply)) as peer, pytest.raises(ServerRefusedError, match=words):
         begun(peer.url).act(seen())
+    with websockets(openpi(lambda request, number: reply if number else chunk(1))) as peer:
+        made = begun(peer.url, replan="1")
+        made.act(seen())
+        with pytest.raises(ReplyError, match=words):
+            made.act(seen())
+
+
+def test_a_reply_of_another_kind_of_checkpoint_names_what_came_and_the_dialect_that_reads_it():
+    reply = {"actions": np.zeros((5, 12), np.float32), "server_timing": {"infer_ms": 1.0}}
+    with (
+        websockets(openpi(lambda request, number: reply)) as peer,
+        pytest.raises(ServerRefusedError, match=r"'actions' float32 \[5, 12\], 'server_timing' {infer_ms}") as caught,
+    ):
+        begun(peer.url).act(seen())
+    assert "dialect=openpi-robocasa" in caught.value.remedy
+
+
+def test_a_number_that_is_not_finite_matters_only_where_it_is_acted_on():
+    actions = np.zeros((10, 7))
+    actions[7, 2] = np.nan
+    with websockets(openpi(lambda request, number: {"actions": actions})) as peer:
+        careful, whole = begun(peer.url, replan="5"), begun(peer.url, replan="all")
+        assert all(np.isfinite(careful.act(seen())).all() for _ in range(10))
+        acted = [whole.act(seen()) for _ in range(8)]
+    assert np.isnan(acted[7][2])
+    with pytest.raises(InvalidActionError, match="number 2 of the action is nan"):
+        check_action(acted[7], 7)
 
 
 @pytest.mark.parametrize("noise", [b"", b"SSH-2.0-OpenSSH_9\r\n", bytes(range(256)) * 1000, b"HTTP/1.1 200 OK\r\n\r\n"])

@@ -16,7 +16,7 @@ from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.codecs import VLA_EVAL
 from safevla_bench.policies.servers.vla_eval import adapt_dialect, check_requirements, describe_task
-from stub_servers import VLA_EVAL_REQUEST, demand, vla_eval, websockets
+from stub_servers import VLA_EVAL_REQUEST, chunk, demand, openpi, vla_eval, websockets
 
 REQUESTS = json.loads((Path(__file__).parents[2] / "cases" / "vla_eval_requests.json").read_text())
 
@@ -259,3 +259,22 @@ def test_a_server_is_refused_before_an_episode_is_announced():
     with websockets(asking(greeting("continuous_01"), log)) as peer, pytest.raises(ServerRefusedError):
         client(peer.url).reset(TASK, 0)
     assert log == []
+
+
+def test_an_openpi_server_is_told_to_be_asked_as_one():
+    with websockets(openpi(lambda request, number: chunk(5))) as peer, pytest.raises(ServerRefusedError) as caught:
+        client(peer.url).reset(TASK, 0)
+    assert f"openpi:{peer.url}" in caught.value.remedy
+
+
+def test_a_server_of_the_harness_is_told_to_be_asked_as_one_before_the_time_for_an_answer():
+    """It waits to be greeted, as openpi's client waits; its page /config gives it away."""
+
+    def page(connection, request):
+        return connection.respond(200, '{"applied": {}, "config": {}}') if request.path == "/config" else None
+
+    with websockets(vla_eval(acts, []), process_request=page) as peer:
+        made = make_policy(f"openpi:{peer.url}", {"connect_timeout_s": "0.3", "timeout_s": "600"})
+        with pytest.raises(ServerRefusedError, match="vla-evaluation-harness, and no openpi server") as caught:
+            made.reset(TASK, 0)
+    assert f"vla-eval:{peer.url}" in caught.value.remedy

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.interface import Observation, Wants
 from safevla_bench.policies.servers import image_transforms
 
 Request = dict[str, object]
 """Keys to uint8 images, float arrays, texts, lists of texts, or a nested request."""
 Reply = Mapping[str, object]
-_REMEDY = "Serve the checkpoint that the dialect is for."
+_REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
+_KEYS, _LETTERS = 12, 60
+"""Of a reply that are shown in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Dialect:
     clip: bool
     release: str = "unknown"
     """The protocol that says how this dialect shows images and states and what its gripper means."""
+    sessions: bool = False
+    """Whether the server keeps a memory by session, which the first request of an episode has it reset."""
 
     def build_request(self, observation: Observation) -> Request:
         """Return the request. Raises `PolicyError` where the host does not show a state that the policy needs."""
@@ -105,12 +109,34 @@ class Dialect:
         return _nest_text(observation.instruction, field.axes)
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A]. Raises `InvalidActionError` unless H ≥ 1 and all are finite."""
-        rows = [_reply_rows(reply, part, self.name) for part in self.parts]
+        """Return the host's actions, [H, A] with H ≥ 1; numbers that are not finite are left to whoever acts on them.
+
+        Raises `ReplyError` for a reply without these arrays, or with arrays of another shape; it says what came.
+        """
+        try:
+            rows = [_reply_rows(reply, part) for part in self.parts]
+        except ReplyError as error:
+            problem = f"{error.problem} ({self.name}); it holds {describe_reply(reply)}"
+            raise ReplyError(problem, remedy=_REMEDY) from None
         if len({len(row) for row in rows}) > 1:
             counts = ", ".join(f"{'/'.join(part.path)} {len(row)}" for part, row in zip(self.parts, rows, strict=True))
-            raise InvalidActionError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
+            raise ReplyError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
         return image_transforms.convert_switches(np.concatenate(rows, axis=1), dict(self.switches))
+
+
+def describe_reply(reply: Reply) -> str:
+    """Return the keys of a reply with the shapes of their arrays, shortened."""
+    shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(reply.items())[:_KEYS]]
+    more = f" and {len(reply) - _KEYS} more" if len(reply) > _KEYS else ""
+    return (", ".join(shown) or "nothing") + more
+
+
+def _describe_value(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(str(key)[:_LETTERS] for key in list(value)[:_KEYS])}}}"
+    return type(value).__name__
 
 
 def _nest_text(text: str, axes: int) -> object:
@@ -118,13 +144,13 @@ def _nest_text(text: str, axes: int) -> object:
     return [_nest_text(text, axes - 1)] if axes else text
 
 
-def _reply_rows(reply: Reply, part: ReplyArray, name: str) -> NDArray[np.float64]:
+def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
     """Return one array of the reply, [H, width]."""
     where = "/".join(part.path)
     value: object = reply
     for key in part.path:
         if not isinstance(value, Mapping) or key not in value:
-            raise InvalidActionError(f"the reply has no {where!r}, as replies in {name} have", remedy=_REMEDY)
+            raise ReplyError(f"the reply has no {where!r}")
         value = value[key]
     array = _parse_numbers(value, where)
     shape = array.shape
@@ -133,19 +159,15 @@ def _reply_rows(reply: Reply, part: ReplyArray, name: str) -> NDArray[np.float64
     if array.ndim == 1:
         array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
     if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
-        problem = f"{where!r} of the reply has the shape {shape}, not [steps, {part.width}]"
-        raise InvalidActionError(problem, remedy=_REMEDY)
+        raise ReplyError(f"{where!r} of the reply has the shape {shape}, not [steps, {part.width}]")
     return array
 
 
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
     try:
-        array = np.asarray(value, dtype=np.float64)
+        return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidActionError(f"{where!r} of the reply is no array of numbers", remedy=_REMEDY) from None
-    if not np.isfinite(array).all():
-        raise InvalidActionError(f"{where!r} of the reply is not finite", remedy="Mend the policy's output.")
-    return array
+        raise ReplyError(f"{where!r} of the reply is no array of numbers") from None
 
 
 def _state_part(name: str, observation: Observation) -> NDArray[np.float64]:

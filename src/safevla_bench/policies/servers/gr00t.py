@@ -9,6 +9,7 @@ follows from the server's description of its modalities, and whether keys are ne
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from safevla_bench.policies.servers import connection, modalities
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
 from safevla_bench.policies.servers.codecs import GR00T, Codec
 from safevla_bench.policies.servers.dialect import Dialect, Reply
+from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import Timeouts, redact_key
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
 from safevla_bench.policies.servers.openpi import server_error
@@ -184,6 +186,8 @@ class Gr00tModel:
         """The server's description of itself, sanitized for a record: its modalities, which name no checkpoint."""
         self._requests, self._dialect = requests, dialect
         self._bare = False
+        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another
+        self._is_first = True
         self._nested = False
         """Whether the server takes nested requests; the first action tells."""
 
@@ -196,6 +200,7 @@ class Gr00tModel:
 
         Raises `ServerUnreachableError`, and `ServerRefusedError` where one answers with an error or does not fit.
         """
+        self._is_first = True
         with connection.guard_handshake(self._requests.close):
             self._requests.open()
             self._bare = not self._supports_reset()
@@ -206,7 +211,7 @@ class Gr00tModel:
             modalities.check_modalities(modalities.parse_modalities(config), self._dialect)
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A]. Raises what `RequestSocket.call` raises, and `InvalidActionError`."""
+        """Return actions, [H, A]. Raises what `RequestSocket.call` raises, and `ReplyError`."""
         request = self._dialect.build_request(observation)
         try:
             action = self._request_action(request)
@@ -217,18 +222,25 @@ class Gr00tModel:
                 raise
             self._nested = not self._nested
             action = self._request_action(request)
-        return self._dialect.read_actions(action)
+        return read_reply(self._dialect, action)
 
     def _request_action(self, request: dict[str, object]) -> Reply:
         observation = modalities.nest_request(request) if self._nested else request
-        data = observation if self._bare else {"observation": observation, "options": None}
+        data = observation if self._bare else {"observation": observation, "options": self._options()}
         answer = action = self._requests.call("get_action", data)
         if not self._bare:
             action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             problem = f"the server {self._requests.address} answered with a {type(answer).__name__}"
             raise PolicyError(problem, remedy="GR00T's servers answer [action, info], N1.5's an action: is it one?")
+        self._is_first = False
         return modalities.flatten_reply(action) if self._nested else action
+
+    def _options(self) -> dict[str, object] | None:
+        """Return the options of a request: without these a memory of one episode would go on in the next."""
+        if not self._dialect.sessions:
+            return None
+        return {"reset_memory": [self._is_first], "session_ids": [self._session]}
 
     def close(self) -> None:
         self._requests.close()

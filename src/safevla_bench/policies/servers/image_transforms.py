@@ -127,10 +127,14 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`."""
+    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`.
+
+    What is not finite stays so: a conversion by comparison would make a switch of it.
+    """
     out = np.array(actions, dtype=np.float64)
     for column, how in columns.items():
-        out[:, column] = SWITCHES[how](out[:, column])
+        values = out[:, column]
+        out[:, column] = np.where(np.isfinite(values), SWITCHES[how](values), values)
     return out
 
 

@@ -18,6 +18,7 @@ from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import redact_key
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
 
@@ -48,7 +49,7 @@ class OpenpiModel:
         """
         with connection.guard_handshake(self._socket.close):
             self._socket.open()
-            greeting = self._receive_map()
+            greeting = self._read_map(self._socket.receive_greeting())
             self.greeting = sanitize_greeting(greeting, self._key)
             _check_image_size(greeting, self._dialect.view.size)
 
@@ -58,16 +59,15 @@ class OpenpiModel:
         Raises:
             ServerLostError: the server went away or stays silent.
             PolicyError: the server failed, with its own traceback; or its reply cannot be read.
-            InvalidActionError: the reply holds no actions.
+            ReplyError: the reply holds no actions, or others than the dialect reads.
         """
         self._socket.send(OPENPI.pack(self._dialect.build_request(observation)))
-        return self._dialect.read_actions(self._receive_map())
+        return read_reply(self._dialect, self._read_map(self._socket.receive()))
 
     def close(self) -> None:
         self._socket.close()
 
-    def _receive_map(self) -> dict[str, object]:
-        frame = self._socket.receive()
+    def _read_map(self, frame: bytes | str) -> dict[str, object]:
         if isinstance(frame, str):
             self._socket.close()
             raise server_error(self._socket.address, redact_key(frame, self._key))

@@ -27,6 +27,7 @@ from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL
 from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import redact_key
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
 from safevla_bench.policies.servers.openpi import server_error
@@ -121,7 +122,7 @@ class VlaEvalModel:
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """Return one action, [1, A]. Raises what `openpi`'s client raises."""
         seq = self._send_message("observation", self._spoken.build_request(observation))
-        return self._spoken.read_actions(self._receive_answer(seq, "action"))
+        return read_reply(self._spoken, self._receive_answer(seq, "action"))
 
     def close(self) -> None:
         self._end_episode()
@@ -146,7 +147,10 @@ class VlaEvalModel:
         message = VLA_EVAL.unpack(frame) if isinstance(frame, bytes) else None
         if not isinstance(message, dict) or not isinstance(message.get("payload"), dict):
             problem = f"the server {self._socket.address} sent no message of vla-evaluation-harness"
-            raise PolicyError(problem, remedy="Is it one of its model servers?")
+            remedy = (
+                f"Is it one of its model servers? An openpi server is asked as --policy openpi:{self._socket.address}"
+            )
+            raise PolicyError(problem, remedy=remedy)
         payload: dict[str, object] = message["payload"]
         if message.get("type") == "error":
             raise server_error(self._socket.address, redact_key(str(payload.get("error", payload)), self._key))

@@ -9,13 +9,23 @@ from importlib import resources
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from safevla_bench.errors import PolicyError
+from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.interface import Wants
-from safevla_bench.policies.servers.dialect import STATES, CameraView, Dialect, ReplyArray, RequestEntry
+from safevla_bench.policies.servers.dialect import STATES, CameraView, Dialect, Reply, ReplyArray, RequestEntry
 from safevla_bench.protocols import Inference, load_protocol
 
-__all__ = ["DialectFile", "choose_dialect", "dialect_names", "dialect_values", "load_dialect", "load_dialect_file"]
+__all__ = [
+    "DialectFile",
+    "choose_dialect",
+    "dialect_names",
+    "dialect_values",
+    "load_dialect",
+    "load_dialect_file",
+    "read_reply",
+]
 
 ALL = ("all",)
 """A request's state that is the protocol's whole vector."""
@@ -45,7 +55,11 @@ class ReplyPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file; `switches` are the action's columns that are converted as the protocol's gripper is."""
+    """The content of a file.
+
+    `switches` are the action's columns that are converted as the protocol's gripper is; `sessions` says that the server
+    keeps a memory by session.
+    """
 
     about: str
     release: str
@@ -53,6 +67,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     request: tuple[RequestField, ...]
     reply: tuple[ReplyPart, ...]
     switches: tuple[int, ...] = (6,)
+    sessions: bool = False
 
 
 def dialect_names() -> tuple[str, ...]:
@@ -97,6 +112,7 @@ def load_dialect(name: str) -> Dialect:
         replan=inference.replan if isinstance(inference.replan, int) else None,
         clip=inference.clip,
         release=content.release,
+        sessions=content.sessions,
     )
 
 
@@ -115,6 +131,29 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
     chosen = load_dialect(name)
     chosen = chosen if cameras is None else _with_cameras(chosen, cameras.split(","))
     return chosen if image_size is None else _with_image_size(chosen, image_size)
+
+
+def read_reply(dialect: Dialect, reply: Reply) -> NDArray[np.float64]:
+    """Return a reply's actions, [H, A]; the error for another reply names the dialect that could read it.
+
+    Raises `ReplyError` as `Dialect.read_actions` does.
+    """
+    try:
+        return dialect.read_actions(reply)
+    except ReplyError as error:
+        transport = load_dialect_file(dialect.name).transport
+        rivals = [rival for rival in dialect_names() if load_dialect_file(rival).transport == transport]
+        fitting = [rival for rival in rivals if _can_read(load_dialect(rival), reply)]
+        remedy = f"{' or '.join(f'--policy-arg dialect={rival}' for rival in fitting)} reads it." if fitting else None
+        raise ReplyError(error.problem, remedy=remedy or error.remedy) from None
+
+
+def _can_read(dialect: Dialect, reply: Reply) -> bool:
+    try:
+        dialect.read_actions(reply)
+    except ReplyError:
+        return False
+    return True
 
 
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
@@ -171,6 +210,7 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
         "switches": {str(column): how for column, how in dialect.switches},
         "replan": dialect.replan,
         "clip": dialect.clip,
+        **({"sessions": True} if dialect.sessions else {}),
     }
 
 
