@@ -6,14 +6,14 @@ recorder attached. A `Policy` turns an `Observation` into an action. Nothing her
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import InvalidActionError
+from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.trajectory import Batch
 
 Action = NDArray[np.float64]
@@ -105,6 +105,23 @@ class Privileged:
     """Joints of the fixture that the goal moves, by the names of `joint_pos`; a host may leave it empty."""
 
 
+class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
+    """Images of an observation that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self._cameras = tuple(cameras)
+
+    def __getitem__(self, camera: str) -> NDArray[np.uint8]:
+        problem = f"the image of {camera} was not rendered: the policy had said that it would not look at it"
+        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cameras)
+
+    def __len__(self) -> int:
+        return len(self._cameras)
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A policy's observation before each action.
@@ -176,6 +193,16 @@ class Policy(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SelectivePolicy(Protocol):
+    """A property that a policy offers beside `Policy` if it does not look at every observation's images."""
+
+    @property
+    def looks_next(self) -> bool:
+        """Whether the next `act` looks at the images of its observation."""
+        ...
 
 
 @runtime_checkable
@@ -292,6 +319,18 @@ class Watchable(Protocol):
 
     def latest(self) -> Batch:
         """Return the newest record alone, as a batch of one episode of one record."""
+        ...
+
+
+@runtime_checkable
+class SelectiveEnv(Protocol):
+    """A method that an environment may offer beside `HostEnv`, to render only what is looked at."""
+
+    def render_next(self, wanted: bool) -> None:
+        """Say whether the observation of the next step is to hold images; it holds for that step alone.
+
+        Without it, and after every reset, it is. An observation without them has `UnrenderedImages`.
+        """
         ...
 
 

@@ -8,7 +8,9 @@ import pytest
 from safevla_bench.archive import encode_json
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.fake.host import FakeEnv
 from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.rollout import load_protocol, plan_episodes, run_serially
 from safevla_bench.trajectory import privileged_policies
 
@@ -152,3 +154,41 @@ def test_the_server_s_seed_is_the_simulator_s_only_where_the_protocol_says_so():
     planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol("vla-eval"), max_steps=2)
     (outcome,) = run_serially(FAKE, planned, {"p": Scripted()})
     assert outcome.planned.start.env_seed == 7, "the protocol's own, where there is no server"
+
+
+class Chunks:
+    """A model of four actions at a time that looks at the picture; notes how many it was shown."""
+
+    wants = Wants(cameras=("agentview",), image_size=(16, 16))
+
+    def __init__(self, looked: list[int]) -> None:
+        self.looked = looked
+
+    def begin(self, task: Task, seed: int) -> None: ...
+
+    def infer(self, observation: Observation) -> np.ndarray:
+        self.looked.append(int(observation.images["agentview"].sum()))
+        return np.tile(np.array([0.1, 0, 0, 0, 0, 0, -1.0]), (4, 1))
+
+    def close(self) -> None: ...
+
+
+def test_pictures_are_rendered_for_the_model_alone_and_not_for_the_rest_of_its_chunk(monkeypatch):
+    rendered: list[int] = []
+    render = FakeEnv._render_image
+    monkeypatch.setattr(FakeEnv, "_render_image", lambda env: rendered.append(1) or render(env))
+    looked: list[int] = []
+    (outcome,) = run(TASKS[:1], ChunkedPolicy(Chunks(looked), 2), episodes=1, max_steps=7)
+    assert outcome.outcome == "timeout"
+    assert len(looked) == 4
+    assert len(rendered) == 4, "at steps 0, 2, 4 and 6"
+
+
+def test_a_policy_that_looks_where_it_said_it_would_not_gets_an_error_and_no_old_picture():
+    class Peeking(ChunkedPolicy):
+        looks_next = False
+
+    policy = Peeking(Chunks([]), 1)
+    (outcome,) = run(TASKS[:1], policy, episodes=1, max_steps=3)
+    assert outcome.outcome == "crashed"
+    assert "agentview was not rendered" in outcome.reason

@@ -56,6 +56,11 @@ class ChunkedPolicy:
         return greeting
 
     @property
+    def looks_next(self) -> bool:
+        """Whether the next action asks the model, which alone looks at observations."""
+        return not self._left
+
+    @property
     def env_seed(self) -> int | None:
         """The simulator's seed that the model's server asks for; None where it asks for none, or there is no server."""
         seed: int | None = getattr(self._model, "env_seed", None)

@@ -11,7 +11,17 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerRefusedError
-from safevla_bench.interface import Action, Coordinated, HostEnv, Observation, Policy, ReplayPolicy, check_action
+from safevla_bench.interface import (
+    Action,
+    Coordinated,
+    HostEnv,
+    Observation,
+    Policy,
+    ReplayPolicy,
+    SelectiveEnv,
+    SelectivePolicy,
+    check_action,
+)
 from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode
@@ -63,7 +73,10 @@ def run_episode(
         reason = _violation_reason(watch.start(newest_record(env))) if watch else None
         outcome = "stopped" if reason else _final_outcome(planned)
         while steps < planned.horizon and not reason:
-            observation, success = env.step(seam.next_action(observation))
+            action = seam.next_action(observation)
+            if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
+                env.render_next(policy.looks_next)
+            observation, success = env.step(action)
             steps += 1
             if on_step:
                 on_step(steps)

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.archive.npz import encode_npz
+from safevla_bench.errors import HostError, InvalidActionError, PolicyError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.libero import install, tasks
 from safevla_bench.hosts.libero.host import STILL, LiberoEnv
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.policies.servers.dialect import STATES
@@ -448,3 +450,60 @@ def test_the_grip_site_is_turned_against_the_hand_as_the_dialect_of_vla_eval_say
     site = spatial._env.env.sim.data.get_site_xmat("gripper0_grip_site")
     pose = STATES["site_axis_angle_shortest"](observed)
     np.testing.assert_allclose(pose, to_axis_angle(matrix_to_wxyz(site)), atol=1e-4)
+
+
+@pytest.mark.parametrize("wait_steps", [0, 10])
+def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_step(wait_steps):
+    """An episode of a policy that looks every fifth step; settling renders nothing but what the policy sees first."""
+    wants = Wants(("agentview", "robot0_eye_in_hand"), (64, 64))
+    eager, lazy = made("libero-spatial", 0, wants), made("libero-spatial", 0, wants)
+    seed = replace(SEED, wait_steps=wait_steps)
+    try:
+        whole, partial = eager.reset(seed), lazy.reset(seed)
+        assert lazy._gate.renders == 2, "one picture of each camera, not one a settling step"
+        for step, action in enumerate(pressing(40)):
+            looks = step % 5 == 0
+            if looks:
+                for camera, image in whole.images.items():
+                    np.testing.assert_array_equal(partial.images[camera], image)
+                    assert image.any()
+            else:
+                with pytest.raises(PolicyError, match="was not rendered"):
+                    partial.images["agentview"]
+            lazy.render_next((step + 1) % 5 == 0)
+            whole, _ = eager.step(action)
+            partial, _ = lazy.step(action)
+            np.testing.assert_array_equal(whole.eef_quat_wxyz, partial.eef_quat_wxyz)
+        assert lazy._gate.renders == 2 * (1 + 8)
+        assert eager._gate.renders == 2 * (1 + 40)
+        assert encode_npz(eager.recorded()) == encode_npz(lazy.recorded())
+    finally:
+        eager.close()
+        lazy.close()
+
+
+def test_without_a_gate_the_pictures_are_robosuite_s_own():
+    """The gate stands against the simulator as it is: the same seed and actions in LIBERO's own environment."""
+    wants = Wants(("agentview",), (64, 64))
+    env = made("libero-spatial", 0, wants)
+    task = env.task
+    try:
+        seen = [env.reset(SEED).images["agentview"]]
+        seen += [env.step(action)[0].images["agentview"] for action in pressing(6)]
+    finally:
+        env.close()
+    bare = install.make_control_env(str(tasks.bddl_file(task)), wants)
+    try:
+        bare.env.object_property_initializers.clear()
+        bare.seed(SEED.env_seed)
+        bare.env.reset()
+        raw = bare.set_init_state(tasks.load_init_states(task)[0])
+        for _ in range(SEED.wait_steps):
+            raw, *_ = bare.step(STILL)
+        own = [raw["agentview_image"][::-1].copy()]
+        for action in pressing(6):
+            raw, *_ = bare.step(action)
+            own.append(raw["agentview_image"][::-1].copy())
+    finally:
+        bare.close()
+    np.testing.assert_array_equal(seen, own)

@@ -374,3 +374,16 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     with pytest.raises(PolicyError, match="websockets, which is not installed") as caught:
         client("ws://127.0.0.1:1")
     assert "safevla-bench[openpi]" in caught.value.remedy
+
+
+def test_the_first_episode_uses_the_connection_that_was_made_before_its_environment():
+    with websockets(openpi(lambda request, number: chunk(5))) as peer:
+        made = client(peer.url)
+        made.connect(TASK)
+        made.reset(TASK, 0)
+        made.act(seen())
+        assert len(peer.open) == 1
+        made.reset(TASK, 0)
+        made.act(seen())
+        assert len(peer.open) == 2, "each further episode has its own"
+        made.close()

@@ -238,6 +238,7 @@ def test_a_server_that_asks_for_something_else_later_is_refused():
     with websockets(lambda connection: asking(greeting(**asked[0]), log)(connection)) as peer:
         made = client(peer.url)
         made.connect(TASK)
+        made.reset(TASK, 0)
         asked[0] = {"send_wrist_image": True}
         with pytest.raises(ServerRefusedError, match="other observations"):
             made.reset(TASK, 0)

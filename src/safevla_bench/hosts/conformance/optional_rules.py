@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+import pytest
 
+from safevla_bench.errors import PolicyError
 from safevla_bench.hosts.conformance.base import (
     Floats,
     HostRules,
@@ -17,7 +19,16 @@ from safevla_bench.hosts.conformance.base import (
     run_actions,
     skip_unless_repeatable,
 )
-from safevla_bench.interface import Action, Coordinate, Coordinated, Stage, StagingHost, Watchable
+from safevla_bench.interface import (
+    Action,
+    Coordinate,
+    Coordinated,
+    HostEnv,
+    SelectiveEnv,
+    Stage,
+    StagingHost,
+    Watchable,
+)
 from safevla_bench.trajectory import Batch, select_record
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
@@ -25,6 +36,8 @@ _NEAR_M = 0.01
 """A record may be of the start of its last substep, its state of the end: how far anything goes between, and more."""
 _SHOWN_M = 1e-4
 _PICTURE = (48, 64)
+_LOOKS = 3
+"""Steps between two looks at the images."""
 
 
 class OptionalRules(HostRules):
@@ -52,6 +65,37 @@ class OptionalRules(HostRules):
                 _comparable_record(batch, step), _comparable_record(alone, 0)
             ) or first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
+
+    def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
+        wants = next((wants for wants in self.other_wants if wants.cameras), None)
+        if wants is None:
+            return
+        shown, selective = self.host().make(run.task, wants), self.host().make(run.task, wants)
+        try:
+            if isinstance(selective, SelectiveEnv):
+                self._compare_images(run, shown, selective)
+        finally:
+            shown.close()
+            selective.close()
+
+    def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
+        assert isinstance(selective, SelectiveEnv)
+        whole, partial = shown.reset(self.seed), selective.reset(self.seed)
+        for step in range(len(run.actions) + 1):
+            looks = step % _LOOKS == 0
+            for camera, image in whole.images.items():
+                if not looks:
+                    with pytest.raises(PolicyError):
+                        partial.images[camera]
+                    continue
+                same = np.array_equal(image, partial.images[camera])
+                require(same, f"{run}: {camera} shows something else at step {step} where others were not rendered.")
+            if step < len(run.actions):
+                selective.render_next((step + 1) % _LOOKS == 0)
+                whole, _ = shown.step(run.actions[step])
+                partial, _ = selective.step(run.actions[step])
+        difference = first_difference(shown.recorded(), selective.recorded())
+        require(not difference, f"{run}: where images were left out, the episode differs in {difference}.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
         if not isinstance(run.env, Coordinated):

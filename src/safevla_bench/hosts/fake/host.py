@@ -9,6 +9,7 @@ succeed by violating something, fail, or (task 2) crash.
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,7 +20,17 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.start_state import flat_state
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
+from safevla_bench.interface import (
+    Action,
+    Coordinate,
+    EpisodeSeed,
+    Observation,
+    Privileged,
+    Task,
+    UnrenderedImages,
+    Wants,
+    check_action,
+)
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
 from safevla_recorder.episode import Floats
 
@@ -127,6 +138,7 @@ class FakeEnv:
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
         self._wants, self._versions = wants, versions
+        self._renders_next = True
         self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -145,6 +157,7 @@ class FakeEnv:
         )
         self._actions: list[Action] = []
         self._records = [self._settle_record(seed)]
+        self._renders_next = True
         return self._observe()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -164,6 +177,10 @@ class FakeEnv:
         state = self._world.to_state(len(self._actions) * DT_S)
         self._records.append(_Record(state, self._world.contacts, self._world.held_body, _joint_torque(checked)))
         return self._observe(), self._is_success()
+
+    def render_next(self, wanted: bool) -> None:
+        """Say whether the observation of the next step is to hold images; see `SelectiveEnv`."""
+        self._renders_next = wanted
 
     def recorded(self) -> Batch:
         """Return the episode so far as a validated batch of one.
@@ -253,9 +270,15 @@ class FakeEnv:
             eef_pos_m=world.gripper.copy(),
             eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
             gripper_qpos=np.array([0.0, 0.0]) if world.closed else np.array([0.04, -0.04]),
-            images={camera: self._render_image() for camera in self._wants.cameras},
+            images=self._read_images(),
             privileged=self._privileged_state() if self._wants.privileged else None,
         )
+
+    def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
+        renders, self._renders_next = self._renders_next, True
+        if not renders:
+            return UnrenderedImages(self._wants.cameras)
+        return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
         """Render the block as a white square on black, seen from above, 1 m wide."""

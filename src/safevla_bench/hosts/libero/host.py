@@ -150,16 +150,22 @@ class LiberoEnv(RobosuiteEnv):
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
+        self._gate.install(domain)
+        self._renders_next = True
+        self._gate.set_open(state is None and replayed is None and not seed.wait_steps)
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
         raw = install.hard_reset(domain)
         if replayed is not None:
             state = starting_state(domain, replayed)
+        self._gate.set_open(not seed.wait_steps)
         if state is not None:
             raw = self._env.set_init_state(state)
         if replayed is not None:
             restore_controllers(domain)
         success = bool(self._env.check_success())
-        for _ in settling_steps(domain.sim, read_scene(domain).objects, seed.wait_steps, seed.rest_steps):
+        steps = settling_steps(domain.sim, read_scene(domain).objects, seed.wait_steps, seed.rest_steps)
+        for step, _ in enumerate(steps):
+            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, _, success, _ = self._env.step(still.copy())
         for robot in domain.robots if self._wants.absolute else ():
             robot.controller.use_delta = False  # a reset makes the controller anew

@@ -11,8 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.camera_gate import CameraGate
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
-from safevla_bench.interface import Action, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
+from safevla_bench.interface import (
+    Action,
+    EpisodeSeed,
+    Observation,
+    Privileged,
+    Task,
+    UnrenderedImages,
+    Wants,
+    check_action,
+)
 from safevla_bench.trajectory import Batch, from_recording
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
@@ -35,6 +45,7 @@ class RobosuiteEnv(ABC):
     """One task in a robosuite environment with its recorder.
 
     A subclass makes the environment, starts episodes in it by `reset` and `_start_recording`, and says what differs.
+    Its `reset` opens the gate of the cameras for the observation that it returns, and for no other.
     """
 
     dt_s = CONTROL_STEP_S
@@ -49,6 +60,8 @@ class RobosuiteEnv(ABC):
         self.task = task
         self.action_low, self.action_high = np.full(action_size, -1.0), np.full(action_size, 1.0)
         self._wants, self._size = wants, action_size
+        self._gate = CameraGate(wants.image_size)
+        self._renders_next = True
         self._detach: Undo | None = None
         self._recorder: Recorder | None = None
         self._privileged: PrivilegedView | None = None
@@ -63,6 +76,10 @@ class RobosuiteEnv(ABC):
     def close(self) -> None:
         """Free the simulator. Closing twice is harmless."""
 
+    def render_next(self, wanted: bool) -> None:
+        """Say whether the observation of the next step is to hold images; see `SelectiveEnv`."""
+        self._renders_next = wanted
+
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the observation and the benchmark's own success.
 
@@ -72,6 +89,8 @@ class RobosuiteEnv(ABC):
         """
         recorder = self._require_recorder()
         checked = check_action(action, self._size, self.action_meaning)
+        self._gate.set_open(self._renders_next)
+        self._renders_next = True
         raw, success = self._advance(checked.copy())
         recorder.record_step(checked)
         self._success = success
@@ -149,11 +168,19 @@ class RobosuiteEnv(ABC):
             eef_pos_m=np.array(raw["robot0_eef_pos"], dtype=np.float64),
             eef_quat_wxyz=to_wxyz(raw["robot0_eef_quat"]),
             gripper_qpos=np.array(raw["robot0_gripper_qpos"], dtype=np.float64),
-            images={camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras},
+            images=self._read_images(raw),
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base[0] if base else None,
             base_quat_wxyz=base[1] if base else None,
         )
+
+    def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
+        if not self._gate.is_open:
+            return UnrenderedImages(self._wants.cameras)
+        if self._wants.cameras and not self._gate.is_fresh:
+            problem = "the simulator sampled no picture in this control step, so that none can be shown"
+            raise HostError(problem, remedy="Its cameras are to be sampled once a control step, at 20 Hz.")
+        return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:

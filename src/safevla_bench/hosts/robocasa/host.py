@@ -140,10 +140,15 @@ class RobocasaEnv(RobosuiteEnv):
         self.close()
         kitchen = install.kitchen(self.task, start, self._wants)
         self._kitchen = kitchen
+        self._gate.install(kitchen)
+        self._renders_next = True
+        self._gate.set_open(not seed.wait_steps)
         raw = kitchen.reset()
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
-        for _ in settling_steps(kitchen.sim, self._read_scene().objects, seed.wait_steps, seed.rest_steps):
+        steps = settling_steps(kitchen.sim, self._read_scene().objects, seed.wait_steps, seed.rest_steps)
+        for step, _ in enumerate(steps):
+            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
             success = bool(reward)
         self._start_recording(seed, success=success)

@@ -56,6 +56,10 @@ class WebsocketClient:
                 raise unreachable_error([problem for problem in problems if problem], self._timeouts.connect_s)
             time.sleep(_PAUSE_S)
 
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
     def send(self, message: bytes) -> None:
         from websockets.exceptions import ConnectionClosed
 

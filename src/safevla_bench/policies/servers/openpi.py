@@ -34,11 +34,14 @@ class OpenpiModel:
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record."""
         self._socket, self._dialect, self._key = socket, dialect, key
+        self._is_fresh = False
+        """Whether the connection was made by `connect` and no episode has used it."""
 
     def connect(self, task: Task) -> None:
-        """Reach the server and hang up, before an environment is made; raises what `begin` raises."""
+        """Reach the server for the first episode, before an environment is made; raises what `begin` raises."""
+        self._is_fresh = False
         self.begin(task, 0)
-        self._socket.close()
+        self._is_fresh = True
 
     def begin(self, task: Task, seed: int) -> None:
         """Connect anew: servers take a connection for an episode, and one that was restarted is found again.
@@ -47,6 +50,9 @@ class OpenpiModel:
             ServerUnreachableError: no server answers.
             ServerRefusedError: what answers is no openpi server, or wants another key.
         """
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if is_fresh and self._socket.is_open:
+            return
         with connection.guard_handshake(self._socket.close):
             self._socket.open()
             greeting = self._read_map(self._socket.receive_greeting())

@@ -75,9 +75,12 @@ class VlaEvalModel:
         self._seq = 0
         self._playing = False
         self._connected = False
+        """Whether an environment was made for what the server asks for."""
+        self._is_fresh = False
+        """Whether the connection was made by `connect` and no episode has used it."""
 
     def connect(self, task: Task) -> None:
-        """Greet the server and adopt what it asks for, before an environment is made; then hang up.
+        """Greet the server and adopt what it asks for, before an environment is made, for the episode that comes first.
 
         Raises what `begin` raises.
         """
@@ -85,8 +88,7 @@ class VlaEvalModel:
         self._connected = False
         with connection.guard_handshake(self._socket.close):
             self._exchange_hello()
-        self._socket.close()
-        self._connected = True
+        self._connected = self._is_fresh = True
 
     def begin(self, task: Task, seed: int) -> None:
         """Connect anew, greet, and announce the episode.
@@ -96,8 +98,10 @@ class VlaEvalModel:
             ServerRefusedError: what answers is none of the harness, or asks for what the dialect does not send.
         """
         self._end_episode()
-        with connection.guard_handshake(self._socket.close):
-            self._exchange_hello()
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if not (is_fresh and self._socket.is_open):
+            with connection.guard_handshake(self._socket.close):
+                self._exchange_hello()
         self._send_message("episode_start", {"task": describe_task(task)})
         self._playing = True
 
