@@ -13,7 +13,7 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Policy, RemotePolicy, SelectivePolicy, Task
+from safevla_bench.interface import Action, Observation, Policy, RemotePolicy, Task
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.metadata import Greeting
@@ -142,7 +142,8 @@ class EntryPolicy:
     @property
     def looks_next(self) -> bool:
         """Whether the client looks at the images of its next observation."""
-        return self._now.looks_next if isinstance(self._now, SelectivePolicy) else True
+        looks: bool = getattr(self._now, "looks_next", True)
+        return looks
 
     @property
     def env_seed(self) -> int | None:
