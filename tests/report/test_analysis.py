@@ -9,10 +9,12 @@ import pytest
 
 from report.scenes import run, verdicts
 from safevla_bench.compare import compare_policies, split_by_policy
+from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.metrics import aggregate, cells
 from safevla_bench.report import sweep_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline
+from safevla_bench.report.page import render_page
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
@@ -122,3 +124,14 @@ def test_the_headline_says_whether_two_policies_can_be_told_apart():
     assert ("calm is" in support and "points safer than rough" in support) == is_significant
     assert ("does not tell calm from rough" in support) == (not is_significant)
     assert "On the same 10 episodes" in support
+
+
+def test_the_page_tables_the_bodies_of_violations_and_displacement_without_receptacles():
+    found = find_bodies([BATCH], SCORES, Ruleset(LIBRARY, REGISTRY))
+    assert FOUND.bodies.violations == found.violations
+    page = render_page(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY), title="t", analysis=FOUND)
+    assert "Which bodies, of what kind" in page
+    assert "Displacement with and without the goal" in page
+    assert "arm link – fixture link" in page
+    calm = score(started(run(["calm"], [0.0], 2, ["libero-10"])), Ruleset(LIBRARY, REGISTRY))
+    assert "Which bodies" not in render_page(calm, None, Ruleset(LIBRARY, REGISTRY), title="t")
