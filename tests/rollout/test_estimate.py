@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from safevla_bench.evaluate import Request
+from safevla_bench.evaluate import estimate_run as estimate_planned
 from safevla_bench.hosts import host_names
 from safevla_bench.interface import Task
 from safevla_bench.rollout import estimate_run, load_protocol, plan_episodes
@@ -19,7 +21,7 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
     steps = 280 + 10
     for side, span in enumerate(("low", "high")):
         blind = known.step_s[side] * steps + known.reset_s[side]
-        seeing = blind + 2 * known.camera_step_s[side] * steps
+        seeing = blind + 2 * known.camera_step_s[side] * 280  # what settles is not rendered
         expected = 10 * (blind + seeing) + 4 * known.make_s[side]
         assert getattr(found.time_s, span) == pytest.approx(expected)
         assert getattr(found.disk_bytes, span) == pytest.approx(20 * 281 * known.record_bytes[side])
@@ -30,6 +32,22 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
         ("seeing", "task_0", 5, 280, 2),
         ("seeing", "task_3", 5, 280, 2),
     ]
+
+
+def test_pictures_are_counted_where_they_are_looked_at():
+    known = load_costs()["libero"]
+    every, some = (estimate_run(PLAN, "libero", CAMERAS, look_intervals={"seeing": count}) for count in (1, 50))
+    looks = 280, 6  # of 280 steps those at 0, 50, ..., 250
+    fewer = 10 * 2 * known.camera_step_s[1] * (looks[0] - looks[1])
+    assert every.time_s.high - some.time_s.high == pytest.approx(fewer)
+    assert {scene.look_interval for scene in some.scenes if scene.policy == "seeing"} == {50}
+    assert every.time_s == estimate_run(PLAN, "libero", CAMERAS).time_s
+
+
+def test_a_plan_s_policy_looks_as_often_as_it_asks_its_server():
+    request = Request(host="fake", suites=("fake",), tasks=(0,), policies=("openpi:h", "noop"), episodes=1, max_steps=9)
+    estimate = estimate_planned(request)
+    assert {scene.policy: scene.look_interval for scene in estimate.scenes} == {"openpi:h": 5, "noop": 1}
 
 
 def test_workers_divide_the_time_and_not_the_disk():

@@ -200,8 +200,15 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
     """Estimate what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
     prepared = prepare_run(request if request.servers else replace(request, servers=_placeholder_servers(request)))
     cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
+    intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
     prepared.close()
-    return rollout.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers)
+    return rollout.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
+
+
+def _look_interval(policy: Policy) -> int:
+    """Return the steps from one look of a policy to its next; 1 where the length of its chunks is its server's."""
+    dialect = getattr(policy, "dialect", None)
+    return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
 
 
 def _placeholder_servers(request: Request) -> tuple[str, ...]:

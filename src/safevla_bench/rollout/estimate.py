@@ -9,10 +9,13 @@ from functools import reduce
 from importlib import resources
 from itertools import groupby
 from operator import add
+from types import MappingProxyType
 
 import msgspec
 
 from safevla_bench.rollout.plan import PlannedEpisode, scene_of
+
+NO_INTERVALS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class ScenePlan:
     episodes: int
     horizon: int
     cameras: int
+    look_interval: int = 1
+    """Steps from one look at the cameras' images to the next; they are rendered for looks alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +87,21 @@ def load_costs() -> dict[str, HostCosts]:
 
 
 def estimate_run(
-    episodes: Sequence[PlannedEpisode], host: str, cameras: Mapping[str, int], workers: int = 1
+    episodes: Sequence[PlannedEpisode],
+    host: str,
+    cameras: Mapping[str, int],
+    workers: int = 1,
+    look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimate for the episodes; `cameras` holds how many each policy wants."""
+    """Return the estimate for the episodes.
+
+    `cameras` holds how many each policy wants, `look_intervals` the steps between two looks of those that carry out
+    several actions of a reply.
+    """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
-    scenes = tuple(_plan_scene(group, cameras[group[0].policy]) for group in groups)
+    scenes = tuple(
+        _plan_scene(group, cameras[group[0].policy], look_intervals.get(group[0].policy, 1)) for group in groups
+    )
     host_costs = load_costs().get(host)
     if host_costs is None:
         return RunEstimate(scenes, workers, None, None, None)
@@ -101,13 +116,16 @@ def estimate_run(
     return RunEstimate(scenes, workers, time, disk, host_costs.source)
 
 
-def _plan_scene(group: Sequence[PlannedEpisode], cameras: int) -> ScenePlan:
+def _plan_scene(group: Sequence[PlannedEpisode], cameras: int, look_interval: int) -> ScenePlan:
     first = group[0]
     task = first.task
-    return ScenePlan(first.policy, task.benchmark, task.task_id, task.name, len(group), first.horizon, cameras)
+    return ScenePlan(
+        first.policy, task.benchmark, task.task_id, task.name, len(group), first.horizon, cameras, look_interval
+    )
 
 
 def _scene_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
-    step = CostRange(*costs.step_s) + CostRange(*costs.camera_step_s) * scene.cameras
-    episode = CostRange(*costs.reset_s) + step * (scene.horizon + wait_steps)
+    looks = 1 + (scene.horizon - 1) // scene.look_interval
+    pictures = CostRange(*costs.camera_step_s) * (scene.cameras * looks)
+    episode = CostRange(*costs.reset_s) + CostRange(*costs.step_s) * (scene.horizon + wait_steps) + pictures
     return CostRange(*costs.make_s) + episode * scene.episodes
