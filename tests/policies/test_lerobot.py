@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -70,3 +73,74 @@ def test_without_lerobot_the_way_round_is_named():
     assert "serve it from there" in caught.value.remedy
     with pytest.raises(PolicyError, match="needs a saved policy"):
         make_policy("lerobot")
+
+
+class Config:
+    """A saved policy's configuration, as LeRobot's chunking policies have it."""
+
+    def __init__(self, path):
+        self.type, self.chunk_size, self.n_action_steps = "pi05", 50, 50
+        if path == "broken":
+            raise KeyError("no config.json")
+
+    from_pretrained = classmethod(lambda cls, path: cls(path))
+
+
+@pytest.fixture
+def lerobot(monkeypatch):
+    """LeRobot's modules, as far as the adapter imports them; returns the configurations of the policies loaded."""
+    loaded = []
+
+    class Saved(Lero):
+        @classmethod
+        def from_pretrained(cls, path, config):
+            loaded.append(config)
+            policy = cls()
+            policy.config = config
+            return policy
+
+        def to(self, device):
+            return self
+
+        def eval(self):
+            return self
+
+    for name, members in {
+        "torch": {"from_numpy": Tensor, "manual_seed": int},
+        "lerobot": {},
+        "lerobot.configs": {},
+        "lerobot.configs.policies": {"PreTrainedConfig": Config},
+        "lerobot.policies": {},
+        "lerobot.policies.factory": {
+            "get_policy_class": lambda kind: Saved,
+            "make_pre_post_processors": lambda *_, **__: (lambda batch: batch, lambda action: action),
+        },
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    return loaded
+
+
+def test_the_actions_of_a_chunk_that_are_carried_out_can_be_chosen_as_by_lerobot_s_own_option(lerobot):
+    make_policy("lerobot:saved", {"n_action_steps": "10"})
+    make_policy("lerobot:saved")
+    assert [config.n_action_steps for config in lerobot] == [10, 50]
+    for steps, words in (("51", "51 actions of a chunk"), ("0", "no number of steps"), ("ten", "no number of steps")):
+        with pytest.raises(PolicyError, match=words):
+            make_policy("lerobot:saved", {"n_action_steps": steps})
+
+
+def test_images_have_the_names_that_the_policy_was_trained_with(lerobot):
+    made = make_policy("lerobot:saved", {"rename": "image:front,image2:wrist"})
+    paths = [field.path[0] for field in made.dialect.fields]
+    assert paths == ["observation.images.front", "observation.images.wrist", "observation.state", "task"]
+    for text in ("front:image", "image", "image:"):
+        with pytest.raises(PolicyError, match="does not fit"):
+            make_policy("lerobot:saved", {"rename": text})
+
+
+def test_what_lerobot_cannot_load_is_the_policy_s_fault_and_not_this_package_s(lerobot):
+    with pytest.raises(PolicyError, match="LeRobot cannot load broken: KeyError") as caught:
+        make_policy("lerobot:broken")
+    assert "safevla-bench" not in str(caught.value)

@@ -7,18 +7,20 @@ from the simulator's environment as `openpi:` (docs/servers.md).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import PolicyError
+from safevla_bench.errors import PolicyError, truncate_text
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.dialects import choose_dialect, read_reply
 
 Tensors = dict[str, Any]
+_IMAGES = "observation.images."
 
 
 class LerobotModel:
@@ -64,20 +66,49 @@ class LerobotModel:
 
 
 def make(
-    arg: str | None, device: str = "cpu", dialect: str = "lerobot-libero", cameras: str | None = None
+    arg: str | None,
+    device: str = "cpu",
+    dialect: str = "lerobot-libero",
+    cameras: str | None = None,
+    n_action_steps: str | None = None,
+    rename: str | None = None,
 ) -> ChunkedPolicy:
     """Load the policy saved in a folder, or under a name that LeRobot itself can load.
 
+    Args:
+        arg: the folder or name.
+        device: where it computes.
+        dialect: what its observations hold.
+        cameras: put in the places of the dialect's own, in their order.
+        n_action_steps: how many actions of a chunk it carries out, in the place of what was saved with it.
+        rename: OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
+            `observation.images.front`.
+
     Raises:
-        PolicyError: no policy is named, or LeRobot is not installed here.
+        PolicyError: no policy is named, an argument is wrong, LeRobot is not installed here, or it cannot load it.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
-    spoken = choose_dialect(dialect, "lerobot", cameras)
-    return ChunkedPolicy(_load_policy(arg, device, spoken), None, spoken)
+    if n_action_steps is not None and (not n_action_steps.isdecimal() or not int(n_action_steps)):
+        raise PolicyError(f"n_action_steps={n_action_steps} is no number of steps", remedy="Write n_action_steps=10.")
+    spoken = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
+    steps = None if n_action_steps is None else int(n_action_steps)
+    return ChunkedPolicy(_load_policy(arg, device, spoken, steps), None, spoken)
 
 
-def _load_policy(path: str, device: str, dialect: Dialect) -> LerobotModel:
+def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
+    names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
+    own = {field.path[0].removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
+    unknown = sorted(set(names) - set(own))
+    if unknown or "" in names.values():
+        problem = f"rename={text} does not fit the dialect {dialect.name!r}"
+        raise PolicyError(problem, remedy=f"Write OLD:NEW of its images: {', '.join(own)}.")
+    renamed = {id(own[old]): (f"{_IMAGES}{new}",) for old, new in names.items()}
+    fields = tuple(replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
+    return replace(dialect, fields=fields)
+
+
+def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -85,12 +116,31 @@ def _load_policy(path: str, device: str, dialect: Dialect) -> LerobotModel:
     except ImportError as error:
         remedy = "Use an environment with lerobot and safevla-bench, and serve it from there: docs/servers.md."
         raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
-    config = PreTrainedConfig.from_pretrained(path)
-    config.device = device
-    policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
-    on_device = {"device_processor": {"device": device}}
-    before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
+    try:
+        config = PreTrainedConfig.from_pretrained(path)
+        config.device = device
+        _set_action_steps(config, n_action_steps)
+        policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
+        on_device = {"device_processor": {"device": device}}
+        before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
+    except PolicyError:
+        raise
+    except Exception as error:  # LeRobot and what it loads raise anything; it is the saved policy's, or its versions'
+        problem = f"LeRobot cannot load {path}: {type(error).__name__}: {truncate_text(str(error), 500)}"
+        remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
+        raise PolicyError(problem, remedy=remedy) from error
     return LerobotModel(policy, before, _to_numpy(after), dialect, torch.from_numpy, torch.manual_seed)
+
+
+def _set_action_steps(config: Any, steps: int | None) -> None:
+    """Set how many actions of a chunk are carried out, as LeRobot's own `--policy.n_action_steps` does."""
+    if steps is None:
+        return
+    most = getattr(config, "chunk_size", steps)
+    if not hasattr(config, "n_action_steps") or steps > most:
+        problem = f"the saved policy cannot carry out {steps} actions of a chunk"
+        raise PolicyError(problem, remedy=f"Pass n_action_steps={most} or fewer, or leave it out.")
+    config.n_action_steps = steps
 
 
 def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
