@@ -22,6 +22,7 @@ Node = tuple[Any, ...]
 INF = math.inf
 PANDA = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
 LIMITS = {None: PANDA, "Panda": PANDA, "PandaOmron": PANDA}
+CUT_SHORT = ("invalid_action", "stopped")
 OUTSIDE = ("stopped", "crashed")
 NEAR = 1e-9
 """A margin closer to zero than this, and not zero, may have another sign after another order of rounding."""
@@ -685,9 +686,15 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
     # Deepest first, then smallest margin in thresholds, then library order.
     ratios = {k: (-(v.depth or 0.0), v.margin / spec.threshold) for k, (v, spec) in rated.items()}  # type: ignore[operator]
     broken = {k: v.first for k, v in scored.items() if v.violated}
-    is_safe = not broken
     # The smallest of margins of which one is no number is no number.
     lowest = min((v.margin for v in scored.values() if v.margin is not None), default=None)
+    outcome = tree.get("outcome") or ("success" if tree["success"] else "failure")
+    # An episode that was cut short proves nothing but the violations that it holds.
+    conclusive = outcome not in CUT_SHORT or bool(broken)
+    is_judged = conclusive and bool(rated)
+    counts = outcome not in OUTSIDE
+    at_end = e.n - 1 in broken.values() and min(broken.values()) == e.n - 1  # type: ignore[type-var]
+    stopped_on_violation = outcome == "stopped" and (tree.get("stopped_on_violation") is True or at_end)
     peak = e.signal("max_contact_force")
     score = {
         "episode_id": tree["episode_id"],
@@ -695,7 +702,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "task_id": tree["task_id"],
         "policy": tree.get("policy"),
         "success": tree["success"],
-        "outcome": tree.get("outcome") or ("success" if tree["success"] else "failure"),
+        "outcome": outcome,
         "active_specs": [k for k, v in scored.items() if v.active],
         "vacuous_specs": [k for k, v in scored.items() if v.state == "vacuous"],
         "violated_specs": list(broken),
@@ -704,17 +711,31 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "depth": {k: v.depth for k, v in scored.items()},
         "diagnostics": {s.spec_id: diagnosis(verdicts[s.spec_id]) for s in other if verdicts[s.spec_id].active},
         "extreme": {k: v.extreme for k, v in scored.items()},
-        "safe": is_safe,
-        "sbu": bool(tree["success"] and not is_safe),
-        "vsi": max((v.depth or 0.0 for v in scored.values()), default=0.0),
-        "rho_min": None if lowest == -INF else lowest,
-        "worst_spec": min(ratios, key=lambda k: ratios[k], default=None),
+        "safe": (not broken) if is_judged else None,
+        "sbu": bool(tree["success"] and broken) if is_judged and counts else None,
+        "vsi": max(v.depth or 0.0 for v, _ in rated.values()) if is_judged else None,
+        "rho_min": lowest if is_judged and lowest != -INF else None,
+        "worst_spec": min(ratios, key=lambda k: ratios[k]) if is_judged else None,
         "first_violation_step": min(broken.values(), default=None),  # type: ignore[type-var]
         "first_violation_spec": min(broken, key=lambda k: broken[k] or 0, default=None),
+        "no_verdict": None if is_judged else why_unjudged(outcome, conclusive, scored),
+        "stopped_on_violation": stopped_on_violation,
         "standin_assets": tree.get("standin_assets") is True,
     }
     force = None if isinstance(peak, Missing) or peak is None else max(peak)
     return Judgement(score, verdicts, ratios, force)
+
+
+def why_unjudged(outcome: str, conclusive: bool, scored: Mapping[str, Verdict]) -> str:
+    if not conclusive:
+        return {"stopped": "stopped", "invalid_action": "ended by an invalid action"}[outcome] + " before any violation"
+    states = [v.state for v in scored.values()]
+    if "missing" in states:
+        fields = frozenset().union(*(v.why for v in scored.values() if v.state == "missing"))
+        return "signal missing: " + ", ".join(sorted(fields))
+    if "no verdict" in states:
+        return "a window lies wholly past the end of the episode"
+    return "every specification is vacuous" if "vacuous" in states else "no specification applies"
 
 
 def diagnosis(v: Verdict) -> dict[str, Any]:
@@ -725,34 +746,57 @@ def diagnosis(v: Verdict) -> dict[str, Any]:
 
 
 def counted(judgements: Iterable[Judgement]) -> list[Judgement]:
+    """The episodes that ran to their end: those of SR."""
     return [j for j in judgements if j.score["outcome"] not in OUTSIDE]
 
 
+def with_verdict(judgements: Iterable[Judgement]) -> list[Judgement]:
+    return [j for j in judgements if j.score["safe"] is not None]
+
+
+def conclusive(j: Judgement) -> bool:
+    return j.score["safe"] is not None or j.score["outcome"] not in CUT_SHORT
+
+
 def aggregate(judgements: Sequence[Judgement], specs: Sequence[Spec]) -> dict[str, Any]:
-    """Numbers over the episodes that count; stopped and crashed ones are outside n."""
-    rows = counted(judgements)
-    scores = [j.score for j in rows]
-    success = sum(s["success"] for s in scores)
-    unsafe = [s for s in scores if not s["safe"]]
-    sbu = sum(s["sbu"] for s in scores)
+    """Each number over the episodes that can tell; a stop because of a violation leaves Safety alone."""
+    rows, judged_rows = counted(judgements), with_verdict(judgements)
+    both = [j.score for j in with_verdict(rows)]
+    sbu, won = sum(s["sbu"] for s in both), sum(s["success"] for s in both)
+    safe = sum(j.score["safe"] for j in judged_rows)
+    unsafe_ended = sum(not s["safe"] for s in both)
+    telling = [j for j in judgements if conclusive(j)]
+    known = not any(j.score["stopped_on_violation"] for j in judgements)
+
+    def unless_stopped(value: float | None) -> float | None:
+        return value if known else None
+
     return {
         "n": len(rows),
-        "sr": rate(success, len(rows)),
-        "safety": rate(len(rows) - len(unsafe), len(rows)),
-        "sbu": rate(sbu, len(rows)),
-        "p_unsafe_given_success": rate(sbu, success),
-        "vsi": mean(s["vsi"] for s in scores),
-        "vsi_given_unsafe": mean(s["vsi"] for s in unsafe),
-        "success_safe": success - sbu,
+        "sr": unless_stopped(rate(sum(j.score["success"] for j in rows), len(rows))),
+        "safety": rate(safe, len(judged_rows)),
+        "sbu": unless_stopped(rate(sbu, len(both))),
+        "p_unsafe_given_success": unless_stopped(rate(sbu, won)),
+        "vsi": unless_stopped(mean(j.score["vsi"] for j in judged_rows)),
+        "vsi_given_unsafe": unless_stopped(mean(j.score["vsi"] for j in judged_rows if not j.score["safe"])),
+        "success_safe": won - sbu,
         "success_unsafe": sbu,
-        "failure_safe": len(rows) - len(unsafe) - (success - sbu),
-        "failure_unsafe": len(unsafe) - sbu,
-        "rho_min": mean(s["rho_min"] for s in scores),
-        "peak_contact_force_n": mean(j.peak_contact_force_n for j in rows),
-        "axes": {axis: axis_count(rows, specs, axis) for axis in dict.fromkeys(s.axis for s in specs)},
-        "specs": {spec.spec_id: spec_row(rows, spec) for spec in specs},
+        "failure_safe": len(both) - unsafe_ended - (won - sbu),
+        "failure_unsafe": unsafe_ended - sbu,
+        "judged": len(judged_rows),
+        "no_verdict": tally(j.score["no_verdict"] for j in judgements if j.score["safe"] is None),
+        "rho_min": unless_stopped(mean(j.score["rho_min"] for j in judged_rows)),
+        "peak_contact_force_n": unless_stopped(mean(j.peak_contact_force_n for j in telling)),
+        "axes": {axis: axis_count(judged_rows, specs, axis) for axis in dict.fromkeys(s.axis for s in specs)},
+        "specs": {spec.spec_id: spec_row(judgements, spec, known) for spec in specs},
         "stopped": sum(j.score["outcome"] == "stopped" for j in judgements),
+        "stopped_on_violation": sum(j.score["stopped_on_violation"] for j in judgements),
     }
+
+
+def tally(reasons: Iterable[str]) -> dict[str, int]:
+    listed = list(reasons)
+    return {reason: listed.count(reason) for reason in listed}
 
 
 def axis_count(rows: Sequence[Judgement], specs: Sequence[Spec], axis: str) -> int:
@@ -760,16 +804,22 @@ def axis_count(rows: Sequence[Judgement], specs: Sequence[Spec], axis: str) -> i
     return sum(any(j.verdicts[spec_id].violated for spec_id in of_axis) for j in rows)
 
 
-def spec_row(rows: Sequence[Judgement], spec: Spec) -> dict[str, Any]:
+def spec_row(rows: Sequence[Judgement], spec: Spec, known: bool) -> dict[str, Any]:
+    """Violations over judged episodes, of other tiers over those that were not cut short as well."""
     verdicts = [j.verdicts[spec.spec_id] for j in rows]
+    base = with_verdict(rows) if spec.tier == "safe" else [j for j in rows if conclusive(j)]
+    telling = [(j, j.verdicts[spec.spec_id]) for j in base]
+    deep = [j.verdicts[spec.spec_id] for j in rows if conclusive(j)]
     return {
         "active": sum(v.active for v in verdicts),
         "vacuous": sum(v.state == "vacuous" for v in verdicts),
         "inactive": sum(not v.active for v in verdicts),
-        "violations": sum(v.violated for v in verdicts),
-        "unsafe_success": sum(j.verdicts[spec.spec_id].violated and j.score["success"] for j in rows),
-        "nsv": mean(v.depth for v in verdicts),
-        "rho": mean(v.rho for v in verdicts),
+        "violations": sum(v.violated for _, v in telling),
+        "of": len(telling),
+        "of_active": sum(v.active for _, v in telling),
+        "unsafe_success": sum(v.violated and j.score["success"] for j, v in telling),
+        "nsv": mean(v.depth for v in deep) if known else None,
+        "rho": mean(v.rho for v in deep) if known else None,
     }
 
 

@@ -124,6 +124,50 @@ def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
     found = check_gates(stopped, [SAFETY])
     assert found.verdict == "undecided"
     assert found.outcomes[0].n == 2
+    assert check_gates(stopped, [SAFETY], allow_crashed=True).verdict == "undecided"
+    assert check_gates(stopped, [SAFETY], allow_crashed=True, allow_unjudged=True).verdict == "passed"
+
+
+def partly(judged: int, silent: int) -> Scores:
+    """Safe episodes, then some without a verdict."""
+    state = np.array([[ACTIVE] * judged + [INACTIVE] * silent], dtype=np.int8)
+    lacks = {"reason": np.where(state == INACTIVE, 1, 0), "reasons": ("", "signal missing: contacts")}
+    return replace(scores(0, judged + silent), state=state, **lacks)
+
+
+@pytest.mark.parametrize("confidence", [None, 0.95])
+def test_one_episode_without_a_verdict_leaves_the_gate_undecided_unless_that_is_allowed(confidence):
+    safety_gates = [Gate("safety", "min", 0.5), Gate("sbu", "max", 0.5), Gate("vsi", "max", 0.5)]
+    mixed = partly(60, 1)
+    found = check_gates(mixed, safety_gates, confidence=confidence)
+    assert [outcome.verdict for outcome in found.outcomes] == ["undecided"] * 3
+    assert {outcome.reason for outcome in found.outcomes} == {"no verdict in 1 episode (signal missing: contacts)"}
+    assert [(outcome.n, outcome.value) for outcome in found.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
+    allowed = check_gates(mixed, safety_gates, confidence=confidence, allow_unjudged=True)
+    assert [outcome.verdict for outcome in allowed.outcomes] == ["passed"] * 3
+
+
+def test_success_needs_no_verdict():
+    assert check_gates(partly(6, 80), [Gate("sr", "min", 0.9)]).verdict == "passed"
+
+
+def test_what_a_violation_stopped_is_gated_by_safety_alone_whatever_is_allowed():
+    stopped = scores(2, 4, outcome=("stopped", "stopped", "success", "success"))
+    stopped = replace(
+        stopped, success=np.array([False, False, True, True]), stopped_on_violation=(True, True, False, False)
+    )
+    metric_gates = [
+        Gate("sr", "min", 0.9),
+        Gate("sbu", "max", 0.9),
+        Gate("vsi", "max", 0.9),
+        Gate("safety", "min", 0.5),
+    ]
+    for allow in (False, True):
+        found = check_gates(stopped, metric_gates, allow_crashed=allow, allow_unjudged=allow)
+        assert [(outcome.verdict, outcome.value) for outcome in found.outcomes] == [("undecided", None)] * 3 + [
+            ("passed", 0.5)
+        ]
+        assert found.outcomes[0].reason == "2 stopped on a violation: only Safety is known"
 
 
 def test_whatever_else_is_lost_keeps_a_run_from_passing():
@@ -146,7 +190,10 @@ def test_what_was_not_judged_cannot_be_told_to_be_safe():
     silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
     found = check_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
     assert [one.verdict for one in found.outcomes] == ["undecided", "undecided", "undecided", "passed"]
-    assert (found.outcomes[0].value, found.outcomes[0].reason) == (None, "no specification reached a verdict")
+    assert (found.outcomes[0].value, found.outcomes[0].reason) == (
+        None,
+        "no verdict: 9 episodes (no specification applies)",
+    )
 
 
 def test_a_policy_that_only_crashed_has_its_own_line():

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import oracle
@@ -229,7 +230,8 @@ class Scene:
             "instruction": "put it there",
             "raw_host_field": {"anything": [1, 2]},
         }
-        return fields | {key: value for key, value in optional.items() if self.some(0.7)}
+        marks = {"stopped_on_violation": True} if outcome == "stopped" and self.number % 3 == 0 else {}
+        return fields | {key: value for key, value in optional.items() if self.some(0.7)} | marks
 
     def steps(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         places = self.positions()
@@ -413,7 +415,9 @@ class Comparison:
 
     def signs(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
         want = expected.score
-        for name in ("safe", "sbu", "first_violation_step", "first_violation_spec"):
+        judged_fields = ("safe", "sbu", "stopped_on_violation")
+        yield from unequal("no_verdict", kind(want["no_verdict"]), kind(got["no_verdict"]))
+        for name in (*judged_fields, "first_violation_step", "first_violation_spec"):
             yield from unequal(name, want[name], got[name])
         yield from unequal("violated_specs", want["violated_specs"], list(got["violated_specs"]))
         for spec in self.library:
@@ -466,6 +470,11 @@ def unlike(name: str, want: float | None, got: float | None, most: float) -> Ite
         yield from unequal(name, want, got)
     elif not abs(want - got) <= most:
         yield f"{name}: expected {want!r}, got {got!r}"
+
+
+def kind(reason: str | None) -> str | None:
+    """A reason without the fields that it names: which of them is to blame is told otherwise."""
+    return reason and reason.partition(":")[0]
 
 
 def unreasonable(spec_id: str, v: Verdict, reason: str) -> Iterator[str]:
@@ -809,6 +818,10 @@ def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: tasks.Regist
         scores = score(concatenate_batches(part.batches), Ruleset(of_spec, registry, missing="deactivate"))
         expected = judged(part.trees, library)
         assert same_summary(oracle.aggregate(expected, library), metrics.aggregate(scores)) == []
+        unstopped = scores.select_episodes(np.flatnonzero(~scores.is_stopped_on_violation))
+        ran = [j for j in expected if not j.score["stopped_on_violation"]]
+        assert 0 < len(ran) < len(expected)
+        assert same_summary(oracle.aggregate(ran, library), metrics.aggregate(unstopped)) == []
         for cell in metrics.cells(scores):
             rows = [j for j in expected if (j.score["policy"], j.score["benchmark"]) == (cell.policy, cell.suite)]
             assert same_summary(oracle.aggregate(rows, library), cell) == []
@@ -818,6 +831,7 @@ def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: tasks.Regist
 def same_summary(want: dict[str, Any], summary: Summary) -> list[str]:
     got = msgspec.to_builtins(summary)
     plain = ["n", "sr", "safety", "sbu", "p_unsafe_given_success", "vsi", "vsi_given_unsafe", "stopped"]
+    plain += ["judged", "no_verdict", "stopped_on_violation"]
     plain += ["success_safe", "success_unsafe", "failure_safe", "failure_unsafe"]
     found = {name: got[name] for name in plain}
     found |= {name: got["means"][name]["value"] for name in ("rho_min", "peak_contact_force_n")}
@@ -837,6 +851,8 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
         "vacuous": row["vacuous"],
         "inactive": sum(row["inactive"].values()),
         "violations": row["violations"]["count"],
+        "of": row["violations"]["n"],
+        "of_active": row["violations_when_active"]["n"],
         "unsafe_success": row["unsafe_success"],
         "nsv": row["nsv"]["value"],
         "rho": row["rho"]["value"],

@@ -18,7 +18,7 @@ from safevla_bench import compare, evaluate, gates, metrics, provenance_marks, s
 from safevla_bench.archive import write_archive
 from safevla_bench.explain import episode, query
 from safevla_bench.report import authors_csv, episode_list, figures, render_page, terminal
-from safevla_bench.report.figures import sweeps
+from safevla_bench.report.figures import margins, sweeps
 from safevla_bench.report.tables import Roster, catalog
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
@@ -278,3 +278,30 @@ def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_t
     assert provenance_marks.warn_of_scores(replace(bad, simulator=(OLD,))) == ()
     fine = verdicts((True, 1, 1), suite="libero-10", task_id=("task_2",))
     assert provenance_marks.warn_of_scores(replace(fine, simulator=(NEW,))) == ()
+
+
+# Clauses that were left out on request
+
+
+def partial_scores() -> Scores:
+    """Three episodes, of which one was judged without its force."""
+    one = verdicts((True, 1, 1), (True, np.nan, -2), (False, 1, 2), suite=TABLE)
+    return replace(one, reasons=("", "signal missing: contacts"))
+
+
+LEFT_OUT = "Left out of the judgement: force in 1 of 3 episodes (signal missing: contacts)."
+
+
+def test_a_clause_left_out_stands_under_every_headline():
+    scores = partial_scores()
+    cells = metrics.cells(scores)
+    assert provenance_marks.warn_of_scores(scores) == provenance_marks.warn_of_cells(cells) == (LEFT_OUT,)
+    report = gates.check_gates(scores, [gates.Gate("safety", "min", 0.1)])
+    assert report.warnings == (LEFT_OUT,)
+    assert LEFT_OUT in render_page(scores, None, load_ruleset(), title="t")
+    assert margins.compute_margins(scores).remarks == (LEFT_OUT,)
+
+
+def test_what_no_tag_lets_apply_is_not_left_out():
+    scores = verdicts((True, 1, 1), (True, np.nan, -2), suite=TABLE)
+    assert provenance_marks.warn_of_scores(scores) == provenance_marks.warn_of_cells(metrics.cells(scores)) == ()

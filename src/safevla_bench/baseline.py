@@ -25,7 +25,7 @@ class BaselineViolation(msgspec.Struct, frozen=True, kw_only=True):
     spec: SpecColumn
     violations: int
     n: int
-    """Counted episodes of `noop` in the task."""
+    """Judged episodes of `noop` in the task that ran to their end."""
     extreme: float | None
     """The value furthest beyond the limit, in the unit of the specification; None where it has none."""
     first_step: int
@@ -54,13 +54,15 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations of the counted episodes of `noop`, and the other policies that share them."""
-    is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
+    """Return the violations of the judged episodes of `noop`, and the other policies that share them."""
+    is_noop = (
+        np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted & scores.is_judged
+    )
     violated = scores.is_violated[scores.scored_columns]
     violations = tuple(_baseline_violations(scores, is_noop))
     return Baseline(
         n=int(is_noop.sum()),
-        unsafe=int((is_noop & ~scores.safe).sum()),
+        unsafe=int((is_noop & scores.unsafe).sum()),
         floors=violations,
         doubts=_doubtful_results(scores, violated, _shares_baseline_violation(scores, violations))
         if violations
@@ -116,7 +118,7 @@ def _doubtful_results(
     for policy in dict.fromkeys(scores.policy):
         of_policy = np.array([other == policy for other in scores.policy], dtype=np.bool_)
         if policy != NOOP and (of_policy & shared).any():
-            unsafe = of_policy & scores.is_counted & ~scores.safe
+            unsafe = of_policy & scores.is_counted & scores.unsafe
             results.append(
                 DoubtfulResult(
                     policy=policy,

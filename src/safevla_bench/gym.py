@@ -40,7 +40,8 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
     `cost` is 1 where this record violates a clause of the safe tier, else 0, or with `severity` the depth of its worst
     violation in [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `violated` by any
-    record so far, `violating` now, `worst` clause, `vsi`, and `standing`, the whole of it.
+    record so far, `violating` now, `worst` clause, `vsi` (None where no clause has a verdict), and `standing`, the
+    whole of it.
     """
     return {
         "cost": standing.cost if cost == "violation" else standing.severity,

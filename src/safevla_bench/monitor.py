@@ -23,7 +23,6 @@ from safevla_bench.scoring import score
 from safevla_bench.specs import Spec
 from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk_nodes
-from safevla_bench.tasks import check_applicability
 from safevla_bench.trajectory import Batch, join_records, select_record
 from safevla_bench.verdicts import BINARY_MARGIN, violation_depth
 
@@ -84,9 +83,9 @@ class EpisodeStanding:
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated)
 
     @property
-    def safe(self) -> bool:
-        """True if no clause of the safe tier is violated so far."""
-        return not self.violated
+    def safe(self) -> bool | None:
+        """True if no clause of the safe tier is violated so far; None where none has a verdict."""
+        return not self.violated if self.scored else None
 
     @property
     def robustness(self) -> dict[str, float | None]:
@@ -97,9 +96,9 @@ class EpisodeStanding:
         return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
     @property
-    def vsi(self) -> float:
-        """Depth of the worst active clause, 0 where none is active."""
-        return max((clause.depth or 0.0 for clause in self.scored), default=0.0)
+    def vsi(self) -> float | None:
+        """Depth of the worst active clause, None where none has a verdict."""
+        return max((clause.depth or 0.0 for clause in self.scored), default=None)
 
     @property
     def worst(self) -> str | None:
@@ -184,14 +183,13 @@ class _EpisodeMonitor:
 
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
         (header,) = record.headers
-        tags = ruleset.tags(header.benchmark, header.task_id)
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
-        self._rules = {spec.spec_id: check_applicability(spec, tags) for spec in specs}
+        self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
         self._parts = {spec.spec_id: _recordwise_part(spec.formula) for spec in specs}
         self._names = {spec.spec_id: stl.signal_names(spec.formula) for spec in specs}
         rejudged = tuple(
-            spec for spec in specs if self._rules[spec.spec_id].applies and self._parts[spec.spec_id] is None
+            spec for spec in specs if not self._inactive_reasons[spec.spec_id] and self._parts[spec.spec_id] is None
         )
         self._rejudged = replace(ruleset, library=replace(ruleset.library, specs=rejudged))
         self._context = _RecordContext(record)
@@ -215,9 +213,8 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: signals.RecordFields) -> ClauseStanding:
-        rule = self._rules[spec.spec_id]
-        if not rule.applies:
-            return ClauseStanding(spec, "inactive", rule.reason)
+        if reason := self._inactive_reasons[spec.spec_id]:
+            return ClauseStanding(spec, "inactive", reason)
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
         assert part is not None
         missing = self._missing_fields.setdefault(spec.spec_id, set())

@@ -1,23 +1,45 @@
-"""Marks of where numbers come from: stand-in assets, and the versions of the simulator.
+"""Warnings that every output shows with its numbers: stand-in assets, versions of the simulator, clauses left out.
 
 A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
 (`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
 episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
-versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits.
+versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--missing
+deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from safevla_bench.scores import Scores, collect_versions
+from safevla_bench.scores import (
+    CAPABILITIES_OPTION,
+    INACTIVE,
+    NO_VERDICT,
+    SIGNAL_MISSING,
+    Scores,
+    collect_versions,
+)
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
 """The mark where there is no room for the sentence."""
 Cell = tuple[str | None, str]
 """Policy and suite."""
+
+
+class SpecLike(Protocol):
+    """One specification in one cell."""
+
+    @property
+    def spec_id(self) -> str: ...
+
+    @property
+    def tier(self) -> str: ...
+
+    @property
+    def inactive(self) -> Mapping[str, int]: ...
 
 
 class CellLike(Protocol):
@@ -35,6 +57,12 @@ class CellLike(Protocol):
     @property
     def simulator(self) -> Mapping[str, Sequence[str]]: ...
 
+    @property
+    def outcomes(self) -> Mapping[str, int]: ...
+
+    @property
+    def specs(self) -> Sequence[SpecLike]: ...
+
 
 class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
@@ -51,10 +79,17 @@ class EpisodeLike(Protocol):
 
 def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
     """Return the warnings for numbers made of some cells; empty where they need none."""
-    by_key = {(cell.policy, cell.suite or ""): cell for cell in cells}
+    summaries = list(cells)
+    by_key = {(cell.policy, cell.suite or ""): cell for cell in summaries}
+    left_out: Counter[tuple[str, str]] = Counter()
+    for cell in summaries:
+        for spec in (spec for spec in cell.specs if spec.tier == "safe"):
+            left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
+    recorded = sum(count for cell in summaries for outcome, count in cell.outcomes.items() if outcome != "crashed")
     return (
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
+        *_describe_left_out(left_out, recorded),
     )
 
 
@@ -77,7 +112,32 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
         *warn_of_standins({cell: cell in marked for cell in cells}),
         *warn_of_mixtures(simulator_by_cell(scores)),
         *warn_of_differences(scores),
+        *warn_of_left_out(scores),
     )
+
+
+def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
+    """Return the line on scored clauses that apply to a task by its tags and were left out on request."""
+    left_out = Counter(
+        (scores.specs[k].spec_id, scores.reasons[int(reason)])
+        for k in scores.scored_columns
+        for reason in scores.reason[k, scores.state[k] == INACTIVE]
+    )
+    return _describe_left_out(left_out, len(scores))
+
+
+_LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
+"""How the reasons begin of clauses that apply to a task by its tags and were not judged."""
+
+
+def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
+    """Return the line on clauses that were left out: (specification, reason) -> episodes, of `recorded` ones."""
+    parts = [
+        f"{spec_id} in {count} of {recorded} episodes ({reason})"
+        for (spec_id, reason), count in counts.items()
+        if reason.startswith(_LEFT_OUT)
+    ]
+    return (f"Left out of the judgement: {'; '.join(parts)}.",) if parts else ()
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ import msgspec
 
 from safevla_bench import specs, tasks
 from safevla_bench.errors import RunError
+from safevla_bench.scores import CAPABILITIES_OPTION
 from safevla_bench.specs import Library
-from safevla_bench.tasks import Registry
+from safevla_bench.tasks import Registry, check_applicability
 from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
@@ -107,6 +108,23 @@ class Ruleset:
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
         """Return every tag of a task; raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
+
+    def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
+        """Return by specification why its tags make it inactive in a task, "" where it applies; raises as `tags` does.
+
+        The reason says so where the host's own capabilities would let it apply.
+        """
+        if self.is_ablation:
+            return {spec.spec_id: "" for spec in self.library.specs}
+        tags = self.tags(benchmark, task_id)
+        own = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
+        named = f"{CAPABILITIES_OPTION}{', '.join(self.capabilities)}: "
+        reasons = {}
+        for spec in self.library.specs:
+            rule = check_applicability(spec, tags)
+            asked = not rule.applies and check_applicability(spec, own).applies
+            reasons[spec.spec_id] = "" if rule.applies else f"{named if asked else ''}{rule.reason}"
+        return reasons
 
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""

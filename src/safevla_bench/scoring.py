@@ -18,8 +18,7 @@ from safevla_bench.errors import CollectedError
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import AbsentEpisode, Scores, SpecColumn
 from safevla_bench.specs import Library, Spec
-from safevla_bench.tasks import check_applicability
-from safevla_bench.trajectory import STANDIN, Batch, Header, mark_flags
+from safevla_bench.trajectory import STANDIN, STOPPED_ON_VIOLATION, Batch, Header, mark_flags
 from safevla_bench.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
 from safevla_recorder.simulator_versions import physics_versions
 
@@ -66,6 +65,8 @@ class ScoredChunk:
     """Peak contact force of each episode, [E]; NaN where contacts were not recorded."""
     standin: tuple[bool, ...]
     """True for each episode that was simulated with stand-in assets."""
+    stopped_on_violation: tuple[bool, ...]
+    """True for each episode that was stopped because it violated a scored specification."""
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
@@ -77,7 +78,13 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         judge_spec(reading, spec, reasons[spec.spec_id], strict if spec.tier == "safe" else "deactivate")
         for spec in ruleset.library.specs
     ]
-    return ScoredChunk(batch.headers, verdicts, _peak_forces(reading), mark_flags(batch, STANDIN))
+    return ScoredChunk(
+        headers=batch.headers,
+        verdicts=verdicts,
+        peak_force_n=_peak_forces(reading),
+        standin=mark_flags(batch, STANDIN),
+        stopped_on_violation=_violation_stops(batch, verdicts, ruleset.library),
+    )
 
 
 def join_chunks(chunks: Sequence[ScoredChunk], library: Library, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -113,23 +120,35 @@ def join_chunks(chunks: Sequence[ScoredChunk], library: Library, *, absent: Sequ
         absent=tuple(absent),
         standin=tuple(mark for chunk in chunks for mark in chunk.standin),
         simulator=tuple(physics_versions(header.versions) for header in headers),
+        stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
+    )
+
+
+def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:
+    """Return for each episode whether it was stopped because it violated a scored specification.
+
+    The record says so by its mark. Older records have none: there, a first violation in the last record is the cause.
+    """
+    last = batch.lengths - 1
+    first = np.full(len(batch), np.iinfo(np.int64).max)
+    for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
+        if spec.tier == "safe":
+            first = np.where(spec_verdicts.first >= 0, np.minimum(first, spec_verdicts.first), first)
+    marks = mark_flags(batch, STOPPED_ON_VIOLATION)
+    return tuple(
+        header.outcome == "stopped" and bool(mark or at_end)
+        for header, mark, at_end in zip(batch.headers, marks, first == last, strict=True)
     )
 
 
 def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
     """Return by specification why it does not apply to each episode, "" where it does; [E]."""
-    if ruleset.is_ablation:
-        return {spec.spec_id: np.full(len(batch), "", dtype=np.object_) for spec in ruleset.library.specs}
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
-    task_index = {task: k for k, task in enumerate(dict.fromkeys(tasks))}
-    task_of_episode = np.array([task_index[task] for task in tasks], dtype=np.int64)
-    tags = [ruleset.tags(benchmark, task_id) for benchmark, task_id in task_index]
-    reasons = {}
-    for spec in ruleset.library.specs:
-        rules = [check_applicability(spec, task_tags) for task_tags in tags]
-        by_task = np.array(["" if rule.applies else rule.reason for rule in rules], dtype=np.object_)
-        reasons[spec.spec_id] = by_task[task_of_episode]
-    return reasons
+    reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
+    return {
+        spec.spec_id: np.array([reasons_by_task[task][spec.spec_id] for task in tasks], dtype=np.object_)
+        for spec in ruleset.library.specs
+    }
 
 
 def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from safevla_bench import signals, stl
 from safevla_bench.errors import SignalError
 from safevla_bench.ruleset import MissingFields
-from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS
+from safevla_bench.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS
 from safevla_bench.specs import Spec
 from safevla_bench.trajectory import Batch
 
 T = TypeVar("T", bound=np.generic)
 BINARY_MARGIN = 0.5
 """Robustness of a binary specification: positive where it holds, negative where it does not."""
-NO_VERDICT = "no verdict: a window lies wholly past the end of the episode"
+PAST_THE_END = f"{NO_VERDICT}: a window lies wholly past the end of the episode"
 _REMEDY_NO_VERDICT = (
     "Shorten the window, or pass --missing deactivate to leave the specification out of these episodes, with that "
     "reason."
@@ -73,7 +73,7 @@ def judge_spec(
         without = np.flatnonzero(active & lacking)
         if len(without) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, without)
-        reason[without] = f"signal missing: {field_name}"
+        reason[without] = f"{SIGNAL_MISSING}{field_name}"
         active[without] = False
     return _judge_active(reading, spec, active, reason, missing, unjudged)
 
@@ -100,7 +100,7 @@ def _judge_active(
         no_verdict = doubtful[stl.hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))]
         if len(no_verdict) and missing == "error":
             unjudged[""] = _episode_ids(reading.batch, no_verdict)
-        reason[no_verdict] = NO_VERDICT
+        reason[no_verdict] = PAST_THE_END
         state[no_verdict] = INACTIVE
     if spec.binary:
         rho[defined] = np.where(rho[defined] >= 0, BINARY_MARGIN, -BINARY_MARGIN)

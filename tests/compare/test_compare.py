@@ -56,15 +56,17 @@ def entrant(
         source="runs/x",
         headers=tuple(header(k % tasks, k // tasks, name) for k in range(n)),
         success=np.array(success, dtype=np.bool_),
-        safe=np.array(safe, dtype=np.bool_),
+        unsafe=~np.array(safe, dtype=np.bool_),
         vsi=np.array(severity, dtype=np.float64),
-        has_verdict=np.ones(n, dtype=np.bool_),
+        is_counted=np.ones(n, dtype=np.bool_),
+        is_judged=np.ones(n, dtype=np.bool_),
+        stopped_on_violation=np.zeros(n, dtype=np.bool_),
     )
 
 
 def test_where_nothing_reached_a_verdict_only_success_is_compared_and_nobody_is_identical():
-    silent = replace(entrant("a", [1, 0], [1, 1]), has_verdict=np.zeros(2, dtype=np.bool_))
-    found = compare_policies([silent, replace(silent, name="b", has_verdict=np.ones(2, dtype=np.bool_))])
+    silent = replace(entrant("a", [1, 0], [1, 1]), is_judged=np.zeros(2, dtype=np.bool_))
+    found = compare_policies([silent, replace(silent, name="b", is_judged=np.ones(2, dtype=np.bool_))])
     assert [[one.metric for one in scope.metrics] for scope in found.scopes] == [["sr"]]
     assert found.identical == ()
     assert "No specification reached a verdict for a on " in found.warnings[0]
@@ -439,3 +441,38 @@ def test_false_differences_among_equals_are_rare():
 
 def test_every_metric_is_there_by_default():
     assert tuple(one.metric for one in compare_policies([A, B]).scopes[0].metrics) == METRICS
+
+
+def unjudged(results: PolicyResults, *episodes: int) -> PolicyResults:
+    """The results with no verdict in some episodes."""
+    is_judged = results.is_judged.copy()
+    is_judged[list(episodes)] = False
+    return replace(results, is_judged=is_judged, vsi=np.where(is_judged, results.vsi, np.nan))
+
+
+def test_pairs_without_a_verdict_on_one_side_are_in_sr_and_in_nothing_else():
+    found = compare_policies([unjudged(A, 3), unjudged(B, 0, 1)])
+    by_metric = {metric.metric: metric for metric in found.scopes[-1].metrics}
+    assert [standing.n for standing in by_metric["sr"].standings] == [8, 8]
+    for name in ("safety", "sbu", "vsi"):
+        assert [standing.n for standing in by_metric[name].standings] == [5, 5]
+    (safety,) = by_metric["safety"].differences
+    assert safety.both + safety.only_first + safety.only_second + safety.neither == 5
+    assert any(line.startswith("Episodes without a verdict: a 1, b 2.") for line in found.warnings)
+
+
+def test_independent_episodes_without_a_verdict_are_left_out_of_their_own_side():
+    found = compare_policies([unjudged(A, 3), unjudged(B, 0, 1)], paired=False)
+    safety = next(metric for metric in found.scopes[-1].metrics if metric.metric == "safety")
+    assert [standing.n for standing in safety.standings] == [7, 6]
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_where_a_violation_stopped_an_episode_safety_alone_is_compared(paired):
+    stops = np.arange(8) == 5
+    stopped = replace(A, is_counted=~stops, stopped_on_violation=stops, unsafe=A.unsafe | stops)
+    found = compare_policies([stopped, B], paired=paired)
+    assert {metric.metric for scope in found.scopes for metric in scope.metrics} == {"safety"}
+    assert any(line.startswith("A violation stopped episodes of a on ") for line in found.warnings)
+    with pytest.raises(RunError, match="a violation stopped episodes of a on "):
+        compare_policies([stopped, B], ComparisonOptions(metrics=("sr",)), paired=paired)

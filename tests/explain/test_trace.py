@@ -46,8 +46,9 @@ def test_unsafe_successes_are_neither_safe_nor_failures_and_the_broken_specifica
     assert select_unsafe_successes(verdicts((True, 1, 1), (False, -1, 1)), 4) == []
 
 
-def test_stopped_episodes_are_no_evidence():
-    assert select_worst(verdicts((True, -9, 1), (False, -9, 1), outcome=("success", "stopped"))) == [0]
+def test_a_stopped_episode_is_evidence_of_what_it_violated_and_of_nothing_else():
+    assert select_worst(verdicts((True, -9, 1), (False, -9, 1), outcome=("success", "stopped"))) == [0, 1]
+    assert select_worst(verdicts((True, 9, 1), (False, 2, 1), outcome=("success", "stopped"))) == [0]
 
 
 def test_without_a_violation_the_closest_calls_are_shown():

@@ -11,7 +11,7 @@ from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.exposure import PHASES
 from safevla_bench.exposure.episodes import holding, phases
 from safevla_bench.report import episode_table as module
-from safevla_bench.report.episode_table import ENDINGS, build_episode_table
+from safevla_bench.report.episode_table import build_episode_table
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.scoring import score
@@ -66,8 +66,23 @@ def test_a_crashed_episode_has_a_reason_and_no_verdict():
 
 def test_an_episode_without_a_verdict_is_not_called_safe():
     entry = build_episode_table(verdicts((True, NAN, NAN)), None, RULESET).entries[0]
-    assert entry.ending == ENDINGS["nv"]
-    assert entry.vsi == "—"
+    assert (entry.kind, entry.ending, entry.vsi) == ("nv", "Succeeded, no verdict", "—")
+    assert entry.no_verdict == "no specification applies"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "margin", "kind", "ending"),
+    [
+        ("invalid_action", 1.0, "nv", "Failed, no verdict (invalid action)"),
+        ("invalid_action", -1.0, "fu", "Failed, unsafe (invalid action)"),
+        ("stopped", 1.0, "nv", "Stopped, no verdict"),
+        ("stopped", -1.0, "st", "Stopped, unsafe"),
+    ],
+)
+def test_what_was_cut_short_is_unsafe_or_without_a_verdict_never_safe(outcome, margin, kind, ending):
+    entry = build_episode_table(verdicts((False, margin, 1.0), outcome=(outcome,)), None, RULESET).entries[0]
+    assert (entry.kind, entry.ending) == (kind, ending)
+    assert (entry.vsi == "—") == (kind == "nv")
 
 
 def test_without_records_verdicts_are_told_and_nothing_is_drawn():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from report.scenes import NAN, joined, verdicts
@@ -47,9 +49,8 @@ def test_crashes_alone_say_nothing_about_safety():
 
 
 def test_episodes_without_any_verdict_are_not_called_safe():
-    assert (
-        "no specification reached a verdict" in write_headline(verdicts((True, NAN, NAN), (True, NAN, np.inf))).answer
-    )
+    answer = write_headline(verdicts((True, NAN, NAN), (True, NAN, np.inf))).answer
+    assert answer.startswith("It cannot be said: no verdict in 2 episodes (")
 
 
 def test_several_policies_are_told_apart():
@@ -83,9 +84,10 @@ def test_two_clean_policies():
 def test_a_policy_without_any_verdict_is_not_counted_as_clean():
     silent = verdicts((True, NAN, NAN), (True, NAN, np.inf), policy="b")
     sentences = write_headline(joined(verdicts(*[(True, 1, 1)] * 15, *[(True, -5, 1)] * 5), silent))
-    assert sentences.answer.startswith("No: 5 of 20 episodes of a broke a safety limit; Safety is 75.0 %")
+    assert sentences.answer.startswith("No: 5 of 20 judged episodes of a broke a safety limit; Safety is 75.0 %")
     assert sentences.support[0] == (
-        "No specification reached a verdict for b on libero-goal (2 episodes): no number here counts them."
+        "No verdict, and so in no rate of safety: b on libero-goal: 2 episodes (1 every specification is vacuous; "
+        "1 no specification applies)."
     )
     assert sentences.support[1] == "5 of 20 successes (25.0 %) came about unsafely."
 
@@ -94,10 +96,28 @@ def test_policies_are_told_apart_without_those_that_have_no_verdict():
     judged = joined(verdicts((True, 1, 1)), verdicts((True, -5, 1), policy="b"))
     sentences = write_headline(joined(judged, verdicts((True, NAN, NAN), policy="c")))
     assert sentences.answer.startswith("1 of 2 policies broke safety limits; Safety runs from 0.0 %")
-    assert "for c on libero-goal" in sentences.support[0]
+    assert "c on libero-goal" in sentences.support[0]
 
 
 def test_a_suite_without_verdicts_does_not_dilute_the_others():
     sentences = write_headline(joined(verdicts((True, -5, 1)), verdicts((True, NAN, NAN), suite="libero-10")))
-    assert sentences.answer.startswith("No: 1 of 1 episode of a broke a safety limit;")
+    assert sentences.answer.startswith("No: 1 of 1 judged episode of a broke a safety limit;")
     assert "a on libero-10" in sentences.support[0]
+
+
+def test_unjudged_episodes_do_not_dilute_the_unsafe_ones():
+    """Eighty without a verdict beside three unsafe ones of six: 50 %, not 96.5 %."""
+    silent = [(True, NAN, NAN)] * 80
+    sentences = write_headline(verdicts(*silent, *[(True, -5, 1)] * 3, *[(True, 1, 1)] * 3))
+    assert sentences.answer.startswith("No: 3 of 6 judged episodes broke a safety limit; Safety is 50.0 %")
+    assert "a on libero-goal: 80 episodes (no specification applies)" in sentences.support[0]
+
+
+def test_what_a_violation_stopped_is_said_to_leave_only_safety():
+    stopped = verdicts((True, 1, 1), (False, -5, 1), outcome=("success", "stopped"))
+    sentences = write_headline(replace(stopped, stopped_on_violation=(False, True)))
+    assert sentences.answer.startswith("No: 1 of 2 episodes broke a safety limit; Safety is 50.0 %")
+    assert "A violation stopped episodes of a on libero-goal (1): SR, SBU, P[U|S] and VSI are not known there." in (
+        sentences.support
+    )
+    assert not any("came about unsafely" in sentence for sentence in sentences.support)

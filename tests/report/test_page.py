@@ -283,6 +283,6 @@ def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
     (drawn,) = (sections.draw_outcome(cell, False) for cell in cells(silent))
     assert ([one.name for one in drawn.whiskers], drawn.shares) == (["Success"], ())
     page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
-    assert "libero-goal, n = 1, no verdict" in page_of.text
-    assert sections.summarize_violations(cells(silent)[0]).words == "no specification reached a verdict"
+    assert "libero-goal, n = 1, 1 without a verdict" in page_of.text
+    assert sections.summarize_violations(cells(silent)[0]).words == "no verdict"
     assert "No specification reached a verdict: whether these episodes were safe is not known." in page_of.text

@@ -17,6 +17,7 @@ from safevla_bench.monitor import Monitor
 from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import episode_rows, read_description, read_sources
+from safevla_bench.trajectory import STOPPED_ON_VIOLATION, mark_flags
 
 FAKE = make_host("fake")
 
@@ -57,6 +58,8 @@ def test_the_record_that_violates_is_the_last_one_and_the_reason_says_which_clau
     assert cut.steps < whole.steps
     assert cut.reason.endswith(f"max_contact_force_under_200N violated at record {cut.steps}")
     assert cut.batch.headers[0].outcome == "stopped"
+    assert mark_flags(cut.batch, STOPPED_ON_VIOLATION) == (True,)
+    assert mark_flags(whole.batch, STOPPED_ON_VIOLATION) == (False,)
     assert int(cut.batch.lengths[0]) == cut.steps + 1
 
 
@@ -105,6 +108,8 @@ def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path
     assert all("slow violated at record" in row.reason for row in stopped)
     _, total = judged.summarize_scores()
     assert (total.stopped, total.n) == (len(stopped), 6 - len(stopped))
+    assert (total.stopped_on_violation, total.rates["safety"].count) == (len(stopped), 6 - len(stopped))
+    assert (total.sr, total.sbu, total.p_unsafe_given_success, total.vsi) == (None,) * 4
 
 
 def test_where_it_is_not_asked_for_run_json_has_no_word_of_it(tmp_path):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode
+from safevla_bench.archive import schema
 from safevla_bench.errors import RecordError
+from safevla_bench.trajectory import OUTCOMES
 
 
 def with_value(shape: tuple[int, ...], place: tuple[int, ...], value: float) -> np.ndarray:
@@ -64,6 +66,22 @@ BROKEN = {
         (None, "body_roles", "a body has no name"),
     ),
     "a target of another role": ({"target_object": "plate"}, (None, "target_object", "has the role 'bystander'")),
+    "a crash": (
+        {"outcome": "crashed", "success": False},
+        (None, "outcome", "there is no outcome 'crashed'"),
+    ),
+    "an outcome of one's own": ({"outcome": "gave_up", "success": False}, (None, "outcome", "no outcome 'gave_up'")),
+    "a success that failed": (
+        {"outcome": "success", "success": False},
+        (None, "outcome", "outcome 'success' contradicts success false"),
+    ),
+    **{
+        f"a {outcome} that succeeded": (
+            {"outcome": outcome, "success": True},
+            (None, "outcome", f"outcome '{outcome}' contradicts success true"),
+        )
+        for outcome in ("failure", "timeout", "invalid_action", "stopped")
+    },
     "a target without a role": ({"target_object": "cup"}, (None, "target_object", "has no role")),
 }
 
@@ -78,3 +96,14 @@ def test_a_broken_rule_is_named_with_its_place_and_remedy(rule):
     assert error.place.episode == "libero-goal/task_8/ep_000"
     assert problem in str(error)
     assert error.remedy
+
+
+@pytest.mark.parametrize("outcome", [None, *OUTCOMES])
+def test_every_outcome_of_the_vocabulary_is_read_where_it_agrees_with_success(outcome):
+    (header,) = episode(outcome=outcome, success=outcome in (None, "success")).headers
+    assert header.outcome == outcome
+
+
+def test_the_schema_lists_the_outcomes():
+    (definition,) = [one for one in schema()["$defs"].values() if "outcome" in one.get("properties", {})]
+    assert list(OUTCOMES) in [option.get("enum") for option in definition["properties"]["outcome"]["anyOf"]]

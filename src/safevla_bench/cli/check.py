@@ -47,6 +47,7 @@ _SHARE = click.FloatRange(0, 1)
     help="Gate each policy with its suites pooled, each policy × suite, or everything together.",
 )
 @click.option("--allow-crashed", is_flag=True, help="Let a run pass in which planned episodes were not scored.")
+@click.option("--allow-unjudged", is_flag=True, help="Gate Safety, SBU and VSI over the episodes with a verdict alone.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JUnit XML.")
 @judge_options
 @skip_option
@@ -62,6 +63,7 @@ def gate_command(
     confidence: float | None,
     per: gates.GateScope,
     allow_crashed: bool,
+    allow_unjudged: bool,
     junit: Path | None,
     ruleset: Ruleset,
     skip_invalid: bool,
@@ -71,7 +73,8 @@ def gate_command(
 
     With --confidence a gate passes if the whole interval satisfies it and fails if none of it does. Between, it is
     undecided with so few episodes. Crashed, stopped, skipped or unfinished episodes make a pass undecided unless
-    --allow-crashed is given. No policy or suite passes without a scored episode.
+    --allow-crashed is given, and episodes without a verdict unless --allow-unjudged is. No policy or suite passes
+    without a scored episode.
 
     \b
     For instance:
@@ -91,6 +94,7 @@ def gate_command(
         confidence=None if confidence is None else confidence / 100,
         lost=evaluate.describe_losses(judged),
         allow_crashed=allow_crashed,
+        allow_unjudged=allow_unjudged,
     )
     judged_line = judged.provenance.to_sentence()
     if junit is not None:

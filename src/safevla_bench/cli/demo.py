@@ -43,7 +43,9 @@ def demo_command(out: Path) -> None:
 def _next_commands(judged: evaluate.Judged, path: Path) -> list[str]:
     """Return commands to try on the copied archive, which holds an unsafe success."""
     source = shlex.quote(str(path))
-    worst = max((episode for episode in judged.scores.episodes() if episode.sbu), key=lambda episode: episode.vsi)
+    worst = max(
+        (episode for episode in judged.scores.episodes() if episode.sbu), key=lambda episode: episode.vsi or 0.0
+    )
     return [
         f"safevla episodes {source} --unsafe --sort vsi",
         f"safevla show {source} {shlex.quote(worst.episode_id)}",

@@ -47,7 +47,8 @@ class RunProgressBar:
         self.progress = progress
         self.ruleset = ruleset
         self.task = progress.add_task("starting", total=None)
-        self.done = self.success = self.safe = self.sbu = self.crashed = 0
+        self.success = self.safe = self.sbu = (0, 0)
+        self.crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         self.progress.update(self.task, total=len(episodes))
@@ -70,15 +71,20 @@ class RunProgressBar:
             scores = score(outcome.batch, self.ruleset)
         except SafevlaError:  # the judge itself will say so at the end; the bar shows what it can
             return
-        self.done += 1
-        self.success += int(scores.success[0])
-        self.safe += int(scores.safe[0])
-        self.sbu += int(scores.sbu[0])
+        self.success = _count_share(self.success, bool(scores.success[0]) if scores.is_counted[0] else None)
+        self.safe = _count_share(self.safe, scores.verdict(0))
+        self.sbu = _count_share(self.sbu, scores.unsafe_success(0))
 
     def _describe(self, where: str) -> None:
-        rates = [f"{name} {100 * count / self.done:.0f} %" for name, count in self._counts()] if self.done else []
+        rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in self._shares() if n]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([escape_controls(where), *rates, *crashed]))
 
-    def _counts(self) -> list[tuple[str, int]]:
+    def _shares(self) -> list[tuple[str, tuple[int, int]]]:
         return [("SR", self.success), ("Safety", self.safe), ("SBU", self.sbu)]
+
+
+def _count_share(share: tuple[int, int], holds: bool | None) -> tuple[int, int]:
+    """Return a count and its n after one more episode; one that cannot tell, None, counts in neither."""
+    count, n = share
+    return share if holds is None else (count + holds, n + 1)

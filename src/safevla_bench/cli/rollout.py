@@ -121,7 +121,8 @@ def _report_replays(batch: Batch | None) -> None:
 
 def _report_stopped(run_command: RunCommand, stopped: int) -> None:
     if run_command.request.stop_on_violation:
-        click.echo(f"{stopped} episodes were stopped at their first violation; they are in no rate.")
+        counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
+        click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
 
 
 def _report_servers(run_command: RunCommand) -> None:
@@ -140,7 +141,8 @@ def _report_invalid(run_command: RunCommand) -> None:
     for row in invalid[:1]:
         lines = (row.reason or "").splitlines() or [""]
         click.echo(make_printable(f"invalid_action: {row.episode_id}: {lines[0]}"), err=True)
-        click.echo(f"{len(invalid)} episodes ended with an invalid action, and count as failures.", err=True)
+        counted = f"{len(invalid)} episode{'' if len(invalid) == 1 else 's'} ended with an invalid action"
+        click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
 
 
 def _report_crashes(run_command: RunCommand, crashed: Mapping[str, str | None]) -> None:

@@ -54,7 +54,8 @@ _PLAN_OPTIONS = [
     click.option("--archive", type=click.Choice(list(runs.FORMS)), default=runs.PARQUET, show_default=True,
                  help="The form of the records: compressed JSON lines, or Parquet, which is judged faster."),
     click.option("--stop-on-violation", is_flag=True,
-                 help="End each episode at its first violation. Its outcome is then `stopped`: counted, in no rate."),
+                 help="End each episode at its first violation. Its outcome is then `stopped`, and of all rates only "
+                      "Safety is known."),
 ]  # fmt: skip
 _EXECUTION_OPTIONS = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",

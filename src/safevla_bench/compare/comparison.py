@@ -30,7 +30,7 @@ HIGHER_IS_BETTER = {"sr": True, "safety": True, "sbu": False, "vsi": False}
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in one metric: its value over n episodes, the plain interval and the one over whole tasks.
+    """One policy in one metric: its value over the n episodes that can tell, the plain interval, the one over tasks.
 
     `letters`: policies of one suite that share a letter do not differ significantly; empty where two were compared.
     """
@@ -57,7 +57,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One suite, or all pooled (suite null): pairs counted (null where unpaired), pairs left out, tasks, metrics.
 
-    Where a policy has a suite without any verdict, SR is the only metric.
+    Where a policy has a suite without any verdict, SR is the only metric; where a violation stopped an episode, Safety.
     """
 
     suite: str | None
@@ -118,10 +118,7 @@ def compare_policies(
     if len(suites) > 1:
         scopes.append(_compare_suite(chosen, None, len(left_out), options, paired))
     if not any(scope.metrics for scope in scopes):
-        remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
-        raise RunError(
-            f"no specification reached a verdict for {', '.join(_suites_without_verdict(results))}", remedy=remedy
-        )
+        raise _nothing_comparable(results)
     return Comparison(
         policies=tuple(result.name for result in chosen),
         paired=paired,
@@ -145,19 +142,33 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
 
 
+def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
+    if silent := _suites_without_verdict(results):
+        remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
+        return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
+    problem = f"a violation stopped episodes of {', '.join(_suites_stopped_on_violation(results))}"
+    return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
+
+
 def _identical_pairs(chosen: Sequence[PolicyResults]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (first.name, second.name)
         for first, second in combinations(chosen, 2)
         if not first.suites_without_verdict
         and not second.suites_without_verdict
-        and all(np.array_equal(first.metric_values(metric), second.metric_values(metric)) for metric in METRICS)
+        and not first.suites_stopped_on_violation
+        and not second.suites_stopped_on_violation
+        and all(
+            np.array_equal(first.metric_values(metric), second.metric_values(metric), equal_nan=True)
+            for metric in METRICS
+        )
     )
 
 
 def _comparison_warnings(results: Sequence[PolicyResults], left_out: int) -> list[str]:
     warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
     warnings += provenance_marks.warn_of_mixtures(_simulator_cells(results))
+    warnings += [f"{result.name}: {line}" for result in results for line in result.left_out_clauses]
     warnings += [
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
         for name, versions in differing_versions(results).items()
@@ -166,6 +177,17 @@ def _comparison_warnings(results: Sequence[PolicyResults], left_out: int) -> lis
         pairs = ", ".join(silent)
         warnings.append(
             f"No specification reached a verdict for {pairs}: only SR is compared there, and over all suites."
+        )
+    if stopped := _suites_stopped_on_violation(results):
+        warnings.append(
+            f"A violation stopped episodes of {', '.join(stopped)}: only Safety is compared there, and over all suites."
+        )
+    unjudged = {result.name: len(result) - int(result.is_judged.sum()) for result in results}
+    if any(unjudged.values()):
+        counts = ", ".join(f"{name} {count}" for name, count in unjudged.items() if count)
+        warnings.append(
+            f"Episodes without a verdict: {counts}. Safety, SBU and VSI leave them out; where a policy causes that, it "
+            "is flattered."
         )
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
@@ -187,6 +209,10 @@ def _comparison_warnings(results: Sequence[PolicyResults], left_out: int) -> lis
 
 def _suites_without_verdict(results: Sequence[PolicyResults]) -> list[str]:
     return [f"{result.name} on {suite}" for result in results for suite in result.suites_without_verdict]
+
+
+def _suites_stopped_on_violation(results: Sequence[PolicyResults]) -> list[str]:
+    return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
 
 
 def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
@@ -214,7 +240,9 @@ def _compare_suite(
     chosen: Sequence[PolicyResults], suite: str | None, left_out: int, options: ComparisonOptions, paired: bool
 ) -> SuiteComparison:
     members = [_select_suite(result, suite) for result in chosen]
-    has_verdicts = not any(result.suites_without_verdict for result in members)
+    judged = not any(result.suites_without_verdict for result in members)
+    ran = not any(result.suites_stopped_on_violation for result in members)
+    known = {"sr": ran, "safety": judged, "sbu": judged and ran, "vsi": judged and ran}
     task_numbers = number_tasks(header for result in members for header in result.headers)
     clusters = [
         np.array([task_numbers[header.benchmark, header.task_id] for header in result.headers], dtype=np.int64)
@@ -226,9 +254,7 @@ def _compare_suite(
         left_out=left_out,
         tasks=len(task_numbers),
         metrics=tuple(
-            _compare_metric(members, clusters, name, options, paired)
-            for name in options.metrics
-            if name == "sr" or has_verdicts
+            _compare_metric(members, clusters, name, options, paired) for name in options.metrics if known[name]
         ),
     )
 
@@ -246,7 +272,12 @@ def _compare_metric(
     options: ComparisonOptions,
     paired: bool,
 ) -> MetricComparison:
-    values = [item.metric_values(name) for item in members]
+    all_values = [item.metric_values(name) for item in members]
+    known = [~np.isnan(value) for value in all_values]
+    if paired:
+        known = [np.logical_and.reduce(known)] * len(members)
+    values = [value[kept] for value, kept in zip(all_values, known, strict=True)]
+    clusters = [cluster[kept] for cluster, kept in zip(clusters, known, strict=True)]
     pairs = list(combinations(range(len(members)), 2))
     measure_difference = paired_difference if paired else unpaired_difference
     differences = [

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import provenance_marks
 from safevla_bench.scores import AbsentEpisode, Scores, collect_versions
 from safevla_bench.trajectory import Header
 from safevla_recorder.simulator_versions import physics_versions
@@ -18,16 +20,23 @@ UNNAMED = "(unnamed)"
 
 @dataclass(frozen=True)
 class PolicyResults:
-    """One policy's judged episodes, [n]; `lost` are those outside n: crashed, stopped, or without their record."""
+    """One policy's episodes that can tell something, [n].
+
+    `lost` are the others: crashed, stopped before any violation, or without their record.
+    """
 
     name: str
     source: str
     headers: tuple[Header, ...]
     success: NDArray[np.bool_]
-    safe: NDArray[np.bool_]
+    unsafe: NDArray[np.bool_]
     vsi: NDArray[np.float64]
-    has_verdict: NDArray[np.bool_]
-    """True where a scored specification reached a verdict; elsewhere `safe` and `vsi` mean nothing."""
+    is_counted: NDArray[np.bool_]
+    """True where the episode ran to its end; elsewhere `success` means nothing."""
+    is_judged: NDArray[np.bool_]
+    """True where there is a verdict; elsewhere safety is unknown."""
+    stopped_on_violation: NDArray[np.bool_]
+    """True where a violation stopped the episode: it leaves all but Safety of its suite unknown."""
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()
     """Episodes of the source that are not among these, each kind as one sentence."""
@@ -35,14 +44,21 @@ class PolicyResults:
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()
     """The suites that were simulated with stand-ins for the host's own assets."""
+    left_out_clauses: tuple[str, ...] = ()
+    """The line on clauses that were left out of these episodes on request."""
 
     def __len__(self) -> int:
         return len(self.headers)
 
     def metric_values(self, metric: str) -> NDArray[np.float64]:
-        """Return `sr`, `safety`, `sbu` or `vsi` of each episode, [n]; proportions as 0 and 1."""
-        values = {"sr": self.success, "safety": self.safe, "sbu": self.success & ~self.safe, "vsi": self.vsi}[metric]
-        return values.astype(np.float64)
+        """Return `sr`, `safety`, `sbu` or `vsi` of each episode, [n]; proportions as 0 and 1, NaN where unknown."""
+        values, known = {
+            "sr": (self.success, self.is_counted),
+            "safety": (~self.unsafe, self.is_judged),
+            "sbu": (self.success & self.unsafe, self.is_judged & self.is_counted),
+            "vsi": (self.vsi, self.is_judged),
+        }[metric]
+        return np.where(known, values, np.nan)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -64,22 +80,27 @@ class PolicyResults:
     @property
     def suites_without_verdict(self) -> list[str]:
         """The suites in which no specification reached a verdict, so that safety there is unknown."""
-        suites = dict.fromkeys(header.benchmark for header in self.headers)
-        judged_suites = {
-            header.benchmark for header, has_verdict in zip(self.headers, self.has_verdict, strict=True) if has_verdict
-        }
-        return [suite for suite in suites if suite not in judged_suites]
+        judged_suites = self._suites_of(self.is_judged)
+        return [suite for suite in self._suites_of(np.ones(len(self), dtype=np.bool_)) if suite not in judged_suites]
+
+    @property
+    def suites_stopped_on_violation(self) -> list[str]:
+        """The suites in which a violation stopped an episode, so that only Safety is known there."""
+        return self._suites_of(self.stopped_on_violation)
+
+    def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
+        return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
         """Return the results of these episodes, in this order."""
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
-            success=self.success[index],
-            safe=self.safe[index],
-            vsi=self.vsi[index],
-            has_verdict=self.has_verdict[index],
+            **{name: getattr(self, name)[index] for name in _EPISODE_ARRAYS},
         )
+
+
+_EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation")
 
 
 def split_by_policy(
@@ -119,20 +140,25 @@ def _policy_results(
     privileged: bool,
 ) -> PolicyResults:
     of_policy = np.array([one == policy for one in scores.policy], dtype=np.bool_)
-    index = [int(e) for e in np.flatnonzero(of_policy & scores.is_counted)]
-    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~scores.is_counted).tolist())
+    known = scores.is_counted | scores.is_judged
+    index = [int(e) for e in np.flatnonzero(of_policy & known)]
+    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~known).tolist())
+    own = scores.select_episodes(np.array(index, dtype=np.int64))
     return PolicyResults(
         name=policy or UNNAMED,
         source=source,
         headers=tuple(headers[e] for e in index),
         success=scores.success[index],
-        safe=scores.safe[index],
+        unsafe=scores.unsafe[index],
         vsi=scores.vsi[index],
-        has_verdict=scores.has_verdict[index],
+        is_counted=scores.is_counted[index],
+        is_judged=scores.is_judged[index],
+        stopped_on_violation=scores.is_stopped_on_violation[index],
         lost=(*(one for one in scores.absent if one.policy == policy), *stopped),
         protocol=protocol,
         privileged=privileged,
-        standin_suites=scores.select_episodes(np.array(index, dtype=np.int64)).standin_suites,
+        standin_suites=own.standin_suites,
+        left_out_clauses=provenance_marks.warn_of_left_out(own),
     )
 
 
@@ -170,17 +196,18 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     if len(results) == 1:
         return results[0]
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS
+    }
     return replace(
         results[0],
         source=", ".join(result.source for result in results),
         headers=tuple(header for result in results for header in result.headers),
-        success=np.concatenate([result.success for result in results]),
-        safe=np.concatenate([result.safe for result in results]),
-        vsi=np.concatenate([result.vsi for result in results]),
-        has_verdict=np.concatenate([result.has_verdict for result in results]),
+        **arrays,
         lost=tuple(lost for result in results for lost in result.lost),
         privileged=any(result.privileged for result in results),
         standin_suites=tuple(suite for result in results for suite in result.standin_suites),
+        left_out_clauses=tuple(line for result in results for line in result.left_out_clauses),
     )
 
 

@@ -70,8 +70,7 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
     If no episode is unsafe, return those that came nearest to a limit.
     """
-    unsafe = scores.is_counted & ~scores.safe
-    pool = np.flatnonzero(unsafe if unsafe.any() else scores.is_counted & (scores.worst_column >= 0))
+    pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
     return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
 
 

@@ -59,7 +59,7 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
-    """Summarize each policy × suite, in order of first appearance; crashed and stopped episodes are left out.
+    """Summarize each policy × suite, in order of first appearance: its judged episodes that ran to their end.
 
     >>> import safevla_bench as sb
     >>> from safevla_bench.exposure import measure_exposure, summarize_exposure
@@ -73,7 +73,9 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     summaries = []
     for policy, suite in dict.fromkeys(keys):
-        of_cell = np.array([key == (policy, suite) for key in keys], dtype=np.bool_) & scores.is_counted
+        of_cell = (
+            np.array([key == (policy, suite) for key in keys], dtype=np.bool_) & scores.is_counted & scores.is_judged
+        )
         summaries.append(_summarize_cell(exposure, scores, np.flatnonzero(of_cell), policy, suite))
     return summaries
 
@@ -81,7 +83,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
     means = _row_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
-    success, unsafe = scores.success[members], ~scores.safe[members]
+    success, unsafe = scores.success[members], scores.unsafe[members]
     phased = members[~np.isnan(exposure.phase_violation_s[0, members])]
     return CellExposure(
         policy=policy,

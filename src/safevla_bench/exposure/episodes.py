@@ -154,9 +154,8 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     counts = _count_per_episode(violating, batch)
     violation_s = np.where(is_timed, counts * batch.dt_s, np.nan)
     any_violated = np.logical_or.reduce(violating, axis=0)
-    has_verdict = (scores.state[scores.scored_columns] == ACTIVE).any(axis=0)
     untimed = (scores.is_violated[scores.scored_columns] & ~is_timed).any(axis=0)
-    any_s = np.where(has_verdict & ~untimed, _count_per_episode(any_violated, batch) * batch.dt_s, np.nan)
+    any_s = np.where(scores.is_judged & ~untimed, _count_per_episode(any_violated, batch) * batch.dt_s, np.nan)
     first = scores.first[scores.scored_columns]
     threshold = next((spec.threshold for spec in specs if spec.canonical_family == _FORCE), None)
     phase = phases(reading, holding(batch, ruleset.registry))

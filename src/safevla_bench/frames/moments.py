@@ -8,6 +8,7 @@ from typing import Literal
 
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.trace import SignalTrace
+from safevla_bench.scores import verdict_word
 from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact, format_fixed
 from safevla_bench.text.sanitize import escape_controls
 
@@ -39,7 +40,9 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     last = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
-    verdict = "safe" if explanation.score.safe else f"unsafe: {_count_specs(len(explanation.violated_clauses))} broken"
+    verdict = verdict_word(explanation.score.safe)
+    if explanation.score.safe is False:
+        verdict += f": {_count_specs(len(explanation.violated_clauses))} broken"
     return (
         Shot("initial", 0, "Initial state", escape_controls(task)),
         *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),

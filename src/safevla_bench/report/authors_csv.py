@@ -2,9 +2,10 @@
 
 Proportions are fractions; specifications have the ids of the authors' tables. `viol__`, `nsv__` and `rho__` are over
 the episodes in which a specification is active (and, for means, not vacuous): so the authors' RoboCasa-365 rows are
-counted. Three of their columns stay empty, as nothing here measures them: `collision_rate`, and `ci_95_low` and
-`ci_95_high`, a bootstrap of SR. An empty field is "no value", never zero. One column more, the last, is ours:
-`simulator`, the versions that decided the physics.
+counted. `n_episodes` are those that ran to their end; the suite's name says how many episodes have no verdict. Three of
+their columns stay empty, as nothing here measures them: `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap
+of SR. An empty field is "no value", never zero. One column more, the last, is ours: `simulator`, the versions that
+decided the physics.
 """
 
 from __future__ import annotations
@@ -76,9 +77,14 @@ def _authors_id(library: Library, spec_id: str) -> str:
 
 
 def _authors_suite(cell: Summary) -> str:
-    """Return the authors' name of the suite, with a mark if stand-ins for its assets were simulated."""
+    """Return the authors' name of the suite, with marks of stand-in assets and of episodes without a verdict."""
     suite = _SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
-    return f"{suite} ({STANDIN})" if cell.standin_assets else suite
+    marks = [
+        *([STANDIN] if cell.standin_assets else []),
+        *([f"{cell.unjudged} of {cell.judged + cell.unjudged} without a verdict"] if cell.unjudged else []),
+        *([f"{cell.stopped_on_violation} stopped on a violation"] if cell.stopped_on_violation else []),
+    ]
+    return f"{suite} ({', '.join(marks)})" if marks else suite
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float | str | None]:

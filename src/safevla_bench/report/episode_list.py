@@ -39,6 +39,8 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
     success: bool | None = None
     safe: bool | None = None
     sbu: bool | None = None
+    no_verdict: str | None = None
+    """Why its safety is unknown."""
     vsi: float | None = None
     spec: str | None = None
     rho: float | None = None
@@ -96,8 +98,9 @@ def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | Non
         task_id=scores.task_id[index],
         outcome=scores.outcome[index],
         success=bool(scores.success[index]),
-        safe=bool(scores.safe[index]),
-        sbu=bool(scores.sbu[index]),
+        safe=scores.verdict(index),
+        sbu=scores.unsafe_success(index),
+        no_verdict=scores.no_verdict_reason(index),
         vsi=nan_to_none(scores.vsi[index]),
         spec=None if spec is None else spec.spec_id,
         rho=rho,

@@ -20,9 +20,10 @@ from safevla_bench.report.episode_details import (
     gather_evidence,
 )
 from safevla_bench.report.episode_list import EpisodeListRow, list_episodes, natural_key
+from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import UNCOUNTED, Scores
+from safevla_bench.scores import Scores
 from safevla_bench.text.numbers import NO_VALUE, format_fixed
 from safevla_bench.trajectory import Batch
 
@@ -34,11 +35,11 @@ ENDINGS: Mapping[str, str] = {
     "su": "Succeeded, unsafe",
     "fs": "Failed, safe",
     "fu": "Failed, unsafe",
-    "nv": "Not judged",
-    "st": "Stopped",
+    "nv": "No verdict",
+    "st": "Stopped, unsafe",
     "cr": "Crashed",
 }
-"""Kind -> the ending in words."""
+"""Kind -> the ending in words; every episode whose safety is unknown is of the kind `nv`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class EpisodeEntry:
     clauses: tuple[ClauseVerdict, ...] = ()
     unjudged: tuple[UnjudgedSpec, ...] = ()
     phases: PhaseStrip | None = None
+    no_verdict: str = ""
+    """Why its safety is unknown."""
     lost: tuple[str, ...] = ()
     """The reason why there is no record, in lines."""
 
@@ -132,14 +135,14 @@ def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None])
 
 
 def _outcome_kind(scores: Scores, row: EpisodeListRow) -> str:
-    if row.outcome in UNCOUNTED:
-        return "cr" if row.outcome == "crashed" else "st"
-    return "nv" if row.spec is None else ("s" if row.success else "f") + ("s" if row.safe else "u")
+    if row.success is None:
+        return "cr"
+    if row.safe is None:
+        return "nv"
+    return "st" if row.outcome == "stopped" else ("s" if row.success else "f") + ("s" if row.safe else "u")
 
 
 def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str, str]) -> EpisodeEntry:
-    outcome_text = row.outcome.replace("_", " ")
-    plain = row.outcome in ("success", "failure", *UNCOUNTED)
     return EpisodeEntry(
         number=row.number,
         key=(row.policy, row.episode_id),
@@ -148,12 +151,13 @@ def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str,
         suite=row.benchmark,
         task=row.task_id,
         kind=kind,
-        ending=ENDINGS[kind] if plain else f"{ENDINGS[kind]} ({outcome_text})",
+        ending=ENDINGS[kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome),
         worst=row.spec or NO_VALUE,
-        vsi=NO_VALUE if row.vsi is None or kind == "nv" else format_fixed(row.vsi, 3),
+        vsi=NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3),
         first=_format_first_violation(row),
         keys=keys,
         facets=facets,
+        no_verdict=row.no_verdict or "",
         lost=tuple((row.reason or "no reason recorded").strip().splitlines()) if row.success is None else (),
     )
 
@@ -184,14 +188,14 @@ def _task_label(row: EpisodeListRow) -> str:
 
 def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
     policies, tasks, specs = ranks
-    outcome = None if row.success is None else 2 * (not row.safe) + (not row.success)
+    outcome = None if row.safe is None else 2 * (not row.safe) + (not row.success)
     values: tuple[float | None, ...] = (
         row.number,
         outcome,
         policies[row.policy or UNNAMED],
         tasks[_task_label(row)],
         specs[row.spec] if row.spec else None,
-        row.vsi if row.spec else None,
+        row.vsi,
         row.first_violation_step if row.first_violation_s is None else row.first_violation_s,
     )
     return " ".join("-" if value is None else f"{value:.6g}" for value in values)

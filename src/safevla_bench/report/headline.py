@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from safevla_bench.baseline import NOOP
 from safevla_bench.compare import Comparison
-from safevla_bench.metrics import Rate, Summary, has_verdict
+from safevla_bench.metrics import Rate, Summary, describe_unjudged, has_verdict
 from safevla_bench.report.tables import policy_name
+from safevla_bench.scores import NO_VERDICT
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
 from safevla_bench.text.sanitize import shorten_name
 
@@ -29,21 +30,24 @@ def build_headline(cells: Sequence[Summary], aggregate: Summary, comparison: Com
         aggregate: the summary of all episodes.
         comparison: the comparison of the policies, where there are several.
     """
-    if not aggregate.n:
-        return Headline(f"It cannot be said: {_no_episode_reason(aggregate)}.", _lost_sentence(aggregate))
     if not has_verdict(aggregate):
-        episodes = _count_noun(aggregate.n, "episode")
-        answer = f"It cannot be said: no specification reached a verdict in {episodes}."
+        if not aggregate.unjudged:
+            return Headline(f"It cannot be said: {_no_episode_reason(aggregate)}.", _lost_sentence(aggregate))
+        answer = f"It cannot be said: {NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}."
         return Headline(answer, _lost_sentence(aggregate))
     all_rates = _safety_by_policy(cells)
     rates = _without_noop(all_rates)
-    unjudged = [cell for cell in cells if cell.n and not has_verdict(cell)]
-    whose = f" of {next(iter(rates))}" if unjudged or len(rates) < len(all_rates) else ""
+    silent = [cell for cell in cells if cell.unjudged and not has_verdict(cell)]
+    whose = f" of {next(iter(rates))}" if silent or len(rates) < len(all_rates) else ""
+    noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
     answer = (
-        _several_policies_answer(rates) if len(rates) > 1 else _single_policy_answer(next(iter(rates.values())), whose)
+        _several_policies_answer(rates, noun)
+        if len(rates) > 1
+        else _single_policy_answer(next(iter(rates.values())), whose, noun)
     )
     support = (
-        *_unjudged_sentence(unjudged),
+        *_unjudged_sentence(cells),
+        *_stopped_sentence(cells),
         *_difference_sentence(comparison),
         *_unsafe_success_sentence(cells),
         *_uncertainty_sentence(rates),
@@ -57,9 +61,9 @@ def _no_episode_reason(aggregate: Summary) -> str:
 
 
 def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    """Pool Safety of each policy over its suites, from the counts; cells without any verdict are left out."""
+    """Pool Safety of each policy over the judged episodes of its suites; cells without any are left out."""
     rates: dict[str, Rate] = {}
-    for cell in (cell for cell in cells if cell.n and has_verdict(cell)):
+    for cell in (cell for cell in cells if has_verdict(cell)):
         name = shorten_name(policy_name(cell))
         before = rates.get(name, Rate.of(0, 0))
         cell_rate = cell.rates["safety"]
@@ -72,16 +76,25 @@ def _without_noop(rates: dict[str, Rate]) -> dict[str, Rate]:
     return {name: rate for name, rate in rates.items() if name != NOOP} or rates
 
 
-def _unjudged_sentence(unjudged: Sequence[Summary]) -> tuple[str, ...]:
-    names = []
-    for cell in unjudged:
-        policy, suite = shorten_name(policy_name(cell)), shorten_name(cell.suite or NO_VALUE)
-        names.append(f"{policy} on {suite} ({_count_noun(cell.n, 'episode')})")
-    return (f"No specification reached a verdict for {', '.join(names)}: no number here counts them.",) if names else ()
+def _unjudged_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
+    """Say how many episodes have no verdict, where and why."""
+    parts = [f"{_cell_name(cell)}: {describe_unjudged(cell.no_verdict)}" for cell in cells if cell.unjudged]
+    return (f"No verdict, and so in no rate of safety: {', '.join(parts)}.",) if parts else ()
 
 
-def _single_policy_answer(safety: Rate, whose: str) -> str:
-    unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, "episode")
+def _stopped_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
+    parts = [f"{_cell_name(cell)} ({cell.stopped_on_violation})" for cell in cells if cell.stopped_on_violation]
+    if not parts:
+        return ()
+    return (f"A violation stopped episodes of {', '.join(parts)}: SR, SBU, P[U|S] and VSI are not known there.",)
+
+
+def _cell_name(cell: Summary) -> str:
+    return f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}"
+
+
+def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
+    unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, noun)
     if not unsafe:
         return f"No safety limit was broken in {episodes}{whose}; {_no_violation_bound_phrase(safety)}."
     return (
@@ -97,11 +110,11 @@ def _no_violation_bound_phrase(safety: Rate) -> str:
     return f"with this many, up to {most} unsafe ones remain plausible (95 % interval)"
 
 
-def _several_policies_answer(rates: dict[str, Rate]) -> str:
+def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
         who = _all_policies_phrase("None", len(rates))
-        episodes = _count_noun(sum(rate.n for rate in rates.values()), "episode")
+        episodes = _count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
         return f"{who} broke a safety limit in {episodes}; for {least}, {_no_violation_bound_phrase(rates[least])}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
@@ -123,11 +136,14 @@ def _all_policies_phrase(word: str, count: int) -> str:
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
     rates = [cell.rates["p_unsafe_given_success"] for cell in cells if has_verdict(cell)]
+    if any(rate.unknown for rate in rates):
+        return ()
     unsafe = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     if not rates:
         return ()
     if not unsafe.n:
-        return ("No episode succeeded.",)
+        succeeded = sum(cell.rates["sr"].count for cell in cells)
+        return () if succeeded else ("No episode succeeded.",)
     if not unsafe.count:
         return (f"None of the {_count_noun(unsafe.n, 'success', 'es')} was unsafe.",)
     return (
@@ -145,8 +161,8 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
     (difference,) = safety_metrics[0].differences
     if difference.difference is None or difference.ci is None or difference.p_value is None:
         return ()
-    pairs = comparison.scopes[-1].pairs
-    where = f"On the same {_count_noun(pairs or 0, 'episode')}" if comparison.paired else "On independent episodes"
+    pairs = safety_metrics[0].standings[0].n
+    where = f"On the same {_count_noun(pairs, 'episode')}" if comparison.paired else "On independent episodes"
     names = shorten_name(difference.first), shorten_name(difference.second)
     better, other = names if difference.difference >= 0 else names[::-1]
     low, high = difference.ci if difference.difference >= 0 else (-difference.ci[1], -difference.ci[0])
@@ -171,9 +187,10 @@ def _uncertainty_sentence(rates: dict[str, Rate]) -> tuple[str, ...]:
 
 
 def _lost_sentence(aggregate: Summary) -> tuple[str, ...]:
-    counts = (("crashed", aggregate.crashed), ("stopped", aggregate.stopped))
-    parts = [f"{count} {name}" for name, count in counts if count]
-    return (f"Outside every rate: {' and '.join(parts)}.",) if parts else ()
+    return (
+        *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
+        *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),
+    )
 
 
 def _format_rate(rate: Rate) -> str:

@@ -76,7 +76,7 @@ def render_page(
             **_number_sections(scores, summaries, total, provenance, privileged),
             cases=worst,
             case_of=defaultdict(int, {case.number: k for k, case in enumerate(worst, 1)}),
-            any_unsafe=bool(total.success_unsafe + total.failure_unsafe),
+            any_unsafe=total.rates["safety"].count < total.rates["safety"].n,
             album=album,
             register=listed,
             endings=ENDINGS,
@@ -101,13 +101,15 @@ def _number_sections(
     """Return the template values of outcomes, violations, and what was not scored."""
     marked = frozenset(name for name in privileged if name is not None)
     damage = (provenance.lost if provenance else None) or LostEpisodes()
+    outcomes = [sections.draw_outcome(cell, cell.policy in marked) for cell in summaries]
     return {
         "standin": provenance_marks.warn_of_scores(scores),
         "lost": str(damage),
         "privileged": sorted(marked & {policy_name(cell) for cell in summaries}),
-        "outcomes": [sections.draw_outcome(cell, cell.policy in marked) for cell in summaries],
+        "outcomes": outcomes,
+        "any_unjudged": any(share.kind == "nv" for outcome in outcomes for share in outcome.shares),
         "main": tables.headline_table(summaries, total, privileged=marked),
-        "violations": [sections.summarize_violations(cell) for cell in summaries if cell.n],
+        "violations": [sections.summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         "torque_note": torque_note(summaries),
         "folded": len(summaries) > _OPEN,
         "unscored": tables.exclusion_table(summaries, scores.absent, provenance.skipped if provenance else (), damage),

@@ -105,7 +105,8 @@ def _format_state(state: StateKey) -> str:
 
 def _state_difference(scores: Scores, members: Sequence[int]) -> float:
     """Return how much episodes of one state differ: verdicts weigh most, then successes, then severities."""
-    verdicts, successes = (len(set(values[members].tolist())) for values in (scores.safe, scores.success))
+    verdicts = len({scores.verdict(k) for k in members})
+    successes = len(set(scores.success[members].tolist()))
     vsi = np.nan_to_num(scores.vsi[members])
     return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
 

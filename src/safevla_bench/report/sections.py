@@ -14,7 +14,7 @@ from safevla_bench.report import tables
 from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.tables import Table, policy_name
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import Scores
+from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory import Batch, select_episodes
 
@@ -56,8 +56,8 @@ class CellOutcome:
     lost: str
     privileged: bool
     standin: bool
-    judged: bool
-    """True if a scored specification reached a verdict."""
+    stopped: bool
+    """True if a violation stopped episodes, so that only Safety is known."""
     whiskers: tuple[Whisker, ...]
     shares: tuple[OutcomeShare, ...]
 
@@ -65,7 +65,8 @@ class CellOutcome:
 def draw_outcome(cell: Summary, privileged: bool) -> CellOutcome:
     """Return the drawing of a cell; no whisker or share for what was not counted or not judged."""
     verdict = has_verdict(cell)
-    lost = [f"{count} {name}" for name, count in (("crashed", cell.crashed), ("stopped", cell.stopped)) if count]
+    outside = (("crashed", cell.crashed), ("stopped", cell.stopped), ("without a verdict", cell.unjudged))
+    lost = [f"{count} {name}" for name, count in outside if count]
     return CellOutcome(
         policy=policy_name(cell),
         suite=cell.suite or NO_VALUE,
@@ -73,12 +74,12 @@ def draw_outcome(cell: Summary, privileged: bool) -> CellOutcome:
         lost=", ".join(lost),
         privileged=privileged,
         standin=cell.standin_assets,
-        judged=verdict,
+        stopped=bool(cell.stopped_on_violation),
         whiskers=(
             *_draw_whisker("Success", "sr", cell.rates["sr"]),
             *(_draw_whisker("Safety", "safety", cell.rates["safety"]) if verdict else ()),
         ),
-        shares=_outcome_shares(cell) if verdict else (),
+        shares=_outcome_shares(cell) if verdict and not cell.stopped_on_violation else (),
     )
 
 
@@ -101,14 +102,20 @@ def _draw_whisker(name: str, kind: str, rate: Rate) -> tuple[Whisker, ...]:
 
 
 def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
-    """Return safe success, unsafe success, safe failure, unsafe failure; empty where nothing was counted."""
-    counts = (
+    """Return safe and unsafe success and failure, then those without a verdict if any; empty where nothing counted."""
+    counts: tuple[tuple[str, str, int], ...] = (
         ("succeeded, safe", "ss", cell.success_safe),
         ("succeeded, unsafe", "su", cell.success_unsafe),
         ("failed, safe", "fs", cell.failure_safe),
         ("failed, unsafe", "fu", cell.failure_unsafe),
     )
-    before = [sum(count for _, _, count in counts[:k]) for k in range(4)]
+    succeeded = cell.rates["sr"].count
+    unjudged = (
+        (f"succeeded, {NO_VERDICT}", "nv", succeeded - cell.success_safe - cell.success_unsafe),
+        (f"failed, {NO_VERDICT}", "nv", cell.n - succeeded - cell.failure_safe - cell.failure_unsafe),
+    )
+    counts += unjudged if any(count for _, _, count in unjudged) else ()
+    before = [sum(count for _, _, count in counts[:k]) for k in range(len(counts))]
     return tuple(
         OutcomeShare(
             name, kind, count, format_percent(count, cell.n), _format_share(start, cell.n), _format_share(count, cell.n)
@@ -137,14 +144,14 @@ class CellViolations:
 
 def summarize_violations(cell: Summary) -> CellViolations:
     """Return a cell's tables of violations and the sentence above them."""
-    unsafe = cell.success_unsafe + cell.failure_unsafe
+    safety = cell.rates["safety"]
     top = max(
         (spec for spec in cell.specs if spec.tier == "safe"), key=lambda spec: spec.violations.count, default=None
     )
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
     return CellViolations(
         name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
-        words=f"{unsafe} of {cell.n} unsafe{most}" if has_verdict(cell) else "no specification reached a verdict",
+        words=f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
         scored=tables.violation_table([cell]),
         others=tables.violation_table([cell], scored=False),
     )
@@ -185,7 +192,7 @@ def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Ite
 def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: Ruleset) -> WorstEpisode:
     spec_traces = trace.trace_specs(scores, episode, record, ruleset) if record else []
     drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
-    success, safe = bool(scores.success[episode]), bool(scores.safe[episode])
+    success, safe = bool(scores.success[episode]), scores.verdict(episode)
     vsi = float(scores.vsi[episode])
     return WorstEpisode(
         number=episode + 1,
@@ -203,7 +210,9 @@ def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: 
     )
 
 
-def describe_ending(success: bool, safe: bool, outcome: str) -> str:
-    """Return the ending in words, with the recorded outcome if it says more than success or failure."""
-    ending = f"{'Succeeded' if success else 'Failed'}, {'safe' if safe else 'unsafe'}"
+def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
+    """Return the ending and the verdict in words, with the outcome if it says more than success or failure."""
+    if outcome == "stopped":
+        return f"Stopped, {verdict_word(safe)}"
+    ending = f"{'Succeeded' if success else 'Failed'}, {verdict_word(safe)}"
     return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"

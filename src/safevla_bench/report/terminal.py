@@ -61,8 +61,8 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
     judged = f"{len(explanation.violated_clauses)} of {len(explanation.clauses)} judged specifications broken"
     facts = [
         describe_ending(row.success, row.safe, row.outcome),
-        judged if explanation.clauses else "no specification reached a verdict",
-        f"VSI {format_fixed(row.vsi, 3) if row.vsi == row.vsi else NO_VALUE}",
+        judged if row.no_verdict is None else row.no_verdict,
+        f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
     lines = [

@@ -26,7 +26,7 @@ from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.runs import Latency
-from safevla_bench.trajectory import Batch, mark_privileged
+from safevla_bench.trajectory import PRIVILEGED, STOPPED_ON_VIOLATION, Batch
 
 OnStep = Callable[[int], None]
 CLIPPED = "clipped_actions"
@@ -64,15 +64,15 @@ def run_episode(
         ServerRefusedError: the policy's server cannot be used, now or in another episode.
     """
     seam = _ActionSeam(env, policy)
-    steps = 0
+    steps, violation = 0, None
     try:
         observation = env.reset(planned.start)
         if isinstance(policy, ReplayPolicy):
             policy.cue(planned.start)
         policy.reset(planned.task, planned.policy_seed)
-        reason = _violation_reason(watch.start(newest_record(env))) if watch else None
-        outcome = "stopped" if reason else _final_outcome(planned)
-        while steps < planned.horizon and not reason:
+        violation = _violation_reason(watch.start(newest_record(env))) if watch else None
+        outcome = "stopped" if violation else _final_outcome(planned)
+        while steps < planned.horizon and not violation:
             action = seam.next_action(observation)
             if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
                 env.render_next(policy.looks_next)
@@ -83,8 +83,10 @@ def run_episode(
             outcome = "success" if success else _final_outcome(planned)
             if success and planned.stop_at_success:
                 break
-            reason = _violation_reason(watch.observe(newest_record(env))) if watch and steps < planned.horizon else None
-            outcome = "stopped" if reason else outcome
+            if watch and steps < planned.horizon:
+                violation = _violation_reason(watch.observe(newest_record(env)))
+            outcome = "stopped" if violation else outcome
+        reason = violation
     except InvalidActionError as error:
         outcome, reason = "invalid_action", f"step {steps}: {error}"
     except (ServerLostError, ServerRefusedError):
@@ -96,7 +98,7 @@ def run_episode(
     batch = env.recorded()
     if isinstance(policy, ReplayPolicy):
         batch = policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else ())
-    labelled = _label_record(batch, planned, outcome, policy.wants.privileged, seam.clipped)
+    labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clipped))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 
 
@@ -107,7 +109,7 @@ def _final_outcome(planned: PlannedEpisode) -> str:
 
 
 def _violation_reason(standing: EpisodeStanding) -> str | None:
-    if standing.safe:
+    if not standing.violated:
         return None
     return f"{', '.join(standing.violated)} violated at record {standing.step}"
 
@@ -156,23 +158,27 @@ class _ActionSeam:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 
-def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, privileged: bool, clipped: int | None) -> Batch:
-    """Return the host's record with the facts of the run; a policy that saw privileged state is marked in it."""
+def _record_marks(policy: Policy, violated: bool, clipped: int | None) -> dict[str, object]:
+    """Return the host-specific header fields that a run adds to a record."""
+    return {
+        **({PRIVILEGED: True} if policy.wants.privileged else {}),
+        **({STOPPED_ON_VIOLATION: True} if violated else {}),
+        **({} if clipped is None else {CLIPPED: clipped}),
+    }
+
+
+def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
+    """Return the host's record with the facts of the run; its success is that of the outcome."""
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
         policy=planned.policy,
         seed=planned.seed,
         horizon=planned.horizon,
+        success=outcome == "success",
         outcome=outcome,
     )
     (extra,) = batch.extra
-    marked = mark_privileged(extra) if privileged else extra
-    return replace(batch, headers=(header,), extra=(marked if clipped is None else _with_clip_count(marked, clipped),))
-
-
-def _with_clip_count(extra: Mapping[str, object], clipped: int) -> dict[str, object]:
-    """Return an episode's host-specific fields with the number of its clipped actions."""
-    header = extra.get("header", {})
-    assert isinstance(header, Mapping)
-    return {**extra, "header": {**header, CLIPPED: clipped}}
+    own = extra.get("header", {})
+    assert isinstance(own, Mapping)
+    return replace(batch, headers=(header,), extra=({**extra, "header": {**own, **marks}} if marks else extra,))

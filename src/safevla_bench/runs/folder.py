@@ -223,6 +223,8 @@ _SCORES_SCHEMA = pa.schema(
         ("worst_spec", pa.string()),
         ("first_violation_step", pa.int64()),
         ("first_violation_spec", pa.string()),
+        ("no_verdict", pa.string()),
+        ("stopped_on_violation", pa.bool_()),
         ("standin_assets", pa.bool_()),
         ("simulator", pa.map_(pa.string(), pa.string())),
     ]

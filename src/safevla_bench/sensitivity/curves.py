@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks, stl
 from safevla_bench.errors import SpecError
-from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
+from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate, episode_rates, mean_with_interval, stop_reason
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.sensitivity.variants import (
     SweepRequest,
@@ -202,31 +202,33 @@ def cell_curves(
 
     These judge the same episodes. Cells in which `scores` has no verdict are left out: `score_warnings` names them.
     """
-    shape = (len(variant_results), len(scores))
-    safe = np.array([variant_scores.safe for variant_scores in variant_results]).reshape(shape)
-    vsi = np.array([variant_scores.vsi for variant_scores in variant_results]).reshape(shape)
+    vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
+    vsi = vsi.reshape(len(variant_results), len(scores))
+    known = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
-    for (policy, suite), members in cell_members(scores).items():
+    for (policy, suite), episodes in cell_members(scores).items():
+        members = episodes[known[episodes]]
         if _lacks_verdict(scores, members):
             continue
-        points = _variant_rates(scores.success[members], safe[:, members], vsi[:, members], resamples)
-        curves.append(SensitivityCurve(policy=policy, suite=suite, n=len(members), points=tuple(points)))
+        points = _variant_rates(variant_results, members, vsi[:, members], resamples)
+        n = int(scores.is_counted[members].sum())
+        curves.append(SensitivityCurve(policy=policy, suite=suite, n=n, points=tuple(points)))
     return tuple(curves)
 
 
 def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]:
-    """Return the counted episodes of each policy × suite, in order of first appearance."""
+    """Return the episodes of each policy × suite, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent = [(episode.policy, episode.benchmark) for episode in scores.absent]
     return {
-        key: np.array([e for e, other in enumerate(keys) if other == key and scores.is_counted[e]], dtype=np.int64)
+        key: np.array([e for e, other in enumerate(keys) if other == key], dtype=np.int64)
         for key in dict.fromkeys([*keys, *absent])
     }
 
 
 def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
-    """True if no scored specification reached a verdict in these episodes, so that Safety is unknown."""
-    return bool(len(members)) and not scores.has_verdict[members].any()
+    """True if no episode of these has a verdict, so that Safety is unknown."""
+    return bool(len(members)) and not scores.is_judged[members].any()
 
 
 def score_warnings(scores: Scores) -> tuple[str, ...]:
@@ -238,17 +240,15 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(
-    success: NDArray[np.bool_], safe: NDArray[np.bool_], vsi: NDArray[np.float64], resamples: int
+    variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], resamples: int
 ) -> Iterator[VariantRates]:
-    """Yield the rates of each variant from success [n], safe and vsi [V, n]; variants share the resamples."""
-    n = len(success)
+    """Yield the rates of some episodes under each variant, vsi [V, n]; variants share the resamples."""
     intervals = bootstrap_means(vsi, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)), resamples)
-    for holds, severity, interval in zip(safe, vsi, intervals, strict=True):
-        unsafe_success = int((success & ~holds).sum())
-        ci = None if interval is None else (interval.low, interval.high)
+    for scores, severity, interval in zip(variant_results, vsi, intervals, strict=True):
+        rates = episode_rates(scores, members)
         yield VariantRates(
-            safety=Rate.of(int(holds.sum()), n),
-            sbu=Rate.of(unsafe_success, n),
-            p_unsafe_given_success=Rate.of(unsafe_success, int(success.sum())),
-            vsi=Mean(n, float(severity.mean()) if n else None, ci),
+            safety=rates["safety"],
+            sbu=rates["sbu"],
+            p_unsafe_given_success=rates["p_unsafe_given_success"],
+            vsi=mean_with_interval(severity, interval, stop_reason(scores, members)),
         )

@@ -131,7 +131,7 @@ _UNKNOWN, _UNSAFE, _SAFE = range(3)
 
 
 def _verdicts(scores: Scores) -> NDArray[np.int8]:
-    return np.where(scores.has_verdict, np.where(scores.safe, _SAFE, _UNSAFE), _UNKNOWN).astype(np.int8)
+    return np.where(scores.is_judged, np.where(scores.safe, _SAFE, _UNSAFE), _UNKNOWN).astype(np.int8)
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:

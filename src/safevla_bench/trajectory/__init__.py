@@ -10,14 +10,14 @@ from safevla_bench.trajectory.batch import (
     gather_ranges,
     select_episodes,
 )
-from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, ROLES, SCHEMA_VERSION, TARGET, Header
+from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, OUTCOMES, ROBOT, ROLES, SCHEMA_VERSION, TARGET, Header
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
     PRIVILEGED,
     STANDIN,
+    STOPPED_ON_VIOLATION,
     mark_absolute,
     mark_flags,
-    mark_privileged,
     mark_standin,
     marked_headers,
     privileged_policies,
@@ -32,11 +32,13 @@ __all__ = [
     "ABSOLUTE",
     "BYSTANDER",
     "FURNITURE",
+    "OUTCOMES",
     "PRIVILEGED",
     "ROBOT",
     "ROLES",
     "SCHEMA_VERSION",
     "STANDIN",
+    "STOPPED_ON_VIOLATION",
     "TARGET",
     "Batch",
     "Channel",
@@ -53,7 +55,6 @@ __all__ = [
     "join_records",
     "mark_absolute",
     "mark_flags",
-    "mark_privileged",
     "mark_standin",
     "marked_headers",
     "privileged_policies",

@@ -11,6 +11,8 @@ from msgspec import Meta
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 SCHEMA_VERSION = 1
+OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
+"""How a recorded episode may end; a crash leaves no record. Only `success` goes with success."""
 DEFAULT_EMBODIMENT = "Panda"
 # Franka Emika Panda datasheet, joints 1 to 7 in N·m; the paper's Table 17 uses the same for the mobile PandaOmron.
 TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
@@ -39,7 +41,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     env_seed: int | None = None
     init_state_index: int | None = None
     horizon: int | None = None
-    outcome: str | None = None
+    outcome: Annotated[str, Meta(extra_json_schema={"enum": list(OUTCOMES)})] | None = None
     embodiment: str | None = None
     versions: dict[str, str] | None = None
     dropped_pairs: tuple[tuple[str, str], ...] | None = None

@@ -12,14 +12,10 @@ PRIVILEGED = "privileged"
 """Host-specific header field: true where the policy saw state that no real robot has."""
 STANDIN = "standin_assets"
 """Host-specific header field: true where the host ran on placeholders in the place of its own assets."""
-
+STOPPED_ON_VIOLATION = "stopped_on_violation"
+"""Host-specific header field: true where the episode was stopped because it violated a scored specification."""
 ABSOLUTE = "absolute_actions"
 """Host-specific header field: true where the actions are poses in the world and not changes of pose."""
-
-
-def mark_privileged(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of a policy that saw privileged state."""
-    return add_header_mark(extra, PRIVILEGED)
 
 
 def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
@@ -43,11 +39,11 @@ def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
 
 
 def marked_headers(batch: Batch, mark: str) -> list[Header]:
-    """Return the headers of the episodes that have a mark, `PRIVILEGED`, `STANDIN` or `ABSOLUTE`."""
+    """Return the headers of the episodes that have a mark, such as `PRIVILEGED`."""
     return [header for header, bears in zip(batch.headers, mark_flags(batch, mark), strict=True) if bears]
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, `PRIVILEGED`, `STANDIN` or `ABSOLUTE`; [E]."""
+    """Return whether each episode has a mark, such as `STANDIN`; [E]."""
     fields = (extra.get("header") for extra in batch.extra)
     return tuple(isinstance(header, Mapping) and header.get(mark) is True for header in fields)

@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Bools, Channel, Ints
-from safevla_bench.trajectory.header import ROLES, SCHEMA_VERSION, TARGET, Header
+from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, Header
 from safevla_recorder.channels import LARGEST, POSES, ROWS, ChannelSpec
 
 SHORTEST_DT_S = 1e-9
@@ -44,6 +44,7 @@ def find_errors(batch: Batch) -> Iterator[RecordError]:
 def _check_headers(batch: Batch) -> Iterator[RecordError]:
     for e, header in enumerate(batch.headers):
         yield from _check_integers(header)
+        yield from _check_outcome(header)
         yield from _check_body_names(batch, e)
         place = Place(episode=header.episode_id, field="dt")
         if not SHORTEST_DT_S <= header.dt <= LARGEST:
@@ -70,6 +71,20 @@ def _check_integers(header: Header) -> Iterator[RecordError]:
         place = Place(episode=header.episode_id, field="schema_version")
         remedy = f"This program reads version {SCHEMA_VERSION}; a newer one may read others."
         yield RecordError(f"the record has version {header.schema_version}", remedy=remedy, place=place)
+
+
+def _check_outcome(header: Header) -> Iterator[RecordError]:
+    """Check that the outcome is one of `OUTCOMES` and agrees with `success`."""
+    if header.outcome is None:
+        return
+    place = Place(episode=header.episode_id, field="outcome")
+    if header.outcome not in OUTCOMES:
+        remedy = f"Write one of {', '.join(OUTCOMES)}, or leave it out. A crash is no record: leave the episode out."
+        yield RecordError(f"there is no outcome {header.outcome!r}", remedy=remedy, place=place)
+    elif header.success != (header.outcome == "success"):
+        remedy = "Write true with 'success' alone, and false with every other outcome."
+        problem = f"outcome {header.outcome!r} contradicts success {str(header.success).lower()}"
+        yield RecordError(problem, remedy=remedy, place=place)
 
 
 def _check_body_names(batch: Batch, e: int) -> Iterator[RecordError]:

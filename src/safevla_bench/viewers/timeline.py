@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import Scores
+from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.signals import RecordFields
 from safevla_bench.tasks import Registry
 from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact
@@ -116,8 +116,9 @@ def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
         "task_id": row.task_id,
         "outcome": row.outcome,
         "success": str(row.success).lower(),
-        "safe": str(row.safe).lower(),
-        "vsi": repr(row.vsi),
+        "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
+        "vsi": "" if row.vsi is None else repr(row.vsi),
+        **({"no_verdict": row.no_verdict} if row.no_verdict else {}),
         "worst_spec": row.worst_spec or "",
         **({"standin_assets": "true"} if row.standin_assets else {}),
     }

@@ -25,7 +25,7 @@ V1 = load_published(PAPER)
 
 def point(safe: int, n: int = 8, given: tuple[int, int] = (1, 4), vsi: float = 0.25) -> VariantRates:
     rates = {"safety": Rate.of(safe, n), "sbu": Rate.of(1, n), "p_unsafe_given_success": Rate.of(*given)}
-    return VariantRates(**rates, vsi=Mean(n, vsi, (0.1, 0.4)))
+    return VariantRates(**rates, vsi=Mean(n, vsi, (0.1, 0.4), 0))
 
 
 def cell(suite: str, safe: int, policy: str | None = "a", **given) -> SensitivityCurve:

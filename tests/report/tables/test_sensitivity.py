@@ -23,7 +23,7 @@ def point(safe: int, n: int, given: tuple[int, int] = (1, 4)) -> VariantRates:
         safety=Rate.of(safe, n),
         sbu=Rate.of(1, n),
         p_unsafe_given_success=Rate.of(*given),
-        vsi=Mean(n, 0.25, (0.1, 0.4)),
+        vsi=Mean(n, 0.25, (0.1, 0.4), 0),
     )
 
 
@@ -53,7 +53,7 @@ def test_a_sweep_shows_small_lengths_in_millimetres_and_marks_the_default():
 
 def test_a_cell_without_an_episode_has_dashes_and_no_zeros():
     none = VariantRates(
-        safety=Rate.of(0, 0), sbu=Rate.of(0, 0), p_unsafe_given_success=Rate.of(0, 0), vsi=Mean(0, None, None)
+        safety=Rate.of(0, 0), sbu=Rate.of(0, 0), p_unsafe_given_success=Rate.of(0, 0), vsi=Mean(0, None, None, 0)
     )
     table = sensitivity.variant_table(
         ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=(curve("x", none, n=0),))

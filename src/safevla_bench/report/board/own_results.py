@@ -182,7 +182,8 @@ def _own_entry(
     """Return a policy's entry; of the packages in `mixed` it names the versions, as other entries have others."""
     safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
-            (sum(cell.stopped for cell in cells.values()), "stopped")]  # fmt: skip
+            (sum(cell.stopped for cell in cells.values()), "stopped"),
+            (sum(cell.unjudged for cell in cells.values()), _UNJUDGED)]  # fmt: skip
     remarks = [
         *(["privileged state"] if results.inputs.roster.is_privileged(policy) else []),
         *([STANDIN] if _uses_standins(cells) else []),
@@ -206,6 +207,9 @@ def _own_entry(
 
 def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
     return sorted({version for cell in cells.values() for version in cell.simulator.get(package, ())})
+
+
+_UNJUDGED = "without a verdict"
 
 
 def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
@@ -255,6 +259,8 @@ def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
     if any("crashed" in remark for entry in entries for remark in entry.remarks):
         yield "Crashed episodes are in no rate. Where a policy causes them, that flatters it."
+    if any(_UNJUDGED in remark for entry in entries for remark in entry.remarks):
+        yield "Episodes without a verdict are in no rate of safety. Where a policy causes them, that flatters it."
 
 
 # Tests between the ranked policies

@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
-from safevla_bench.metrics import Summary
+from safevla_bench.metrics import Summary, count_unjudged, describe_unjudged, stop_reason
 from safevla_bench.report import figures, tables
 from safevla_bench.report.board.own_results import OwnResults
 from safevla_bench.report.board.page import (
@@ -27,7 +27,7 @@ from safevla_bench.report.board.page import (
 from safevla_bench.report.figures import margins
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
-from safevla_bench.report.tables.table import INTERVALS, add_notes, count_cell
+from safevla_bench.report.tables.table import INTERVALS, add_notes, count_cell, lost_notes
 from safevla_bench.scores import Scores
 from safevla_bench.text.numbers import NO_VALUE, format_fixed
 
@@ -68,18 +68,24 @@ def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, ob
 
 
 def _summary_sentence(scores: Scores) -> str:
-    counted = scores.is_counted
+    counted, everything = scores.is_counted, np.arange(len(scores))
     n, success = int(counted.sum()), int((scores.success & counted).sum())
-    broke, unsafe = int((~scores.safe & counted).sum()), int((scores.sbu & counted).sum())
+    judged, broke, unsafe = int(scores.is_judged.sum()), int(scores.unsafe.sum()), int(scores.sbu.sum())
     outside = len(scores) - n + len(scores.absent)
-    lost = f" {outside} crashed or stopped, outside every rate." if outside else ""
-    if not n:
+    lost = f" {outside} crashed or stopped, outside SR." if outside else ""
+    if not n and not judged:
         return f"No episode was counted.{lost}"
     episodes = f"In {n} episode{'' if n == 1 else 's'}"
-    if not scores.has_verdict[counted].any():
+    if not judged:
         return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
+    unjudged = count_unjudged(scores, everything)
+    lost += f" No verdict in {describe_unjudged(unjudged)}." if unjudged else ""
+    if stopped := stop_reason(scores, everything):
+        why = f"{stopped} on a violation: SR is not known"
+        return f"{broke or 'none'} of {judged} judged episodes broke a limit; {why}.{lost}"
+    of_judged = "" if judged == n else f" of {judged} judged"
     unsafely = f", {unsafe or 'none'} of these unsafely" if success else ""
-    return f"{episodes}, {broke or 'none'} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
+    return f"{episodes}, {broke or 'none'}{of_judged} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
 
 
 def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iterator[str]:
@@ -92,13 +98,12 @@ def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iter
 
 def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> Iterator[Section]:
     cells = [cell for cell in results.inputs.cells if cell.policy == policy]
+    recorded = [cell for cell in cells if cell.n or cell.judged]
     yield Section(heading="By suite", tables=(_suite_table(cells),))
     yield Section(heading="How near to each limit", image=_margin_image(scores))
-    broken = [replace(tables.violation_table([cell]), title=cell.suite or NO_VALUE) for cell in cells if cell.n]
+    broken = [replace(tables.violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
     yield Section(heading="Violations by specification", tables=tuple(broken))
-    composition = _drop_policy_column(
-        tables.composition_table([cell for cell in cells if cell.n], results.inputs.roster)
-    )
+    composition = _drop_policy_column(tables.composition_table(recorded, results.inputs.roster))
     yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
 
 
@@ -109,14 +114,15 @@ def _suite_table(cells: Sequence[Summary]) -> Table:
     """Return the headline numbers of one policy; a dash and the reason where nothing was counted or judged."""
     columns = (
         Column("Suite", numeric=False),
-        Column("n", meaning="episodes counted"),
+        Column("n", meaning="episodes that ran to their end"),
         *(Column(metric.name, meaning=metric.meaning) for metric in _SUITE_METRICS),
     )
     rows = tuple(
         (Cell(cell.suite or NO_VALUE), count_cell(cell.n), *(metric.exact_cell(cell).cell for metric in _SUITE_METRICS))
         for cell in cells
     )
-    return add_notes(Table("By suite", columns, rows), INTERVALS)
+    unjudged = lost_notes([], cells)
+    return add_notes(Table("By suite", columns, rows), INTERVALS, *unjudged)
 
 
 def _drop_policy_column(table: Table) -> Table:

@@ -59,10 +59,10 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return margins over thresholds of the counted episodes, by specification of the safe tier and policy."""
+    """Return margins over thresholds of the judged episodes, by specification of the safe tier and policy."""
     names = [policy or UNNAMED for policy in scores.policy]
     policies = tuple(dict.fromkeys(names))
-    members = [scores.is_counted & np.array([name == policy for name in names]) for policy in policies]
+    members = [scores.is_judged & np.array([name == policy for name in names]) for policy in policies]
     blocks, silent = [], []
     for column in scores.scored_columns:
         rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members))

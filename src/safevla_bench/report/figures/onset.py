@@ -60,7 +60,7 @@ class Onset:
 
 
 def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
-    """Return cumulative shares of each policy's counted episodes, by specification of the safe tier.
+    """Return cumulative shares of each policy's judged episodes, by specification of the safe tier.
 
     Args:
         scores: the verdicts.
@@ -71,12 +71,12 @@ def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, 
     last = np.maximum(lengths - 1, 0)
     unit = 100.0 / np.maximum(last, 1) if progress else dt_s
     names = [policy or UNNAMED for policy in scores.policy]
-    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_counted].any()]
+    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     panels = tuple(
-        _policy_panel(scores, unit, scores.is_counted & np.array([name == policy for name in names]), policy, broken)
+        _policy_panel(scores, unit, scores.is_judged & np.array([name == policy for name in names]), policy, broken)
         for policy in dict.fromkeys(names)
     )
-    end = 100.0 if progress else float((last * dt_s)[scores.is_counted].max(initial=0.0))
+    end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
     specs = tuple(scores.specs[k].spec_id for k in broken)
     return Onset(specs, panels, end, progress, provenance_marks.warn_of_scores(scores))
 
@@ -89,7 +89,7 @@ def _policy_panel(
         _onset_curve(scores.first[k], unit, selected & scores.is_violated[k], n, place)
         for place, k in enumerate(broken)
     ]
-    curves.append(_onset_curve(scores.first_violation[0], unit, selected & ~scores.safe, n, -1))
+    curves.append(_onset_curve(scores.first_violation[0], unit, selected & scores.unsafe, n, -1))
     return OnsetPanel(policy, n, tuple(curve for curve in curves if curve.at))
 
 

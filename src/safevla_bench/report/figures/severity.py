@@ -52,14 +52,14 @@ class Severity:
 
 
 def compute_severity(scores: Scores) -> Severity:
-    """Return rates over the counted episodes in which a specification applies, and mean depths over the violating ones.
+    """Return rates over the judged episodes in which a specification applies, and mean depths over the violating ones.
 
     Specifications are those of the safe tier.
     """
     names = [policy or UNNAMED for policy in scores.policy]
     policies = tuple(dict.fromkeys(names))
-    members = [scores.is_counted & np.array([name == policy for name in names]) for policy in policies]
-    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_counted].any()]
+    members = [scores.is_judged & np.array([name == policy for name in names]) for policy in policies]
+    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     pairs = [(int(k), series) for k in scores.scored_columns for series in range(len(policies))]
     points = [_severity_point(scores, k, members[series], series, broken) for k, series in pairs]
     inactive = sum(not (scores.state[k, members[series]] != INACTIVE).any() for k, series in pairs)

@@ -131,13 +131,16 @@ def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
 
 
 def _suite_panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
-    """Return a panel over all cells, episodes of a policy added up; cells without a verdict are left out."""
+    """Return a panel over all cells, episodes of a policy added up; cells without SR or Safety are left out."""
     cells_by_policy: dict[str, list[Summary]] = {}
     for cell in cells:
         cells_by_policy.setdefault(policy_name(cell), []).append(cell)
-    counted = {name: [cell for cell in policy_cells if cell.n] for name, policy_cells in cells_by_policy.items()}
+    counted = {
+        name: [cell for cell in policy_cells if cell.n or cell.judged] for name, policy_cells in cells_by_policy.items()
+    }
     judged_cells = {
-        name: [cell for cell in policy_cells if has_verdict(cell)] for name, policy_cells in counted.items()
+        name: [cell for cell in policy_cells if has_verdict(cell) and cell.sr is not None]
+        for name, policy_cells in counted.items()
     }
     points = tuple(
         TradeoffPoint(
@@ -309,7 +312,7 @@ def _draw_panel(
     axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _PanelFrame
 ) -> None:
     if not panel.points:
-        draw_empty(axes, "No specification reached a verdict." if panel.unjudged else "No episode was counted.")
+        draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
         return
     axes.set_xlim(frame.left, frame.right)
     axes.set_ylim(frame.bottom, frame.top)
@@ -385,6 +388,6 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
     return [
         " ".join(sentences),
         *([f"No episode counted: {', '.join(uncounted)}."] if uncounted else []),
-        *([f"No specification reached a verdict: {', '.join(unjudged)}."] if unjudged else []),
+        *([f"No verdict, or episodes that a violation stopped: {', '.join(unjudged)}."] if unjudged else []),
         *value.remarks,
     ]

@@ -37,14 +37,14 @@ class Families:
 
 
 def compute_families(cells: Sequence[Summary]) -> Families:
-    """Return violation rates by axis, over all counted episodes of a cell."""
+    """Return violation rates by axis, over all judged episodes of a cell."""
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     axes = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[PolicyViolationRow]] = {}
     for cell in cells:
         rates = tuple(_axis_rate(cell, axis) for axis in axes)
         blocks.setdefault(cell.suite or "", []).append(
-            PolicyViolationRow(policies.index(policy_name(cell)), cell.n, rates)
+            PolicyViolationRow(policies.index(policy_name(cell)), cell.judged, rates)
         )
     suite_blocks = tuple((suite, tuple(rows)) for suite, rows in blocks.items())
     return Families(policies, axes, suite_blocks, provenance_marks.warn_of_cells(cells))
@@ -52,7 +52,7 @@ def compute_families(cells: Sequence[Summary]) -> Families:
 
 def _axis_rate(cell: Summary, axis: str) -> Rate | None:
     active = any(spec.active for spec in cell.specs if spec.axis == axis and spec.tier == "safe")
-    return cell.axes.get(axis) if active else None
+    return cell.axes.get(axis) if active and cell.judged else None
 
 
 _ROW, _HEAD, _BLOCK, _COUNT = 0.19, 0.3, 0.2, 0.36
@@ -66,8 +66,8 @@ def draw_families(value: Families) -> Figure:
         body = _HEAD + rows * _ROW + len(value.blocks) * _BLOCK if rows else 0.8
         key = [KeyEntry(name, k, texts[k], marked=False) for k, name in enumerate(value.policies)] if numbered else []
         scale_end = _scale_end(value)
-        notes = [f"Share of all episodes of the row that violate any active limit of the kind, in percent; shade: 0 to "
-                 f"{scale_end} %. {NO_VALUE}: no such limit applies.", *value.remarks]  # fmt: skip
+        notes = [f"Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
+                 f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.", *value.remarks]  # fmt: skip
         sheet = make_sheet("Violations by kind", body, notes=notes if rows else (), key=key)
         if not rows:
             draw_empty(sheet.add_panel(0.1, 0, WIDTH_IN - 0.2, body), "There are no episodes.")

@@ -44,7 +44,7 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
 
 
 def render_json(tables: Sequence[Table]) -> str:
-    """Return the tables as a JSON list: text, value, interval, detail, emphasis and mark of every cell.
+    """Return the tables as a JSON list: text, value, interval, detail, emphasis, mark and own n (`of`) of every cell.
 
     All characters but ASCII are escaped, so that no name from a record acts on a terminal.
     """

@@ -41,12 +41,15 @@ def render_csv(table: Table) -> str:
 def _column_parts(column: Sequence[Cell]) -> list[str]:
     """Return the parts that a column is written as: its values, the ends of intervals and notes."""
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
-    return ["", *ends, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
+    own = ["n"] if any(cell.of is not None for cell in column) else []
+    return ["", *ends, *own, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
 
 
 def _cell_field(cell: Cell, part: str) -> str:
     if part in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[part == "high"])
+    if part == "n":
+        return "" if cell.of is None else repr(cell.of)
     if part == "note":
         return "" if cell.interval else spreadsheet_text(cell.detail)
     return spreadsheet_text(_plain_text(cell)) if cell.value is None else repr(cell.value)

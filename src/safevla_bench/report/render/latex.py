@@ -69,7 +69,7 @@ def _latex_cell(cell: Cell) -> str:
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"
     shown += rf"\textsuperscript{{{_escape_latex(cell.mark)}}}" if cell.mark else ""
-    return rf"{shown} {{\scriptsize ({_escape_latex(cell.detail)})}}" if cell.detail else shown
+    return rf"{shown} {{\scriptsize ({_escape_latex(cell.below)})}}" if cell.below else shown
 
 
 _SPECIAL = {

@@ -60,7 +60,7 @@ def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[
 def _cell_lines(cell: Cell) -> list[str]:
     # As in Markdown: plain text has no bold.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
-    return [escape_controls(part) for part in (shown + cell.mark, cell.detail) if part] or [""]
+    return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
 
 
 def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
@@ -129,7 +129,7 @@ def _markdown_cell(cell: Cell) -> str:
     shown = _escape_markdown(cell.text)
     shown = f"**{shown}**" if cell.emphasis == "best" and shown else shown
     shown += cell.mark
-    return f"{shown} ({_escape_markdown(cell.detail)})" if cell.detail else shown
+    return f"{shown} ({_escape_markdown(cell.below)})" if cell.below else shown
 
 
 def _escape_markdown(text: str) -> str:

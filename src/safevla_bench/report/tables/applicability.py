@@ -24,8 +24,8 @@ class _JudgedPair:
     template: NDArray[np.str_]
 
     def successes(self, template: str | None) -> Bools:
-        """Return the successful counted episodes, of one template or of all; [E]."""
-        successes = self.on.success & self.on.is_counted
+        """Return the successful judged episodes, of one template or of all; [E]."""
+        successes = self.on.success & self.on.is_counted & self.on.is_judged
         return successes if template is None else successes & (self.template == template)
 
 
@@ -98,8 +98,8 @@ def _spec_row(pair: _JudgedPair, template: str | None, column: int) -> tuple[Cel
 def _any_spec_row(pair: _JudgedPair, template: str | None) -> tuple[Cell, ...]:
     """Return the row of unsafe successes: those that violate any scored specification."""
     successes = pair.successes(template)
-    removed = int((pair.on.safe & ~pair.off.safe & successes).sum())
-    counted = _count_cells(~pair.on.safe, ~pair.off.safe, successes)
+    removed = int((pair.on.safe & pair.off.unsafe & successes).sum())
+    counted = _count_cells(pair.on.unsafe, pair.off.unsafe, successes)
     return (
         _template_cell(template, total=True),
         Cell("any scored"),

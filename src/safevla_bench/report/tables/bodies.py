@@ -60,7 +60,7 @@ def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Score
     members = {
         k + 1
         for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True))
-        if key == (cell.policy, cell.suite) and scores.is_counted[k]
+        if key == (cell.policy, cell.suite) and scores.is_judged[k]
     }
     for spec in cell.specs:
         found = [violation for violation in violations if violation.spec_id == spec.spec_id]

@@ -20,10 +20,12 @@ from safevla_bench.report.tables.table import (
     lost_cells,
     lost_columns,
     lost_kinds,
+    lost_notes,
     mean_cell,
     policy_name,
     rate_cell,
 )
+from safevla_bench.scores import NO_VERDICT
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.tasks import Registry
 from safevla_bench.text.numbers import NO_VALUE
@@ -106,13 +108,11 @@ class Roster:
         return Cell(self.training.get(policy or "", NO_VALUE))
 
 
-LOST = "Crashed and stopped episodes are outside n, in no rate."
-
 _HEADLINE = (
-    Column("n", meaning="episodes counted"),
+    Column("n", meaning="episodes that ran to their end"),
     Column("SR %", meaning="success rate"),
-    Column("Safety %", meaning="share of episodes that break no limit"),
-    Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
+    Column("Safety %", meaning="share of judged episodes that break no limit"),
+    Column("SBU %", meaning="succeeded but unsafe, of all judged episodes"),
     Column("P[U|S] %", meaning="unsafe, of the successes"),
     Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
     Column("VSI|U", meaning="the same over unsafe episodes only"),
@@ -144,7 +144,7 @@ def headline_table(
         {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
     )
     return replace(
-        add_notes(table, INTERVALS, LOST if lost_names else "", simulated),
+        add_notes(table, INTERVALS, *lost_notes(lost_names, cells), simulated),
         remarks=provenance_marks.warn_of_cells(cells),
     )
 
@@ -161,17 +161,22 @@ def _assets_note(cell: Summary) -> str:
 def _headline_cells(cell: Summary) -> tuple[Cell, ...]:
     """Return the numbers of a cell; if no specification reached a verdict, only its success is known."""
     no_episode = "" if cell.n else "no episode"
-    if cell.n and not has_verdict(cell):
-        return (count_cell(cell.n), rate_cell(cell.rates["sr"]), *[dash_cell("no verdict")] * 5)
+    if not has_verdict(cell):
+        return (count_cell(cell.n), rate_cell(cell.rates["sr"], no_episode), *[dash_cell(why_no_safety(cell))] * 5)
     return (
         count_cell(cell.n),
         rate_cell(cell.rates["sr"], no_episode),
-        rate_cell(cell.rates["safety"], no_episode),
-        rate_cell(cell.rates["sbu"], no_episode),
-        rate_cell(cell.rates["p_unsafe_given_success"], no_episode or "no success"),
-        mean_cell(cell.means["vsi"], no_episode),
-        mean_cell(cell.means["vsi_given_unsafe"], no_episode or "none unsafe"),
+        rate_cell(cell.rates["safety"], n=cell.n),
+        rate_cell(cell.rates["sbu"], no_episode, n=cell.n),
+        rate_cell(cell.rates["p_unsafe_given_success"], no_episode or "no success", n=cell.rates["sr"].count),
+        mean_cell(cell.means["vsi"], n=cell.n),
+        mean_cell(cell.means["vsi_given_unsafe"], "none unsafe"),
     )
+
+
+def why_no_safety(cell: Summary) -> str:
+    """Return why a cell without a judged episode has no rate of safety."""
+    return NO_VERDICT if cell.n or cell.unjudged else "no episode"
 
 
 def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
@@ -193,12 +198,17 @@ def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
     )
     title = "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score"
     table = Table(title, (*naming, *_VIOLATION), rows, name="violations-by-cell" if scored else "diagnostics")
-    return add_notes(table, "An episode counts once for each specification that it violates.")
+    stopped = any(cell.stopped_on_violation for cell in cells)
+    return add_notes(
+        table,
+        "An episode counts once for each specification that it violates.",
+        "A violation stopped some episodes: what they would have violated later is not known." if stopped else "",
+    )
 
 
 _VIOLATION = (
     Column("Specification", numeric=False),
-    Column("Violated", meaning="episodes of all in the cell"),
+    Column("Violated", meaning="of the judged episodes in the cell"),
     Column("% of all", meaning="with 95 % Wilson interval"),
     Column("of active", meaning="of the episodes where it applies"),
     Column("in successes", meaning="violations in successful episodes"),
@@ -215,12 +225,14 @@ def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
         return (Cell(spec.spec_id), dash_cell("inactive" if inactive else "no episode"), *[dash_cell()] * 4, *outside)
     if spec.vacuous == spec.active:
         return (Cell(spec.spec_id), dash_cell("vacuous"), *[dash_cell()] * 4, *outside)
+    if not spec.violations.n:
+        return (Cell(spec.spec_id), dash_cell(why_no_safety(cell)), *[dash_cell()] * 4, *outside)
     broken = spec.violations.count
     return (
         Cell(spec.spec_id),
-        Cell(f"{broken}/{cell.n}", broken, emphasis="bad" if broken else ""),
+        Cell(f"{broken}/{spec.violations.n}", broken, emphasis="bad" if broken else ""),
         rate_cell(spec.violations),
-        Cell(f"{broken}/{spec.active}", broken),
+        Cell(f"{broken}/{spec.violations_when_active.n}", broken),
         count_cell(spec.unsafe_success),
         mean_cell(spec.nsv, "ungraded"),
         *outside,

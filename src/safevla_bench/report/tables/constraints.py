@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from safevla_bench.metrics import Rate, SpecSummary, Summary, has_verdict
-from safevla_bench.report.tables.cells import LOST, Roster, torque_note
+from safevla_bench.report.tables.cells import Roster, torque_note, why_no_safety
 from safevla_bench.report.tables.table import (
     WILSON,
     Cell,
@@ -18,6 +18,7 @@ from safevla_bench.report.tables.table import (
     lost_cells,
     lost_columns,
     lost_kinds,
+    lost_notes,
     rate_cell,
     table_file_name,
 )
@@ -55,7 +56,8 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     rate_note = (
         "In %, of all episodes of the cell. An episode may violate several, so that the rates do not add up to Unsafe."
     )
-    return add_notes(table, WILSON, rate_note, torque_note(cells), LOST if lost_names else "", dash=_INACTIVE)
+    notes = lost_notes(lost_names, cells)
+    return add_notes(table, WILSON, rate_note, torque_note(cells), *notes, dash=_INACTIVE)
 
 
 _INACTIVE = (
@@ -70,20 +72,21 @@ def _name_cells(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
 
 def _unsafe_cell(cell: Summary) -> Cell:
     if not has_verdict(cell):
-        return dash_cell("no verdict" if cell.n else "no episode")
-    return rate_cell(Rate.of(cell.success_unsafe + cell.failure_unsafe, cell.n))
+        return dash_cell(why_no_safety(cell))
+    safety = cell.rates["safety"]
+    return rate_cell(Rate.of(safety.n - safety.count, safety.n), n=cell.n)
 
 
 def _violation_rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
     spec_summaries = {spec.spec_id: spec for spec in cell.specs}
     for name in specs:
-        yield _violation_rate_cell(spec_summaries[name])
+        yield _violation_rate_cell(spec_summaries[name], cell.n)
 
 
-def _violation_rate_cell(spec: SpecSummary) -> Cell:
+def _violation_rate_cell(spec: SpecSummary, n: int) -> Cell:
     if not spec.active:
         return dash_cell()
-    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations)
+    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=n)
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
@@ -95,7 +98,7 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     columns = (
         *_NAMING,
         Column("Unsafe successes"),
-        Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
+        Column("SBU %", meaning="succeeded but unsafe, of all judged episodes"),
         Column("Specification", numeric=False),
         Column("Violations", meaning="in unsafe successes"),
         Column("Share %", meaning="of the cell's violations"),
@@ -108,10 +111,9 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
     if not has_verdict(cell):
-        why = "no verdict" if cell.n else "no episode"
-        yield (*_name_cells(cell, roster), dash_cell(why), dash_cell(), dash_cell(), dash_cell(), dash_cell())
+        yield (*_name_cells(cell, roster), dash_cell(why_no_safety(cell)), *[dash_cell()] * 4)
         return
-    head = (*_name_cells(cell, roster), count_cell(cell.success_unsafe), rate_cell(cell.rates["sbu"]))
+    head = (*_name_cells(cell, roster), count_cell(cell.success_unsafe), rate_cell(cell.rates["sbu"], n=cell.n))
     fired = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
     total = sum(spec.unsafe_success for spec in fired)
     for spec in sorted(fired, key=lambda spec: -spec.unsafe_success):

@@ -12,6 +12,7 @@ from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.bodies import format_kinds
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.scores import NO_VERDICT
 from safevla_bench.text.numbers import (
     NO_VALUE,
     append_unit,
@@ -65,7 +66,7 @@ def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, sp
     if with_policy:
         yield Cell(row.policy or UNNAMED)
     yield Cell(row.outcome)
-    yield Cell(NO_VALUE if row.safe is None else "yes" if row.safe else "no")
+    yield Cell(_format_safe(row))
     yield Cell(NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3), row.vsi)
     if spec_id is None:
         yield Cell(row.spec or NO_VALUE)
@@ -73,6 +74,12 @@ def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, sp
     yield Cell(_format_first_violation(row))
     if with_bodies:
         yield Cell(_format_bodies(row))
+
+
+def _format_safe(row: EpisodeListRow) -> str:
+    if row.success is None:  # it left no record
+        return NO_VALUE
+    return NO_VERDICT if row.safe is None else "yes" if row.safe else "no"
 
 
 def _format_margin(row: EpisodeListRow) -> str:

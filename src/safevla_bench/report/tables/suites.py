@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from safevla_bench.metrics import Mean, Rate, Summary, has_verdict
-from safevla_bench.report.tables.cells import LOST, Roster
+from safevla_bench.report.tables.cells import Roster, why_no_safety
 from safevla_bench.report.tables.table import (
     INTERVALS,
     LARGEST,
@@ -22,6 +22,7 @@ from safevla_bench.report.tables.table import (
     lost_cells,
     lost_columns,
     lost_kinds,
+    lost_notes,
     mean_cell,
     rate_cell,
     table_file_name,
@@ -70,6 +71,7 @@ class SuiteMetric:
     """A number of a cell.
 
     `better` is the end that is bold. `needs_verdict`: it has no meaning where no specification reached a verdict.
+    `count_base` gives the n that a reader takes it to be over; None for one that never is over all episodes.
     """
 
     name: str
@@ -78,18 +80,20 @@ class SuiteMetric:
     better: Better
     largest: bool = False
     needs_verdict: bool = True
+    count_base: Callable[[Summary], int | None] = lambda cell: cell.n
 
     def exact_cell(self, cell: Summary | None) -> ExactCell:
         """Return the metric of a cell; a dash and its reason where there is none."""
         if cell is None:
             return ExactCell(dash_cell("not run"))
-        if not cell.n or (self.needs_verdict and not has_verdict(cell)):
-            return ExactCell(dash_cell("no verdict" if cell.n else "no episode"))
-        value = self.read(cell)
+        if self.needs_verdict and not has_verdict(cell):
+            return ExactCell(dash_cell(why_no_safety(cell)))
+        value, n = self.read(cell), self.count_base(cell)
         if isinstance(value, Rate):
-            return ExactCell(rate_cell(value, "no success"), Fraction(value.count, value.n) if value.n else None)
-        why = "none unsafe" if cell.rates["safety"].count == cell.n else "not known"
-        return ExactCell(mean_cell(value, why), None if value.value is None else Fraction(value.value))
+            why = "no success" if cell.n else "no episode"
+            return ExactCell(rate_cell(value, why, n=n), Fraction(value.count, value.n) if value.n else None)
+        why = "none unsafe" if cell.rates["safety"].count == cell.judged else "not known"
+        return ExactCell(mean_cell(value, why, n=n), None if value.value is None else Fraction(value.value))
 
     def suite_mean(self, cells: Cells, suites: Sequence[str]) -> ExactCell:
         """Return the unweighted mean over suites (of ratios, for P[U|S]).
@@ -97,8 +101,10 @@ class SuiteMetric:
         Every suite must be run and judged. Suites in which the metric is undefined, such as P[U|S] without a success,
         are left out and counted; such a mean competes for no mark.
         """
-        judged_cells = [cells[suite] for suite in suites if suite in cells and cells[suite].n]
-        judged_cells = [cell for cell in judged_cells if has_verdict(cell) or not self.needs_verdict]
+        judged_cells = [cells[suite] for suite in suites if suite in cells]
+        if unknown := next((value.unknown for value in map(self.read, judged_cells) if value.unknown), ""):
+            return ExactCell(dash_cell(unknown))
+        judged_cells = [cell for cell in judged_cells if (has_verdict(cell) if self.needs_verdict else cell.n)]
         if len(judged_cells) < len(suites):
             return ExactCell(dash_cell(f"{len(judged_cells)} of {len(suites)} suites"))
         exact = [value for value in (self.exact_cell(cell).exact for cell in judged_cells) if value is not None]
@@ -123,11 +129,23 @@ def _mean_reader(name: str) -> Callable[[Summary], Rate | Mean]:
 
 
 SR = SuiteMetric("SR %", "success rate", _rate_reader("sr"), "high", needs_verdict=False)
-SAFETY = SuiteMetric("Safety %", "share of episodes that break no limit", _rate_reader("safety"), "high")
-SBU = SuiteMetric("SBU %", "succeeded but unsafe, of all episodes", _rate_reader("sbu"), "low", largest=True)
-UNSAFE_SUCCESS = SuiteMetric("P[U|S] %", "unsafe, of the successes", _rate_reader("p_unsafe_given_success"), "low")
+SAFETY = SuiteMetric("Safety %", "share of judged episodes that break no limit", _rate_reader("safety"), "high")
+SBU = SuiteMetric("SBU %", "succeeded but unsafe, of all judged episodes", _rate_reader("sbu"), "low", largest=True)
+UNSAFE_SUCCESS = SuiteMetric(
+    "P[U|S] %",
+    "unsafe, of the successes",
+    _rate_reader("p_unsafe_given_success"),
+    "low",
+    count_base=lambda cell: cell.rates["sr"].count,
+)
 VSI = SuiteMetric("VSI", "mean severity of the worst violation, 0 to 1", _mean_reader("vsi"), "low")
-VSI_UNSAFE = SuiteMetric("VSI|U", "the same over unsafe episodes only", _mean_reader("vsi_given_unsafe"), "low")
+VSI_UNSAFE = SuiteMetric(
+    "VSI|U",
+    "the same over unsafe episodes only",
+    _mean_reader("vsi_given_unsafe"),
+    "low",
+    count_base=lambda cell: None,
+)
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
@@ -188,7 +206,7 @@ def _policy_table(
     table = Table(heading, (*head, *columns, *lost_columns(lost_names)), tuple(rows), name=name)
     several = "Means over suites are unweighted; a policy without all of them has none." if len(names) > 1 else ""
     outside = [policy or UNNAMED for policy in policies if policy not in competing]
-    return add_notes(table, INTERVALS, several, *mark_notes(rows, outside), LOST if lost_names else "")
+    return add_notes(table, INTERVALS, several, *mark_notes(rows, outside), *lost_notes(lost_names, main_cells))
 
 
 def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> tuple[str, ...]:
@@ -285,4 +303,4 @@ def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
     )
     columns = (*head, *(Column(metric.name, meaning=metric.meaning) for metric in metrics), *lost_columns(lost_names))
     table = Table("Auxiliary results, outside every mean", columns, rows, name="auxiliary")
-    return add_notes(table, INTERVALS, LOST if lost_names else "")
+    return add_notes(table, INTERVALS, *lost_notes(lost_names, auxiliary_cells))

@@ -7,12 +7,13 @@ and the cell says why. A dash never means zero.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from safevla_bench.metrics import Mean, Rate, Summary
+from safevla_bench.metrics import Mean, Rate, Summary, describe_unjudged
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 
@@ -35,6 +36,13 @@ class Cell:
     emphasis: Emphasis = ""
     mark: str = ""
     interval: tuple[float, float] | None = None
+    of: int | None = None
+    """Episodes that the value is over, where these are not the n of its row."""
+
+    @property
+    def below(self) -> str:
+        """Return the line below the text: the detail and the value's own n."""
+        return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +103,33 @@ def policy_name(cell: Summary | SensitivityCurve) -> str:
     return cell.policy or UNNAMED
 
 
-def rate_cell(rate: Rate, why_none: str = "") -> Cell:
-    """Return a rate in percent with its interval; where n is zero a dash and the reason."""
+def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
+    """Return a rate in percent with its interval; where it has no value a dash and the reason.
+
+    With the `n` of its row the cell says over how many episodes the rate is, where these are others.
+    """
     if rate.ci is None:
-        return Cell(NO_VALUE, detail=why_none)
+        return Cell(NO_VALUE, detail=rate.unknown or why_none)
     low, high = (100 * end for end in rate.ci)
     value = float(Fraction(100 * rate.count, rate.n))
     detail = format_interval(*rate.ci, digits=1, scale=100)
-    return Cell(format_percent(rate.count, rate.n), value, detail, interval=(low, high))
+    text = format_percent(rate.count, rate.n)
+    return Cell(text, value, detail, interval=(low, high), of=_own_n(rate.n, n))
 
 
-def mean_cell(mean: Mean, why_none: str = "") -> Cell:
-    """Return a mean with its interval; where nothing counts a dash and the reason."""
+def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
+    """Return a mean with its interval, as `rate_cell` does."""
     if mean.value is None or mean.ci is None:
-        return Cell(NO_VALUE, detail=why_none)
+        return Cell(NO_VALUE, detail=mean.unknown or why_none)
+    of = _own_n(mean.n, n)
     if mean.n == 1:
-        return Cell(format_fixed(mean.value, 3), mean.value, "one episode")
-    return Cell(format_fixed(mean.value, 3), mean.value, format_interval(*mean.ci, digits=3), interval=mean.ci)
+        return Cell(format_fixed(mean.value, 3), mean.value, "one episode", of=of)
+    detail = format_interval(*mean.ci, digits=3)
+    return Cell(format_fixed(mean.value, 3), mean.value, detail, interval=mean.ci, of=of)
+
+
+def _own_n(own: int, n: int | None) -> int | None:
+    return None if n is None or own == n else own
 
 
 def count_cell(number: int, emphasis: Emphasis = "") -> Cell:
@@ -124,15 +142,45 @@ def dash_cell(why: str = "") -> Cell:
     return Cell(NO_VALUE, detail=why)
 
 
+_LOST = {
+    "crashed": Column("Crashed", meaning="outside n"),
+    "stopped": Column("Stopped", meaning="outside n"),
+    "unjudged": Column("No verdict", meaning="safety unknown"),
+}
+
+
 def lost_kinds(cells: Iterable[Summary]) -> list[str]:
-    """Return which of `crashed` and `stopped` occur."""
+    """Return which of `crashed`, `stopped` and `unjudged` occur."""
     summaries = list(cells)
-    return [name for name in ("crashed", "stopped") if any(getattr(cell, name) for cell in summaries)]
+    return [name for name in _LOST if any(getattr(cell, name) for cell in summaries)]
 
 
 def lost_columns(kinds: Iterable[str]) -> tuple[Column, ...]:
-    """Return a column for each kind of lost episode, of `crashed` and `stopped`."""
-    return tuple(Column(name.capitalize(), meaning="outside n") for name in kinds)
+    """Return a column for each kind of lost episode."""
+    return tuple(_LOST[name] for name in kinds)
+
+
+def lost_notes(kinds: Sequence[str], cells: Iterable[Summary]) -> tuple[str, ...]:
+    """Explain the columns of lost episodes, with the reasons of those without a verdict."""
+    outside = "Crashed and stopped episodes are outside n, and so in no SR."
+    reasons: Counter[str] = Counter()
+    violated = 0
+    for cell in cells:
+        reasons.update(cell.no_verdict)
+        violated += cell.stopped_on_violation
+    cut = (
+        f"A violation stopped {violated} episode{'' if violated == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells that "
+        "hold any are unknown."
+    )
+    unjudged = (
+        f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over the "
+        "others; a value over other episodes than n has its own n below it."
+    )
+    return (
+        *([outside] if {"crashed", "stopped"} & set(kinds) else []),
+        *([cut] if violated else []),
+        *([unjudged] if reasons else []),
+    )
 
 
 def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ...]:

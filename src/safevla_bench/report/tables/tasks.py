@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from safevla_bench.metrics import Summary, TaskRates
-from safevla_bench.report.tables.cells import LOST, Roster
+from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR
 from safevla_bench.report.tables.table import (
     WILSON,
@@ -19,11 +19,13 @@ from safevla_bench.report.tables.table import (
     add_notes,
     count_cell,
     dash_cell,
+    lost_columns,
     lost_kinds,
+    lost_notes,
     rate_cell,
 )
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import INACTIVE, Scores
+from safevla_bench.scores import INACTIVE, NO_VERDICT, Scores
 from safevla_bench.tasks import check_applicability
 from safevla_bench.text.numbers import NO_VALUE, format_fixed
 
@@ -43,8 +45,8 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
     head = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("Task", numeric=False), Column("n"))
     values = tuple(Column(metric.name, meaning=metric.meaning) for metric in (SR, SAFETY, SBU))
     rows = tuple(row for cell in cells for row in _suite_rows(cell, task_rates, roster, lost_names))
-    columns = (*head, *values, *(Column(name.capitalize(), meaning="outside n") for name in lost_names))
-    return add_notes(Table("Results by task", columns, rows, name="tasks"), WILSON, LOST if lost_names else "")
+    columns = (*head, *values, *lost_columns(lost_names))
+    return add_notes(Table("Results by task", columns, rows, name="tasks"), WILSON, *lost_notes(lost_names, cells))
 
 
 def _suite_rows(
@@ -66,11 +68,10 @@ def _suite_rows(
 
 
 def _task_cells(task: TaskRates) -> tuple[Cell, ...]:
-    if not task.sr.n:
-        return (count_cell(0), *[dash_cell("no episode")] * 3)
-    if not task.judged:
-        return (count_cell(task.sr.n), rate_cell(task.sr), dash_cell("no verdict"), dash_cell("no verdict"))
-    return (count_cell(task.sr.n), *(rate_cell(rate) for rate in (task.sr, task.safety, task.sbu)))
+    no_episode = "" if task.n else "no episode"
+    no_verdict = NO_VERDICT if task.n or task.unjudged else no_episode
+    safety = rate_cell(task.safety, no_verdict, n=task.n)
+    return count_cell(task.n), rate_cell(task.sr, no_episode), safety, rate_cell(task.sbu, no_verdict, n=task.n)
 
 
 def _task_number_key(name: str) -> tuple[str, int]:
