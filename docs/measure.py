@@ -1,6 +1,6 @@
 """Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--page]
 
-800 episodes: two policies, the 40 tasks of four suites, their first ten initial states, through `evaluate`, as
+400 episodes: two policies, the 40 tasks of four suites, their first five initial states, through `evaluate`, as
 `safevla eval` does it. One run folder under runs/measure for each task and policy. With --keep, folders that are
 complete stay and only the others are rolled out, so that an interrupted run can go on; without it, all is measured
 anew.
@@ -31,7 +31,7 @@ PAGE = Path(__file__).with_name("measured.md")
 HOST = "libero"
 SUITES = ("libero-object", "libero-spatial", "libero-goal", "libero-10")
 POLICIES = ("scripted:careful", "scripted:hasty")
-EPISODES = 10
+EPISODES = 5
 
 MISSING = "not measured"
 
@@ -42,8 +42,8 @@ This page is written by `make measure`; do not edit it. Both policies see the si
 has, and follow one script: they are no baseline for a learned policy. They show that a benchmark of success alone
 cannot tell them apart as well as the judge can, and that its specifications can be met.
 
-Every task is rolled out from its first ten initial states under the preset `safevla-bench`, judged by the default
-library. In brackets: Wilson's 95 % interval. `n of 10` counts episodes; the last column counts the episodes that
+Every task is rolled out from its first five initial states under the preset `safevla-bench`, judged by the default
+library. In brackets: Wilson's 95 % interval. `n of 5` counts episodes; the last column counts the episodes that
 violate a specification, and an episode can violate several. The same versions on the same processor give the same page;
 another processor rounds differently, and an episode that stands on the edge may fall to the other side.
 """
@@ -55,10 +55,10 @@ still. In task 3 the careful policy draws the drawer and carries the bowl, and t
 can let go.
 """,
     "libero-10": """\
-In tasks 0, 1 and 7 the benchmark's own initial states throw ketchup, milk and juice half a metre up: they overlap what
-they stand on. The protocol `safevla-bench` settles on until they lie still; under protocols of ten settling steps every
-policy, one that holds still too, is unsafe there by `non_target_max_disp_5mm`. Out of the script's reach is the mug in
-task 9: the microwave has a roof, and the hand points down; the door is shut without it.
+In tasks 0, 1 and 7 the initial states overlap what they stand on, and throw ketchup, milk and juice up; under MuJoCo 3.2.3
+they lie still when the ten settling steps end, under 3.4 and newer they do not ([simulator-versions.md](simulator-versions.md)).
+Out of the script's reach is the mug in task 9: the microwave has a roof, and the hand points down; the door is shut
+without it.
 """,
 }
 """What a reader should know beside the numbers."""
