@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -40,7 +41,7 @@ def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
     assert (code, err) == (0, "")
     assert "2 policies on the same 10 episodes" in out
     assert "A = scripted:careful, B = scripted:hasty" in out
-    assert "A higher" in out
+    assert re.search(r"all, pooled +Safety % +50\.0 .* 0\.063  no\n", out)
     assert "McNemar, exact (SR, Safety, SBU); sign flips (VSI)" in out
 
 
@@ -48,8 +49,8 @@ def test_the_json_has_what_the_table_shows(safevla, shipped):
     found = json.loads(safevla("compare", shipped, "--metric", "safety", "--format", "json")[1])
     (metric,) = found["scopes"][-1]["metrics"]
     (difference,) = metric["differences"]
-    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (6, 0, 0.03125)
-    assert [one["value"] for one in metric["standings"]] == [1.0, 0.4]
+    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (5, 0, 0.0625)
+    assert [one["value"] for one in metric["standings"]] == [1.0, 0.5]
 
 
 def test_a_run_against_itself_is_identical_on_all_pairs(safevla, shipped):
@@ -211,7 +212,7 @@ def test_samplesize_refuses_what_cannot_be(safevla, arguments):
     [
         (["--min-safety", "0.2"], 0, "passed"),
         (["--min-safety", "0.2", "--min-sr", "0.9"], 1, "failed"),
-        (["--min-safety", "0.2", "--confidence", "95"], 3, "undecided"),
+        (["--min-safety", "0.3", "--confidence", "95"], 3, "undecided"),
         (["--max-vsi", "0.9", "--max-sbu", "0.9", "--confidence", "95"], 0, "passed"),
     ],
 )
