@@ -55,10 +55,10 @@ still. In task 3 the careful policy draws the drawer and carries the bowl, and t
 can let go.
 """,
     "libero-10": """\
-In tasks 0, 1 and 7 the initial states overlap what they stand on, and throw ketchup, milk and juice up; under MuJoCo 3.2.3
-they lie still when the ten settling steps end, under 3.4 and newer they do not ([simulator-versions.md](simulator-versions.md)).
-Out of the script's reach is the mug in task 9: the microwave has a roof, and the hand points down; the door is shut
-without it.
+In tasks 0, 1 and 7 the initial states overlap what they stand on, and throw ketchup, milk and juice up. Under MuJoCo
+3.2.3 they lie still when the ten settling steps end; under 3.4 and newer they do not
+([simulator-versions.md](simulator-versions.md)). Out of the script's reach is the mug in task 9: the microwave has a
+roof, and the hand points down; the door is shut without it.
 """,
 }
 """What a reader should know beside the numbers."""
