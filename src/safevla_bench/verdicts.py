@@ -122,7 +122,7 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
     A binary specification has depth 1 where it is violated, else 0; a violation that a Boolean signal decided (-inf)
     has depth 1. NaN where there is no severe magnitude.
     """
-    excess = np.maximum(0.0, -rho)
+    excess = np.maximum(0.0, -rho) + 0.0  # a margin of zero has a depth of 0.0, never -0.0
     if spec.binary:
         return np.where(excess > 0, 1.0, 0.0)
     return np.full(len(rho), np.nan) if spec.severe is None else np.minimum(1.0, excess / spec.severe)

@@ -186,6 +186,18 @@ def test_an_archive_that_could_not_be_read_again_is_not_written(tmp_path, suffix
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("suffix", MANY)
+def test_two_policies_with_the_same_ids_share_an_archive(tmp_path, suffix):
+    """The ids of the paper's Appendix B name suite, task and number, not the policy."""
+    batch = concatenate_batches([episode(2, policy=policy) for policy in ("a", "b", None)])
+    write_archive(tmp_path / f"x{suffix}", batch)
+    found = open_archive(tmp_path / f"x{suffix}")
+    assert same_bits(found, batch)
+    assert [header.key for header in found.headers] == [(policy, batch.headers[0].episode_id) for policy in "ab"] + [
+        (None, batch.headers[0].episode_id)
+    ]
+
+
 def test_an_episode_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 3000)
     for suffix in MANY + SINGLE:

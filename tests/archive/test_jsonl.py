@@ -179,7 +179,7 @@ def test_every_bad_episode_is_listed(tmp_path):
 def test_a_repeated_episode_id_is_refused(tmp_path):
     path = tmp_path / "twice.jsonl"
     path.write_bytes(encode_json(episode(3)) * 2)
-    with pytest.raises(RecordError, match="the episode_id is repeated"):
+    with pytest.raises(RecordError, match="the episode_id is repeated by policy 'test'"):
         open_archive(path)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from builders import HAND, LINK, contacts, episode
@@ -274,6 +276,30 @@ def test_listings_in_the_paper_s_form_are_read_back_to_the_same_judgement(safevl
     assert plain["judged_by"].pop("registry")["digest"] == rows["judged_by"].pop("registry")["digest"]
     assert plain == rows
     assert safevla("specs", "--explain", "joint_torque", "--format", "paper")[0] == 2
+
+
+NEGATIVE_ZERO = re.compile(r"(?<![\w.\d\[–-])[-−]0(\.0+)?(?![\d.eE\w:–-])")
+
+
+def test_no_output_holds_a_negative_zero(safevla, tmp_path):
+    """A torque exactly at its limit has a margin of zero, and its negative is -0.0: a depth of 0.0 all the same."""
+    source, out = tmp_path / "e.jsonl", tmp_path / "out"
+    append(source, episode(joint_torque_nm=np.tile([87.0, 0, 0, 0, 12.0, 0, 0], (12, 1)), init_state_index=0))
+    assert safevla("score", source, "--out", out)[0] == 0
+    texts = {path.name: path.read_text() for path in (out / "scores.json", out / "report.html")}
+    assert '"joint_torque": 0.0' in texts["scores.json"]
+    for command in (
+        ("episodes", source, "--format", "json"),
+        ("show", source, "1", "--format", "json"),
+        ("show", source, "1"),
+        ("tables", source, "--format", "json"),
+        ("sensitivity", source, "--format", "json"),
+        ("stl", "G(joint_torque_ratio <= 1)", source, "--format", "json"),
+        ("stl", "F(-held_object_slip < 0)", source, "--format", "json"),
+    ):
+        code, texts[" ".join(map(str, command))], _ = safevla(*command)
+        assert code == 0, command
+    assert {name: found[0] for name, text in texts.items() if (found := NEGATIVE_ZERO.search(text))} == {}
 
 
 def test_a_replaced_threshold_shows_wherever_its_name_is_printed(safevla, tmp_path):

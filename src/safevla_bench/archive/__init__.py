@@ -21,7 +21,7 @@ from safevla_bench.archive.json_text import encode_json
 from safevla_bench.archive.limits import EpisodeSelection
 from safevla_bench.archive.record_schema import schema
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
-from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory import Batch, EpisodeKey, concatenate_batches, select_episodes
 
 __all__ = [
     "append",
@@ -64,7 +64,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
     counted from 0 over all files, only the episodes there are decoded.
     """
     selection = EpisodeSelection(wanted)
-    seen: dict[str, str] = {}
+    seen: dict[EpisodeKey, str] = {}
     for path in paths:
         try:
             for episodes in _READ[detect_suffix(path)](path, selection):
@@ -79,21 +79,30 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
             yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
-def _drop_repeated(batch: Batch, path: Path, seen: dict[str, str]) -> Iterator[Batch | RecordError]:
-    """Yield the batch; where an id is repeated, its episodes one by one, with an error for each repetition."""
-    names = [header.episode_id for header in batch.headers]
-    if seen.keys().isdisjoint(names) and len(set(names)) == len(names):
-        seen.update(dict.fromkeys(names, str(path)))
+def _drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
+    """Yield the batch; where a policy repeats an id, its episodes one by one, with an error for each repetition."""
+    keys = [header.key for header in batch.headers]
+    if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+        seen.update(dict.fromkeys(keys, str(path)))
         yield batch
         return
-    for index, name in enumerate(names):
-        if name in seen:
-            remedy = f"It stands in {seen[name]} already. Give each episode of an archive its own id."
-            place = Place(file=str(path), episode=name, field="episode_id")
-            yield RecordError("the episode_id is repeated", remedy=remedy, place=place)
+    for index, key in enumerate(keys):
+        if key in seen:
+            remedy = f"It stands in {seen[key]} already. {_UNIQUE}"
+            yield _repeated_id(key, path, remedy)
         else:
-            seen[name] = str(path)
+            seen[key] = str(path)
             yield select_episodes(batch, [index])
+
+
+_UNIQUE = "Give each episode of a policy its own id, and episodes of different policies their policy's name."
+
+
+def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
+    policy, episode_id = key
+    whose = "" if policy is None else f" by policy {policy!r}"
+    place = Place(file=str(path), episode=episode_id, field="episode_id")
+    return RecordError(f"the episode_id is repeated{whose}", remedy=remedy, place=place)
 
 
 def open_archive(path: str | Path) -> Batch:
@@ -166,14 +175,12 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
 
 
 def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
-    seen: set[str] = set()
+    seen: set[EpisodeKey] = set()
     for batch in batches:
         for header in batch.headers:
-            if header.episode_id in seen:
-                remedy = "An archive names each episode once; write those of different policies or sources apart."
-                place = Place(file=str(path), episode=header.episode_id, field="episode_id")
-                raise RecordError("the episode_id is repeated", remedy=remedy, place=place)
-            seen.add(header.episode_id)
+            if header.key in seen:
+                raise _repeated_id(header.key, path, f"{_UNIQUE} Write those of different sources apart.")
+            seen.add(header.key)
         yield batch
 
 

@@ -200,11 +200,11 @@ def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
 
 
 def _format_px(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{value:z.1f}".removesuffix(".0")
 
 
 def _format_whole(value: float) -> str:
-    return f"{value:.0f}"
+    return f"{value:z.0f}"
 
 
 def _format_across(area: PlotArea, record: int) -> str:

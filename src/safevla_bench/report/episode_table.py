@@ -198,7 +198,7 @@ def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
         row.vsi,
         row.first_violation_step if row.first_violation_s is None else row.first_violation_s,
     )
-    return " ".join("-" if value is None else f"{value:.6g}" for value in values)
+    return " ".join("-" if value is None else f"{value:z.6g}" for value in values)
 
 
 def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Facet, ...]:

@@ -165,7 +165,7 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
     where = f"On the same {_count_noun(pairs, 'episode')}" if comparison.paired else "On independent episodes"
     names = shorten_name(difference.first), shorten_name(difference.second)
     better, other = names if difference.difference >= 0 else names[::-1]
-    low, high = difference.ci if difference.difference >= 0 else (-difference.ci[1], -difference.ci[0])
+    low, high = difference.ci if difference.difference >= 0 else (0.0 - difference.ci[1], 0.0 - difference.ci[0])
     points, span = _format_points(abs(difference.difference)), f"{_format_points(low)} to {_format_points(high)}"
     if difference.p_value <= 1 - comparison.confidence + 1e-12:
         return (f"{where} {better} is {points} points safer than {other} ({span}).",)

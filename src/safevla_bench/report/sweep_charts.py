@@ -96,7 +96,7 @@ def _log_share(value: float, thresholds: Sequence[float]) -> float:
 
 
 def _format_down(percent: float) -> str:
-    return f"{BOTTOM - (BOTTOM - TOP) * percent / 100:.1f}".removesuffix(".0")
+    return f"{BOTTOM - (BOTTOM - TOP) * percent / 100:z.1f}".removesuffix(".0")
 
 
 def _describe_curve(curve: SensitivityCurve) -> str:

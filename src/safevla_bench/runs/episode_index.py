@@ -21,6 +21,7 @@ from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import (
     PRIVILEGED,
     Batch,
+    EpisodeKey,
     Header,
     batch_of_headers,
     concatenate_batches,
@@ -30,14 +31,7 @@ from safevla_bench.trajectory import (
 
 CHUNK_RECORDS = 1 << 13
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
-Key = tuple[str | None, str]
-"""Policy and episode id: the name of an episode across sources."""
 Indices = Sequence[int] | NDArray[np.int64]
-
-
-def episode_key(header: Header) -> Key:
-    """Return what tells an episode from all others of the sources."""
-    return header.policy, header.episode_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +40,11 @@ class BatchNotes:
 
     headers: tuple[Header, ...]
     lengths: tuple[int, ...]
-    privileged: tuple[Key, ...]
+    privileged: tuple[EpisodeKey, ...]
 
     @classmethod
     def of_batch(cls, batch: Batch) -> BatchNotes:
-        privileged = tuple(episode_key(header) for header in marked_headers(batch, PRIVILEGED))
+        privileged = tuple(header.key for header in marked_headers(batch, PRIVILEGED))
         return cls(batch.headers, tuple(batch.lengths.tolist()), privileged)
 
 
@@ -62,13 +56,13 @@ class EpisodeIndex:
     headers: tuple[Header, ...]
     lengths: NDArray[np.int64]
     """Records of each episode, [E]."""
-    places: tuple[tuple[tuple[int, Key], ...], ...]
+    places: tuple[tuple[tuple[int, EpisodeKey], ...], ...]
     """Of each source its episodes, by their place in it."""
     problems: tuple[RecordError, ...]
     """The errors of bad episodes, source after source."""
     lost: tuple[AbsentEpisode, ...]
     """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
-    privileged_keys: frozenset[Key]
+    privileged_keys: frozenset[EpisodeKey]
 
     @classmethod
     def from_notes(
@@ -103,9 +97,7 @@ class EpisodeIndex:
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
-        return tuple(
-            dict.fromkeys(header.policy for header in self.headers if episode_key(header) in self.privileged_keys)
-        )
+        return tuple(dict.fromkeys(header.policy for header in self.headers if header.key in self.privileged_keys))
 
     @property
     def left_out(self) -> LeftOut:
@@ -123,8 +115,8 @@ class EpisodeIndex:
         return [(source.path, source.description) for source in self.sources]
 
     def has_repeated_ids(self) -> bool:
-        """Return whether a source names an episode twice, which a scan in pieces does not notice."""
-        return any(len(set(names)) < len(names) for names in self._names())
+        """Return whether a source has two episodes of a policy and id, which a scan in pieces does not notice."""
+        return any(len({key for _, key in places}) < len(places) for places in self.places)
 
     def is_intact(self) -> bool:
         """Return whether no source is damaged and none has lost an episode, after a scan without errors."""
@@ -142,7 +134,7 @@ class EpisodeIndex:
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
-        seen: dict[Key, Path] = {}
+        seen: dict[EpisodeKey, Path] = {}
         for source, places in zip(self.sources, self.places, strict=True):
             for _, (policy, episode_id) in places:
                 if (policy, episode_id) in seen:
@@ -169,13 +161,13 @@ class EpisodeIndex:
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return these episodes in the order given, None where none is asked for. Only these are decoded."""
         chosen = [int(k) for k in indices]
-        picked: dict[Key, Batch] = {}
+        picked: dict[EpisodeKey, Batch] = {}
         base = 0
         for source, places in zip(self.sources, self.places, strict=True):
             wanted = [places[k - base] for k in chosen if base <= k < base + len(places)]
             picked |= _read_wanted(source, wanted) if wanted else {}
             base += len(places)
-        return concatenate_batches([picked[episode_key(self.headers[k])] for k in chosen]) if chosen else None
+        return concatenate_batches([picked[self.headers[k].key] for k in chosen]) if chosen else None
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
         """Return all episodes in order; only these have their records, the others no more than a header."""
@@ -288,14 +280,14 @@ def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError]) -
             yield batch
 
 
-def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, Key]]:
+def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
     """Yield the good episodes of a source, each with its place; bad ones take places too."""
     place = 0
     for note in notes:
         if isinstance(note, RecordError):
             place += (note.episodes or 0) if isinstance(note, DamageError) else 1
             continue
-        yield from ((place + k, episode_key(header)) for k, header in enumerate(note.headers))
+        yield from ((place + k, header.key) for k, header in enumerate(note.headers))
         place += len(note.headers)
 
 
@@ -304,23 +296,23 @@ def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordErro
     return [absent for absent in source.expected or () if absent.episode_id in names]
 
 
-def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[Key]) -> Iterator[Batch]:
+def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, RecordError):
             continue
-        chosen = [k for k, header in enumerate(batch.headers) if episode_key(header) in names]
+        chosen = [k for k, header in enumerate(batch.headers) if header.key in names]
         if len(chosen) == len(batch):
             yield batch
         elif chosen:
             yield select_episodes(batch, chosen)
 
 
-def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, Key]]) -> dict[Key, Batch]:
+def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, EpisodeKey]]) -> dict[EpisodeKey, Batch]:
     """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now."""
     names = {name for _, name in wanted}
     for places in ([place for place, _ in wanted], None):
         episodes = {
-            episode_key(header): select_episodes(batch, [k])
+            header.key: select_episodes(batch, [k])
             for batch in _filter_episodes(source.read(places), names)
             for k, header in enumerate(batch.headers)
         }

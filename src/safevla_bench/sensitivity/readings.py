@@ -123,7 +123,7 @@ def prose_depth(spec: SpecColumn, rho: NDArray[np.float64]) -> NDArray[np.float6
     Where `severe` is not beyond the threshold, every violation has depth 1.
     """
     assert spec.severe is not None
-    excess, span = np.maximum(0.0, -rho), spec.severe - spec.threshold
+    excess, span = np.maximum(0.0, -rho) + 0.0, spec.severe - spec.threshold
     return np.minimum(1.0, excess / span) if span > 0 else np.where(excess > 0, 1.0, 0.0)
 
 

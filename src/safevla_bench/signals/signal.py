@@ -54,9 +54,13 @@ def signal(
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
+        def compute_unsigned_zeros(fields: RecordFields) -> Values:
+            values = compute(fields)
+            return values if values.dtype == np.bool_ else values + 0.0  # no -0.0 reaches an output
+
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
-            return fields.compute_once(SIGNAL_KIND, name, compute)
+            return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
 
         _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once)
         return compute_once

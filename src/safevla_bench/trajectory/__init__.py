@@ -10,7 +10,17 @@ from safevla_bench.trajectory.batch import (
     gather_ranges,
     select_episodes,
 )
-from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, OUTCOMES, ROBOT, ROLES, SCHEMA_VERSION, TARGET, Header
+from safevla_bench.trajectory.header import (
+    BYSTANDER,
+    FURNITURE,
+    OUTCOMES,
+    ROBOT,
+    ROLES,
+    SCHEMA_VERSION,
+    TARGET,
+    EpisodeKey,
+    Header,
+)
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
     PRIVILEGED,
@@ -44,6 +54,7 @@ __all__ = [
     "Channel",
     "ContactList",
     "Contacts",
+    "EpisodeKey",
     "Header",
     "Poses",
     "Recording",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,10 @@ TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
     "Panda": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
     "PandaOmron": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
 }
+
+
+EpisodeKey: TypeAlias = tuple[str | None, str]
+"""Policy and episode id: the name of an episode, in an archive and across sources."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     embodiment: str | None = None
     versions: dict[str, str] | None = None
     dropped_pairs: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def key(self) -> EpisodeKey:
+        """What tells the episode from all others: two policies may use the same ids."""
+        return self.policy, self.episode_id
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
