@@ -20,6 +20,7 @@ from safevla_bench.interface import HostEnv, Watchable
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
 from safevla_bench.scoring import score
+from safevla_bench.signals.held_target import GAP_RECORDS, grip_onset
 from safevla_bench.specs import Spec
 from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk_nodes
@@ -204,7 +205,7 @@ class _EpisodeMonitor:
         """Return the standing after the next record."""
         self._context.require_same_scene(record)
         self._step += 1
-        fields = signals.RecordFields(join_records(self._context.update(record)))
+        fields = self._context.read_newest(record)
         rejudged = self._rejudge(record)
         clauses = {
             spec.spec_id: rejudged[spec.spec_id] if spec.spec_id in rejudged else self._judge_record(spec, fields)
@@ -266,12 +267,21 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The records that signals may look back to: record 0, the first of the present grip, and the one before that."""
+    """The records that signals may look back to, by step: a bounded number of them, however long the episode is.
+
+    They are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last
+    gripped one that is older than these: what a grip may be bridged to, and what it cannot be.
+    """
 
     def __init__(self, record: Batch) -> None:
-        self._first = self._onset = self._latest = record
-        self._before_onset: Batch | None = None
-        self._grip: tuple[bool, int] | None = None
+        self._first, self._step = record, -1
+        self._recent: dict[int, Batch] = {}
+        self._gripped_steps: set[int] = set()
+        """Those of the recent records that are gripped."""
+        self._latest_grip: dict[int, Batch] = {}
+        """The first record of the latest grip, and those before it."""
+        self._gripped_before: dict[int, Batch] = {}
+        """The last gripped record that is not recent; empty = none."""
 
     def require_same_scene(self, record: Batch) -> None:
         """Raise `RecordError` where the record belongs to another scene than record 0."""
@@ -286,18 +296,26 @@ class _RecordContext:
             remedy = "Begin each episode with start(record 0)."
             raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
 
-    def update(self, record: Batch) -> list[Batch]:
-        """Take the newest record and return what its signals can depend on, in order, that record last."""
-        fields = signals.RecordFields(record)
-        grip = (bool(fields.grip[0]), int(fields.held_body[0]))
-        if self._grip is None:
-            self._grip = grip
-            return [record]
-        if grip != self._grip:
-            self._before_onset, self._onset = self._latest, record
-        self._grip, self._latest = grip, record
-        context = [self._first, self._before_onset, self._onset, record] if grip[0] else [self._first, record]
-        return list({id(batch): batch for batch in context if batch is not None}.values())
+    def read_newest(self, record: Batch) -> signals.RecordFields:
+        """Take the newest record and return all that its signals can depend on, in order, that record last."""
+        self._step += 1
+        kept = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
+        steps = sorted(kept)
+        fields = signals.RecordFields(join_records([kept[step] for step in steps]))
+        if fields.grip[-1]:
+            with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
+                onset = steps[int(grip_onset(fields)[-1])]
+            if onset == self._step:
+                self._latest_grip = {**self._recent, onset: record}
+            self._gripped_steps.add(self._step)
+        self._recent[self._step] = record
+        oldest = self._step - GAP_RECORDS - 1
+        if oldest in self._recent:
+            leaving = self._recent.pop(oldest)
+            if oldest in self._gripped_steps:
+                self._gripped_steps.remove(oldest)
+                self._gripped_before = {oldest: leaving}
+        return fields
 
 
 def newest_record(env: HostEnv) -> Batch:

@@ -77,7 +77,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     """
     slip = np.zeros(len(fields.held_body))
     at = np.flatnonzero(fields.grip)
-    onset = _grip_onset(fields)[at]
+    onset = grip_onset(fields)[at]
     slip[at] = _height_in_gripper(fields, at, onset) - _height_in_gripper(fields, onset, onset)
     return fields.mask_absent(_lacks_inputs(fields, "held_object_slip"), slip)
 
@@ -116,7 +116,7 @@ def _held_speed(fields: RecordFields) -> Floats:
     return speed
 
 
-def _grip_onset(fields: RecordFields) -> Ints:
+def grip_onset(fields: RecordFields) -> Ints:
     """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
 
     Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within

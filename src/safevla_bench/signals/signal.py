@@ -44,8 +44,8 @@ def signal(
     """Register a function as the signal of its name, computed once per `RecordFields`.
 
     The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1. A signal that reads
-    later records must set `ahead`. Any other reads its own record, record 0, and the records from the last one before
-    the current grip on.
+    later records must set `ahead`. Any other reads its own record, record 0, and the records of the current grip, with
+    the `GAP_RECORDS` + 1 before it.
     """
     unknown = set(reads) - set(RAW_FIELDS)
     assert not unknown, unknown
@@ -56,7 +56,7 @@ def signal(
 
         def compute_unsigned_zeros(fields: RecordFields) -> Values:
             values = compute(fields)
-            return values if values.dtype == np.bool_ else values + 0.0  # no -0.0 reaches an output
+            return values if values.dtype == np.bool_ else np.add(values, 0.0)  # no -0.0 reaches an output
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
