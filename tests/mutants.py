@@ -131,6 +131,18 @@ class Small(Mutant):
         return super()._render_image()[:, :-1]
 
 
+class Outdated(Mutant):
+    """Shows the last picture that was rendered where none was asked for, and the next time too."""
+
+    breaks = "test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that"
+
+    def _read_images(self):
+        if self._renders_next or not hasattr(self, "_last"):
+            self._last = super()._read_images()
+        self._renders_next = True
+        return self._last
+
+
 class Careless(Mutant):
     """Lets every action through."""
 

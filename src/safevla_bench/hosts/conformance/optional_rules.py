@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-import pytest
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts.conformance.base import (
@@ -24,6 +23,7 @@ from safevla_bench.interface import (
     Coordinate,
     Coordinated,
     HostEnv,
+    Observation,
     SelectiveEnv,
     Stage,
     StagingHost,
@@ -68,12 +68,12 @@ class OptionalRules(HostRules):
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
-        if wants is None:
+        if wants is None or not isinstance(run.env, SelectiveEnv):
             return
+        skip_unless_repeatable(run)
         shown, selective = self.host().make(run.task, wants), self.host().make(run.task, wants)
         try:
-            if isinstance(selective, SelectiveEnv):
-                self._compare_images(run, shown, selective)
+            self._compare_images(run, shown, selective)
         finally:
             shown.close()
             selective.close()
@@ -85,8 +85,7 @@ class OptionalRules(HostRules):
             looks = step % _LOOKS == 0
             for camera, image in whole.images.items():
                 if not looks:
-                    with pytest.raises(PolicyError):
-                        partial.images[camera]
+                    require(not _is_readable(partial, camera), f"{run}: {camera} shows what was not rendered.")
                     continue
                 same = np.array_equal(image, partial.images[camera])
                 require(same, f"{run}: {camera} shows something else at step {step} where others were not rendered.")
@@ -145,6 +144,14 @@ class OptionalRules(HostRules):
             require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
             off = float(np.linalg.norm(at - positions[step, place]))
             require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
+
+
+def _is_readable(observation: Observation, camera: str) -> bool:
+    try:
+        observation.images[camera]
+    except PolicyError:
+        return False
+    return True
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
