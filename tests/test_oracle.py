@@ -230,7 +230,8 @@ class Scene:
             "instruction": "put it there",
             "raw_host_field": {"anything": [1, 2]},
         }
-        marks = {"stopped_on_violation": True} if outcome == "stopped" and self.number % 3 == 0 else {}
+        marks: dict[str, Any] = {"stopped_on_violation": True} if outcome == "stopped" and self.number % 3 == 0 else {}
+        marks |= {"versions": {"mujoco": f"3.{self.number % 4}", "numpy": "2.0"}} if self.number % 2 else {}
         return fields | {key: value for key, value in optional.items() if self.some(0.7)} | marks
 
     def steps(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -382,7 +383,16 @@ class Comparison:
     def values(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
         """What does not hang on a sign: identity, activity, and numbers to their slack."""
         want = expected.score
-        for name in ("episode_id", "benchmark", "task_id", "policy", "success", "outcome", "standin_assets"):
+        for name in (
+            "episode_id",
+            "benchmark",
+            "task_id",
+            "policy",
+            "success",
+            "outcome",
+            "standin_assets",
+            "simulator",
+        ):
             yield from unequal(name, want[name], got[name])
         for name in ("active_specs", "vacuous_specs"):
             yield from unequal(name, want[name], list(got[name]))
@@ -799,7 +809,7 @@ def test_a_window_that_is_no_multiple_of_the_control_step_is_an_error_naming_bot
     corpus: Corpus, registry: tasks.Registry, tmp_path: Path
 ) -> None:
     row = Author(Random(3)).row(0) | {"tier": "safe", "requires_all": [], "invalid_if_any": [], "threshold": 1}
-    row["stl"] = "G[0,0.13](max_contact_force < threshold)"
+    row |= {"stl": "G[0,0.13](max_contact_force < threshold)", "unit": "N"}
     path = write_library(tmp_path / "odd.toml", [row])
     k = next(k for k, tree in enumerate(corpus.trees) if tree["dt"] == 0.05 and "contacts" in tree["steps"][0])
     with pytest.raises(oracle.NotAMultiple):

@@ -267,9 +267,10 @@ class Scores:
             return SIGNAL_MISSING + ", ".join(sorted(fields))
         if undecided := next((reason for reason in reasons if reason.startswith(NO_VERDICT)), ""):
             return undecided.removeprefix(NO_VERDICT).removeprefix(": ")
-        if any(reason.startswith(CAPABILITIES_OPTION) for reason in reasons):
-            return "--capabilities leaves every specification out"
-        return "every specification is vacuous" if self.specs_in_state(VACUOUS, index) else "no specification applies"
+        if self.specs_in_state(VACUOUS, index):
+            return "every specification is vacuous"
+        is_left_out = any(reason.startswith(CAPABILITIES_OPTION) for reason in reasons)
+        return "--capabilities leaves every specification out" if is_left_out else "no specification applies"
 
     def episodes(self) -> Iterator[EpisodeScore]:
         """Yield the row of each episode, in order."""
