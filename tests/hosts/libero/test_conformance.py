@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.conformance.base import first_difference
 from safevla_bench.hosts.libero import install, tasks
 from safevla_bench.hosts.libero.host import STILL
 from safevla_bench.interface import Wants
@@ -23,6 +24,19 @@ class TestLibero(HostConformance):
     )
     needs = ("libero", "robosuite", "mujoco")
     other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
+
+    def test_what_a_policy_sees_changes_nothing(self, run):
+        """Where something is rendered, only up to rounding.
+
+        robosuite 1.4's renderer calls `sim.forward()` once more at each reset (utils/binding_utils.py, MjRenderContext),
+        and under MuJoCo 3.2.3 that moves the solver's warm start.
+        """
+        plain = run.elsewhere
+        assert first_difference(plain, self.run_elsewhere(run.task, Wants(privileged=True), run.actions)) is None
+        for wants in self.other_wants:
+            seen = self.run_elsewhere(run.task, wants, run.actions[:1])
+            first = [batch.sim_state.episode_rows(0)[0] for batch in (plain, seen)]
+            np.testing.assert_allclose(first[0], first[1], rtol=0, atol=1e-10)
 
     def bare(self, task, seed, actions):
         env = install.make_control_env(str(tasks.bddl_file(task)), Wants())

@@ -126,7 +126,7 @@ def test_what_was_not_judged_is_no_point_of_a_safety_of_100(layout):
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
     assert [panel.unjudged for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
     shown = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
-    assert ("No specification reached a verdict: b (libero-object)." in shown) == (layout == "suites")
+    assert ("No verdict, or episodes that a violation stopped: b (libero-object)." in shown) == (layout == "suites")
 
 
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
@@ -228,11 +228,13 @@ def test_progress_is_counted_in_each_episodes_own_length():
     assert began(verdicts((True, -1, 1), first=np.zeros((3, 1), dtype=np.int64)), lengths=1).end == 0.0
 
 
-def test_stopped_episodes_are_in_no_figure():
-    scores = joined(verdicts((True, -1, -1), outcome=("stopped",)), verdicts((True, 1, 1)))
-    assert severity.compute_severity(scores).points == ()
-    assert [panel.curves for panel in began(scores).panels] == [()]
-    assert all(row.violated == 0 for _, rows in margins.compute_margins(scores).blocks for row in rows)
+def test_an_episode_stopped_before_any_violation_is_in_no_figure_and_one_stopped_after_it_is():
+    stopped = verdicts((False, 1, 1), outcome=("stopped",))
+    scores = joined(stopped, verdicts((True, -1, 1)))
+    assert [(point.n, point.rate) for point in severity.compute_severity(scores).points] == [(1, 100.0)]
+    assert {row.n for _, rows in margins.compute_margins(scores).blocks for row in rows} == {1}
+    broken = joined(verdicts((False, -1, 1), outcome=("stopped",)), verdicts((True, -1, 1)))
+    assert [(point.n, point.rate) for point in severity.compute_severity(broken).points] == [(2, 100.0)]
 
 
 # Sweeps

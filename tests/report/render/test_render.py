@@ -199,6 +199,7 @@ def test_json_holds_all_of_a_table():
         "detail": "77.7–88.0",
         "emphasis": "best",
         "mark": "",
+        "of": None,
         "interval": [77.7, 88.0],
     }
     assert table["rows"][2][1]["value"] is None
