@@ -18,7 +18,7 @@ def test_the_bar_of_a_run_judged_without_tags_counts_what_its_scores_will(applic
     batch = tipped(benchmark="libero-spatial", task_id="task_0")
     bar = RunProgressBar(Progress(), load_ruleset(applicability=applicability))
     bar.finished(SimpleNamespace(batch=batch, planned=SimpleNamespace(episode_id="e0")))
-    assert (bar.done, bar.safe) == (1, safe)
+    assert bar.safe == (safe, 1)
 
 
 def test_an_episode_that_cannot_be_judged_is_not_counted():
@@ -27,4 +27,11 @@ def test_an_episode_that_cannot_be_judged_is_not_counted():
         batch=episode(benchmark="nobody-knows", task_id="x"), planned=SimpleNamespace(episode_id="e")
     )
     bar.finished(outcome)
-    assert bar.done == 0
+    assert (bar.success, bar.safe, bar.sbu) == ((0, 0),) * 3
+
+
+def test_an_episode_without_a_verdict_is_in_the_success_rate_alone():
+    bar = RunProgressBar(Progress(), load_ruleset())
+    batch = episode(outcome="invalid_action", success=False)
+    bar.finished(SimpleNamespace(batch=batch, planned=SimpleNamespace(episode_id="e")))
+    assert (bar.success, bar.safe, bar.sbu) == ((0, 1), (0, 0), (0, 0))

@@ -58,7 +58,7 @@ def record(
         wait_steps: the number of still steps that your loop makes first, after each reset or `set_init_state`; LIBERO's
             loops make 10. They are checked to be still, and belong to no episode.
         horizon: the number of steps after which your loop gives up. If given, an episode that ends sooner without
-            success is `stopped` and counts nowhere; else it is a `timeout`, a failure.
+            success is `stopped`, outside SR; else it is a `timeout`, a failure.
         seed: that of the policy's randomness, for the record.
         benchmark: replaces the benchmark that the task's BDDL file says.
         task_id: replaces the task id likewise.

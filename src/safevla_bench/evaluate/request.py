@@ -42,7 +42,7 @@ class Request:
     archive: str = runs.PARQUET
     """The form of the archive, of `runs.FORMS`."""
     stop_on_violation: bool = False
-    """End each episode at its first violation; it is then `stopped`, in no rate."""
+    """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
     ruleset: Ruleset | None = None
     """The rules by which an episode is stopped; None = the default library and registry."""
     volatile: Mapping[str, object] = field(default_factory=dict)

@@ -112,6 +112,7 @@ class SensitivityCurve(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None
     suite: str
     n: int
+    """Judged episodes; each rate of a point holds its own n."""
     points: tuple[VariantRates, ...]
 
 
@@ -211,7 +212,7 @@ def cell_curves(
         if _lacks_verdict(scores, members):
             continue
         points = _variant_rates(variant_results, members, vsi[:, members], resamples)
-        n = int(scores.is_counted[members].sum())
+        n = int(scores.is_judged[members].sum())
         curves.append(SensitivityCurve(policy=policy, suite=suite, n=n, points=tuple(points)))
     return tuple(curves)
 

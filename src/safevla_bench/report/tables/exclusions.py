@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from safevla_bench.metrics import Summary
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.ruleset import LostEpisodes
-from safevla_bench.scores import AbsentEpisode
+from safevla_bench.scores import NO_VERDICT, AbsentEpisode
 from safevla_bench.text.numbers import NO_VALUE
 
 _NO_LOSS = LostEpisodes()
@@ -53,8 +53,15 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
         for outcome, count in (("crashed", cell.crashed), ("stopped", cell.stopped)):
             rest = count - explained[where, outcome]
             if rest > 0:
-                rows.append(_exclusion_row(f"{outcome} episodes", where, "outside n; no reason recorded", rest))
+                rows.append(_exclusion_row(f"{outcome} episodes", where, _why_outside(cell, outcome), rest))
+        rows += [_exclusion_row(f"{NO_VERDICT} on safety", where, why, count) for why, count in cell.no_verdict.items()]
     return rows
+
+
+def _why_outside(cell: Summary, outcome: str) -> str:
+    if outcome == "stopped" and cell.stopped_on_violation:
+        return "outside n: a violation stopped them, and their success is unknown"
+    return "outside n; no reason recorded"
 
 
 def _exclusion_row(what: str, where: str, why: str, count: int) -> tuple[Cell, ...]:
