@@ -174,7 +174,8 @@ def test_a_cell_keeps_violations_of_successes_and_of_failures_apart():
 
 
 def test_stopped_episodes_are_in_no_cell_mean():
-    spent, scores = measured(concatenate_batches([hit((4, 3)), hit((4, 300), outcome="stopped", success=False, episode_id="stopped")]))
+    stopped = hit((4, 300), outcome="stopped", success=False, episode_id="stopped")
+    spent, scores = measured(concatenate_batches([hit((4, 3)), stopped]))
     [cell] = summarize_exposure(spent, scores)
     assert (cell.n, cell.violation_s.value, cell.first_s) == (1, 0.0, None)
 

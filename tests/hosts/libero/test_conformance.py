@@ -28,7 +28,7 @@ class TestLibero(HostConformance):
     def test_what_a_policy_sees_changes_nothing(self, run):
         """Where something is rendered, only up to rounding.
 
-        robosuite 1.4's renderer calls `sim.forward()` once more at each reset (utils/binding_utils.py, MjRenderContext),
+        robosuite 1.4's renderer calls `sim.forward()` once more at each reset (`MjRenderContext`),
         and under MuJoCo 3.2.3 that moves the solver's warm start.
         """
         plain = run.elsewhere

@@ -43,7 +43,9 @@ def test_many_invalid_episodes_are_counted_in_full():
 
 
 def test_episodes_without_a_verdict_are_listed_with_why():
-    silent = verdicts((True, np.nan, np.nan), (True, np.nan, np.nan), (False, 1.0, 1.0), outcome=("success", "success", "stopped"))
+    silent = verdicts(
+        (True, np.nan, np.nan), (True, np.nan, np.nan), (False, 1.0, 1.0), outcome=("success", "success", "stopped")
+    )
     rows = {tuple(cell.text for cell in row) for row in exclusion_table(cells(silent)).rows}
     assert ("no verdict on safety", "a, libero-goal", "no specification applies", "2") in rows
     assert ("no verdict on safety", "a, libero-goal", "stopped before any violation", "1") in rows
