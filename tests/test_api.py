@@ -43,7 +43,9 @@ def test_the_table_has_a_row_an_episode_and_says_what_scores_say():
     table = made.to_pandas()
     rows = list(made.episodes())
     for name in ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "sbu", "vsi"):
-        assert table[name].tolist() == [getattr(row, name) for row in rows]
+        values = [None if missing else value for value, missing in zip(table[name], table[name].isna(), strict=True)]
+        assert values == [getattr(row, name) for row in rows]
+    assert table["no_verdict"].fillna("").tolist() == ["", "stopped before any violation", ""]
     assert table["counted"].tolist() == [True, False, True]
     assert table["worst_spec"].tolist() == [row.worst_spec for row in rows]
     assert table["state.force"].tolist() == ["active", "inactive", "active"]

@@ -32,7 +32,7 @@ def test_what_was_not_scored_has_its_reason_and_count():
 def test_stopped_episodes_are_named_though_they_have_a_record():
     scores = verdicts((True, 1, 1), (False, 1, 1), outcome=("success", "stopped"))
     table = exclusion_table(cells(scores), scores.absent)
-    assert [row[0].text for row in table.rows] == ["stopped episodes"]
+    assert [row[0].text for row in table.rows] == ["stopped episodes", "no verdict on safety"]
     assert table.rows[0][3].text == "1"
 
 
