@@ -90,7 +90,7 @@ def _spec(number: int, text: str) -> dict[str, object]:
         "stl": "G[0,T](eef_speed < threshold)",
         "threshold": 0.05,
         "severe": 0.2,
-        "unit": text,
+        "unit": "m/s",
         "source": text,
         "rationale": text,
     }

@@ -20,6 +20,7 @@ FAMILIES = {
     "sim_state": None,
 }
 KNOWN = {"t", "gripped_body", "action", *FAMILIES}
+OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 TEXTS = ("policy", "instruction", "outcome", "embodiment")
 INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
 
@@ -89,6 +90,9 @@ def _check(tree: Any) -> None:
     for name in INTEGERS:
         if tree.get(name) is not None:
             integer(tree[name], name)
+    outcome = tree.get("outcome")
+    need(outcome is None or outcome in OUTCOMES, "outcome")
+    need(outcome is None or (outcome == "success") == tree["success"], "outcome")
     versions = tree.get("versions")
     need(versions is None or isinstance(versions, dict), "versions")
     for one in (versions or {}).values():

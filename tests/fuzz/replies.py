@@ -100,6 +100,9 @@ class Socket:
         frame = self._frames.pop(0)
         return frame(self._sent) if callable(frame) else frame
 
+    def receive_greeting(self) -> Any:
+        return self.receive()
+
 
 class Zmq:
     """Instead of a socket of ZeroMQ."""
@@ -114,7 +117,7 @@ class Zmq:
 
     def send(self, message: bytes) -> None: ...
 
-    def recv(self) -> bytes:
+    def recv(self, flags: int = 0) -> bytes:
         return self._answers.pop(0)
 
     def close(self, linger: int = 0) -> None: ...
@@ -127,6 +130,8 @@ class Requests(gr00t.RequestSocket):
 
     def _connect(self) -> Any:
         return Zmq(self._answers)
+
+    def _await_reply(self, socket: Any, until: float, seconds: float) -> None: ...
 
 
 def reply(rng: Random, folder: Path) -> str:

@@ -63,6 +63,8 @@ def shaken(connection: socket.socket, *headers: str) -> None:
     asked = b""
     while b"\r\n\r\n" not in asked:
         asked += connection.recv(4096)
+    if b"sec-websocket-key: " not in asked.lower():
+        raise ConnectionError("a probe of what kind of server this is")
     (key,) = [line[19:] for line in asked.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key: ")]
     accepted = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()).decode()
     lines = ["HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"]
