@@ -33,7 +33,7 @@ def specs_command(library: str, explain: str | None, form: str) -> None:
         exempt = tasks.exempt_tasks(tasks.registry(), chosen, explain)
         _print_explanation({**specs.explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
     elif form in ("json", "paper"):
-        click.echo(json.dumps(_ROWS[form](chosen), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(_ROWS[form](chosen), indent=2))
     else:
         _print_columns(specs.spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
 
@@ -53,7 +53,7 @@ def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilitie
     """
     if form == "paper":
         paper_rows = tasks.paper_task_rows(tasks.registry(registry), benchmark, capabilities)
-        click.echo(json.dumps(paper_rows, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(paper_rows, indent=2))
         return
     rows = tasks.task_listings(
         tasks.registry(registry), specs.library(), benchmark=benchmark, capabilities=capabilities

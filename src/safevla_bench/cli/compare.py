@@ -19,6 +19,7 @@ from safevla_bench.report.tables import Roster, Table, comparison
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.ruleset import Ruleset
+from safevla_bench.text.sanitize import escape_controls
 
 confidence_option = click.option(
     "--confidence",
@@ -164,7 +165,8 @@ def sensitivity_command(
         return
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)
-    click.echo("\n".join([*judged.describe_simulators(), judged.provenance.to_sentence()]))
+    for sentence in [*judged.describe_simulators(), judged.provenance.to_sentence()]:
+        click.echo(escape_controls(sentence))
 
 
 def _compare_readings(judged: evaluate.Judged) -> tuple[object, list[Table]]:
