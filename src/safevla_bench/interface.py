@@ -201,7 +201,7 @@ class SelectivePolicy(Protocol):
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` looks at the images of its observation."""
+        """True if the next `act` looks at the images of its observation."""
         ...
 
 

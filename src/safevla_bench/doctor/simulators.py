@@ -37,7 +37,7 @@ STILL_MM = 1.0
 
 
 class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task does by itself under one version, over several initial states; see `simulator_versions.toml`."""
+    """Motion of one task by itself under one version, over several initial states; see `simulator_versions.toml`."""
 
     suite: str
     task: str

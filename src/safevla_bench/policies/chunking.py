@@ -57,7 +57,7 @@ class ChunkedPolicy:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next action asks the model, which alone looks at observations."""
+        """True if the next action asks the model, which alone looks at observations."""
         return not self._left
 
     @property

@@ -52,7 +52,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> EpisodeKey:
-        """What tells the episode from all others: two policies may use the same ids."""
+        """Key that tells the episode from all others: two policies may use the same ids."""
         return self.policy, self.episode_id
 
     @property

@@ -141,7 +141,7 @@ class EntryPolicy:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the client looks at the images of its next observation."""
+        """True if the client looks at the images of its next observation."""
         looks: bool = getattr(self._now, "looks_next", True)
         return looks
 
