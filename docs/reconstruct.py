@@ -352,7 +352,8 @@ and the depth of any other rises by 100/500 at most: VSI could not exceed {fixed
 **What would have to be true.** The severe magnitude moved with the limit. With K = 2.5 kept it is 250 N, and VSI may
 be as much as {kept}. The other limits do not decide the question.
 
-**Here** such limits keep K, in `safevla sensitivity` and in every sweep."""
+**Here** such limits keep K, in `safevla sensitivity` and in every sweep. Since the paper's rows did the same,
+this makes nothing incomparable, and the published data carry no mark for it."""
 
 
 def slip_section() -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
+from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.exposure import PHASES
 from safevla_bench.exposure.episodes import holding, phases
 from safevla_bench.report import episode_table as module
@@ -49,6 +50,22 @@ def test_an_episode_is_filed_under_exactly_the_specifications_that_it_breaks():
         broken = {facet.choices[int(index)][0] for index in entry.facets["broken"].split()}
         assert broken == {SCORES.specs[c].spec_id for c in SCORES.scored_columns if SCORES.is_violated[c, k]}
         assert broken == {clause.spec_id for clause in entry.clauses if clause.violated}
+
+
+def test_an_episode_is_filed_under_exactly_the_kinds_of_the_bodies_that_break_limits():
+    violations = find_bodies([BATCH], SCORES, RULESET).violations
+    table = build_episode_table(SCORES, BATCH, RULESET, violations=violations)
+    (facet,) = [entry for entry in table.facets if entry.name == "bodies"]
+    assert facet.choices
+    for entry in table.entries:
+        kinds = {facet.choices[int(index)][0] for index in entry.facets["bodies"].split()}
+        assert kinds == {kind for found in violations if found.number == entry.number for kind in found.kinds}
+
+
+def test_without_a_search_for_bodies_there_is_no_filter_by_their_kind():
+    table = build_episode_table(SCORES, BATCH, RULESET)
+    assert "bodies" not in [facet.name for facet in table.facets]
+    assert all("bodies" not in entry.facets for entry in table.entries)
 
 
 def test_each_scored_specification_is_either_judged_or_says_why_not():

@@ -95,7 +95,12 @@ def figures_command(
     requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
     judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
     shown = drawing.FigureInput(
-        judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
+        judged.scores,
+        judged.records.dt_s,
+        judged.records.lengths,
+        tradeoff_layout=layout,
+        registry=ruleset.registry,
+        progress=progress,
     )
     make_folder(out)
     for name in which:

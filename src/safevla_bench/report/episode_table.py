@@ -10,7 +10,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.explain.body_kinds import BODY_KINDS
 from safevla_bench.explain.trace import rank_by_severity
+from safevla_bench.explain.violating_bodies import BodyViolation
 from safevla_bench.report.episode_details import (
     ClauseVerdict,
     PhaseStrip,
@@ -19,7 +21,7 @@ from safevla_bench.report.episode_details import (
     describe_verdicts,
     gather_evidence,
 )
-from safevla_bench.report.episode_list import EpisodeListRow, list_episodes, natural_key
+from safevla_bench.report.episode_list import EpisodeListRow, add_violating_bodies, list_episodes, natural_key
 from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.ruleset import Ruleset
@@ -92,7 +94,11 @@ class EpisodeTable:
 
 
 def build_episode_table(
-    scores: Scores, batch: Batch | None, ruleset: Ruleset, phase: Sequence[NDArray[np.int8]] | None = None
+    scores: Scores,
+    batch: Batch | None,
+    ruleset: Ruleset,
+    phase: Sequence[NDArray[np.int8]] | None = None,
+    violations: Sequence[BodyViolation] | None = None,
 ) -> EpisodeTable:
     """Build the table, in the order of the sources; episodes without a record come last.
 
@@ -101,12 +107,15 @@ def build_episode_table(
         batch: their records, matched by policy and episode id; None draws no signals.
         ruleset: what judged them.
         phase: the phase of each record, one array an episode of the scores; None shows none.
+        violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
     """
     places = batch_places(scores, batch)
     recorded = {k: place for k in rank_by_severity(scores) if (place := places[k]) is not None}
     drawn = dict(islice(recorded.items(), MOST_DRAWN))
     evidence = dict(gather_evidence(scores, batch, ruleset, drawn)) if batch else {}
     listed = list_episodes(scores, _control_steps_s(batch, places))
+    if violations is not None:
+        listed = add_violating_bodies(listed, violations)
     facets, ranks = _build_facets(scores, listed), _natural_ranks(listed)
     entries = []
     for k, row in enumerate(listed):
@@ -211,11 +220,23 @@ def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Fac
         _build_facet("task", "Task", Counter(_task_label(row) for row in listed)),
         Facet("outcome", "Outcome", tuple((kind, kinds[kind]) for kind in ENDINGS if kinds[kind])),
         _build_facet("broken", "Breaks", +broken),
+        *([_build_body_facet(listed)] if any(row.violating_bodies is not None for row in listed) else []),
     )
 
 
 def _build_facet(name: str, label: str, counts: Counter[str]) -> Facet:
     return Facet(name, label, tuple((choice, counts[choice]) for choice in sorted(counts, key=natural_key)))
+
+
+def _build_body_facet(listed: Sequence[EpisodeListRow]) -> Facet:
+    """Build the filter by kind of violating body, in the order of the vocabulary."""
+    counts = Counter(kind for row in listed for kind in _body_kinds(row))
+    return Facet("bodies", "Violating body", tuple((kind, counts[kind]) for kind in BODY_KINDS if counts[kind]))
+
+
+def _body_kinds(row: EpisodeListRow) -> list[str]:
+    """Return the kinds of its violating bodies, each once."""
+    return list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds))
 
 
 def _facet_choices(scores: Scores, row: EpisodeListRow, facets: Sequence[Facet]) -> dict[str, str]:
@@ -227,6 +248,7 @@ def _facet_choices(scores: Scores, row: EpisodeListRow, facets: Sequence[Facet])
         "task": [_task_label(row)],
         "outcome": [_outcome_kind(scores, row)],
         "broken": [spec_id for spec_id, violated in zip(specs, violated_flags, strict=False) if violated],
+        "bodies": _body_kinds(row),
     }
     index = {facet.name: {label: str(k) for k, (label, _) in enumerate(facet.choices)} for facet in facets}
-    return {name: " ".join(index[name][label] for label in labels) for name, labels in labels_by_facet.items()}
+    return {name: " ".join(index[name][label] for label in labels_by_facet[name]) for name in index}

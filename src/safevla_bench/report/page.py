@@ -59,7 +59,8 @@ def render_page(
     summaries, total = cells(scores), aggregate(scores)
     noop_baseline, sheet, script = measure_baseline(scores), html.page_style(), html.page_script()
     worst = list(sections.worst_episodes(scores, batch, ruleset))
-    listed = build_episode_table(scores, batch, ruleset, analysis.phase)
+    violations = analysis.bodies.violations if analysis.bodies else None
+    listed = build_episode_table(scores, batch, ruleset, analysis.phase, violations)
     return (
         html.template_environment()
         .get_template("page.html")

@@ -20,6 +20,7 @@ from safevla_bench.metrics import Summary, cells
 from safevla_bench.report.figures import margins, onset, severity, sweeps, tradeoff, violation_families
 from safevla_bench.report.figures.style import figure_style
 from safevla_bench.scores import Scores
+from safevla_bench.tasks import Registry
 
 __all__ = [
     "FIGURES",
@@ -52,6 +53,8 @@ class FigureInput:
     dt_s: NDArray[np.float64]
     lengths: NDArray[np.int64]
     tradeoff_layout: tradeoff.TradeoffLayout = "suites"
+    registry: Registry | None = None
+    """Says which host a suite is of, for the aggregates of the layout `cells`."""
     progress: bool = False
     """Show percent of each episode instead of seconds."""
 
@@ -76,7 +79,9 @@ def _draw_onset(inputs: FigureInput) -> Figure:
 FIGURES: Mapping[str, FigureKind] = {
     "tradeoff": FigureKind(
         "success against safety, with intervals and the frontier",
-        lambda inputs: tradeoff.draw_tradeoff(tradeoff.compute_tradeoff(inputs.cells, inputs.tradeoff_layout)),
+        lambda inputs: tradeoff.draw_tradeoff(
+            tradeoff.compute_tradeoff(inputs.cells, inputs.tradeoff_layout, inputs.registry)
+        ),
     ),
     "families": FigureKind(
         "violation rates by kind: scene interaction, object handling, execution",
