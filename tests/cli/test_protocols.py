@@ -17,7 +17,7 @@ def test_protocols_are_listed_shown_and_compared(safevla):
     assert all(name in out for name in protocols.protocol_names())
     _, out, _ = safevla("protocols", "openvla")
     assert "wait_steps" in out
-    assert "[openvla experiments/robot/openvla_utils.py: center_crop, crop_scale 0.9]" in out
+    assert "[openvla c8f03f4 experiments/robot/openvla_utils.py: center_crop, crop_scale 0.9]" in out
     _, out, _ = safevla("protocols", "openpi", "openvla")
     assert "inference.crop" in out
     assert "wait_steps" not in out

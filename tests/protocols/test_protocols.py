@@ -144,6 +144,7 @@ def test_the_preset_names_the_versions_that_this_project_is_tested_with():
         ("lerobot", {"mujoco": "3.17.0"}, {"mujoco": ("<3.9.0", "3.17.0")}),
         ("openvla", {"mujoco": "3.17.0", "robosuite": "1.4.1"}, {}),
         ("openvla", {}, {}),
+        ("cosmos-policy", {"mujoco": "3.2.3"}, {"mujoco": ("3.3.2", "3.2.3")}),
     ],
 )
 def test_an_installed_version_differs_from_a_number_or_a_bound_and_never_from_what_is_unknown(
@@ -162,3 +163,27 @@ def test_robocasa_s_fork_of_openpi_replans_every_five_actions_and_stops_at_succe
     fork = protocols.load_protocol("robocasa-365-openpi")
     assert (fork.inference.replan, fork.stop_at_success, fork.env_seed) == (5, True, "7 + episode")
     assert all("36ad632" in fork.sources[name] for name in ("inference.replan", "stop_at_success"))
+
+
+def test_lerobot_s_trials_are_those_of_its_published_results_and_its_default_where_it_published_none():
+    trials = protocols.load_protocol("lerobot").trials
+    assert {suite: trials[suite] for suite in LIBERO} == dict.fromkeys(LIBERO, 10)
+    assert trials["libero-90"] == 50
+
+
+CITED = {
+    "openpi": "15a9616",
+    "openvla": "c8f03f4",
+    "openvla-oft": "213c5ff",
+    "lerobot": "7427f31",
+    "gr00t": "626af89",
+    "gr00t-n1.5": "4af2b62",
+    "vla-eval": "e1ee9ad",
+    "cosmos-policy": "18a2acc",
+}
+
+
+@pytest.mark.parametrize("name", CITED)
+def test_every_source_that_names_a_file_names_its_commit(name):
+    cited = protocols.load_protocol(name).sources.values()
+    assert [source for source in cited if ".py" in source and CITED[name] not in source] == []
