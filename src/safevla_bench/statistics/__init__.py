@@ -22,8 +22,6 @@ from safevla_bench.statistics.intervals import (
 from safevla_bench.statistics.planning import half_width, paired_power, paired_sample_size, unpaired_sample_size
 from safevla_bench.statistics.tests import (
     CochranQ,
-    barnard_p,
-    boschloo_p,
     cochran_q,
     holm_adjust,
     letter_display,
@@ -31,6 +29,7 @@ from safevla_bench.statistics.tests import (
     permutation_p,
     sign_flip_p,
 )
+from safevla_bench.statistics.unconditional import barnard_p, boschloo_p
 
 __all__ = [
     "CONFIDENCE",

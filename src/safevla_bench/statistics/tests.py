@@ -35,28 +35,6 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
     return float(binomtest(only_first, only_first + only_second).pvalue)
 
 
-def barnard_p(count: int, n: int, other: int, m: int) -> float:
-    """Return Barnard's unconditional exact two-sided p-value for two independent proportions, pooled variance."""
-    from scipy.stats import barnard_exact
-
-    return _unconditional_p(barnard_exact, count, n, other, m)
-
-
-def boschloo_p(count: int, n: int, other: int, m: int) -> float:
-    """Return Boschloo's unconditional exact two-sided p-value: Barnard's test with Fisher's p-value as statistic."""
-    from scipy.stats import boschloo_exact
-
-    return _unconditional_p(boschloo_exact, count, n, other, m)
-
-
-def _unconditional_p(test: object, count: int, n: int, other: int, m: int) -> float:
-    """Return the p-value of an unconditional test, 1 if all outcomes are equal, for which scipy has no statistic."""
-    assert callable(test)
-    if count + other in (0, n + m):
-        return 1.0
-    return min(1.0, float(test([[count, other], [n - count, m - other]]).pvalue))
-
-
 def cochran_q(outcomes: NDArray[np.bool_]) -> CochranQ:
     """Return Cochran's Q test that k policies have one success probability: outcomes [n, k], one row per episode.
 
