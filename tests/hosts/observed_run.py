@@ -2,7 +2,7 @@
 
     python observed_run.py {plain|recorded|meddling} STEPS SUITE:INDEX... > digests.json
 
-`plain` is LIBERO without any of this package in its loop; `recorded` the host; `meddling` the host with a recorder
+`plain` is LIBERO as its users make it, without any of this package in its loop; `recorded` the host; `meddling` the host with a recorder
 that changes one velocity by the least amount there is. Each digest covers positions, velocities, controls, the
 solver's warm start, observations with object states, reward, done and NumPy's global random state.
 """
@@ -15,7 +15,6 @@ import sys
 
 import numpy as np
 
-from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.host import STILL, LiberoHost
 from safevla_bench.interface import EpisodeSeed, Wants
@@ -37,7 +36,9 @@ def digest(env, seen, reward, done) -> str:
 
 
 def plain(task, actions) -> list[str]:
-    env = install.make_control_env(str(libero_tasks.bddl_file(task)), Wants())
+    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+    env = OffScreenRenderEnv(bddl_file_name=str(libero_tasks.bddl_file(task)), use_camera_obs=False)
     env.env.object_property_initializers.clear()
     env.seed(SEED.env_seed)
     env.env.reset()

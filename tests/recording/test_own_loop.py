@@ -93,7 +93,7 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index
     rolled = run_episode(host_env, policy, planned).batch
     host_env.close()
 
-    script_env = control(task)
+    script_env = control(task, has_offscreen_renderer=True)  # as rollouts are: see `forward_as_rendered`
     script_env.env.object_property_initializers.clear()
     with sb.record(script_env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps):
         run_loop(script_env, task, [1], steps)

@@ -48,6 +48,8 @@ def require() -> None:
 def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
     """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted.
 
+    Without one it starts its episodes as with one; see `forward_as_rendered`.
+
     Raises:
         HostError: LIBERO cannot be imported here, or nothing can be rendered.
     """
@@ -55,7 +57,7 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
     height, width = wants.image_size
     rendered = bool(wants.cameras)
     try:
-        return make(
+        control = make(
             bddl_file,
             has_renderer=False,
             has_offscreen_renderer=rendered,
@@ -69,6 +71,25 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
     except ImportError as error:  # robosuite's way to say that EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
+    if not rendered:
+        forward_as_rendered(control.env)
+    return control
+
+
+def forward_as_rendered(domain: BDDLBaseDomain) -> None:
+    """Make each reset compute the forward dynamics once more, as it does where robosuite renders.
+
+    robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset makes it (`utils/binding_utils.py`). Under
+    MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies see images, and so does everybody
+    who publishes: an episode that nobody looks at is to be the same one, bit for bit.
+    """
+    reset_internal = domain._reset_internal
+
+    def reset_with_forward() -> None:
+        domain.sim.forward()
+        reset_internal()
+
+    domain._reset_internal = reset_with_forward
 
 
 def _import_control_env() -> type[ControlEnv]:
