@@ -2,9 +2,9 @@
 
     python observed_run.py {plain|recorded|meddling} STEPS SUITE:INDEX... > digests.json
 
-`plain` is LIBERO as its users make it, without any of this package in its loop; `recorded` the host; `meddling` the host with a recorder
-that changes one velocity by the least amount there is. Each digest covers positions, velocities, controls, the
-solver's warm start, observations with object states, reward, done and NumPy's global random state.
+`plain` is LIBERO as its users make it, without any of this package in its loop; `recorded` the host; `meddling` the
+host with a recorder that changes one velocity by the least amount there is. Each digest covers positions, velocities,
+controls, the solver's warm start, observations with object states, reward, done and NumPy's global random state.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts.conformance import HostConformance, Trial
-from safevla_bench.hosts.conformance.base import first_difference, run_actions
-from safevla_bench.hosts.libero import install, tasks
+from safevla_bench.hosts.libero import tasks
 from safevla_bench.hosts.libero.host import STILL
 from safevla_bench.interface import Wants
 
