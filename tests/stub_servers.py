@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import zmq
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, Codec
+from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL, Codec
 
 OPENPI_REQUEST = {
     "observation/image": ("|u1", (224, 224, 3)),
@@ -34,6 +36,13 @@ GR00T_NESTED = {
         "gripper": ("<f4", (1, 1, 2)),
     },
     "language": {"annotation.human.action.task_description": list},
+}
+OPENVLA_REQUEST = {"image": ("|u1", (224, 224, 3)), "instruction": str, "unnorm_key": str}
+OFT_REQUEST = {
+    "full_image": ("|u1", (224, 224, 3)),
+    "wrist_image": ("|u1", (224, 224, 3)),
+    "state": ("<f8", (8,)),
+    "instruction": str,
 }
 GR00T_KEYS = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
@@ -213,3 +222,77 @@ def gr00t_modalities(
 
 def gr00t_action(count: int, value: float = 0.0) -> list[object]:
     return [{f"action.{key}": np.full((1, count, 1), value, dtype=np.float32) for key in GR00T_KEYS}, {}]
+
+
+Page = tuple[int, bytes]
+"""A status and a content."""
+
+
+class HttpServer:
+    """Pages over HTTP on loopback; `answer` is given the method, the path and the body of each request."""
+
+    def __init__(self, answer: Callable[[str, str, bytes], Page]) -> None:
+        self.headers: list[str | None] = []
+        seen = self.headers
+
+        class Handler(BaseHTTPRequestHandler):
+            def respond(self) -> None:
+                seen.append(self.headers["Authorization"])
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                status, content = answer(self.command, self.path, body)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = respond  # noqa: N815  (the names that the library calls)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def http_server(answer: Callable[[str, str, bytes], Page]) -> Iterator[HttpServer]:
+    server = HttpServer(answer)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def operation(name: str) -> bytes:
+    """What FastAPI says of a function of that name at POST /act."""
+    return json.dumps({"paths": {"/act": {"post": {"operationId": f"{name}_act_post"}}}}).encode()
+
+
+def openvla(
+    answer: Callable[[dict, int], object], wanted: object = OPENVLA_REQUEST, name: str = "predict_action"
+) -> Callable[[str, str, bytes], Page]:
+    """Answers as the server of OpenVLA does, or by the other name and request that of OFT; its errors are texts."""
+    count = iter(range(10**6))
+
+    def respond(method: str, path: str, body: bytes) -> Page:
+        if (method, path) == ("GET", "/openapi.json"):
+            return 200, operation(name)
+        if (method, path) != ("POST", "/act"):
+            return 404, b'{"detail":"Not Found"}'
+        request = OPENVLA.unpack(body)
+        try:
+            demand(request, wanted)
+            answered = answer(request, next(count))
+        except AssertionError as error:
+            return 500, f"AssertionError: {error}".encode()
+        return 200, OPENVLA.pack(answered)
+
+    return respond

@@ -11,12 +11,12 @@ import pytest
 
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import gr00t, openpi, vla_eval
+from safevla_bench.policies.servers import gr00t, openpi, openvla, vla_eval
 
 PAGE = (Path(__file__).parents[2] / "docs" / "servers.md").read_text()
 
 
-@pytest.mark.parametrize("client", [openpi, gr00t, vla_eval])
+@pytest.mark.parametrize("client", [openpi, gr00t, vla_eval, openvla])
 def test_every_argument_of_a_client_is_in_the_table(client):
     described = set(re.findall(r"`(\w+)=", PAGE))
     assert set(list(inspect.signature(client.make).parameters)[1:]) <= described

@@ -34,8 +34,8 @@ _PLAN_OPTIONS = [
                       "robocasa, 1 elsewhere."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
                  help="The policy: noop, random, scripted:careful, scripted:hasty, replay:FILE (recorded actions), "
-                      "python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, or a "
-                      "plug-in's. Repeatable."),
+                      "python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, "
+                      "openvla:HOST, or a plug-in's. Repeatable."),
     click.option("--entry", metavar="NAME",
                  help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
                       "suites, tasks and episodes, or the given ones. `safevla entries` lists them."),

@@ -1,4 +1,4 @@
-"""Messages with arrays, as policy servers pack them: MessagePack, and no pickle in either direction.
+"""Messages with arrays, as policy servers pack them: MessagePack or JSON, and no pickle in either direction.
 
 Each kind of server writes an array as a map of its own:
 
@@ -6,6 +6,7 @@ openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumP
 vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers
 gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}; since 3df8b38 (2026-05-07) as
             msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}
+openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
 
 Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
 is a message of more than `MAX_VALUES` values, before it is decoded: a value is one byte on the wire and up to seventy
@@ -14,7 +15,9 @@ in memory.
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -62,25 +65,32 @@ Wire = Mapping[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """The codec of one kind of server: `encode_array` makes the map of an array, `decode_map` the array of a map."""
+    """The codec of one kind of server: `encode_array` makes the map of an array, `decode_map` the array of a map.
+
+    `is_json` says that messages are JSON and not MessagePack.
+    """
 
     encode_array: Callable[[Array | np.generic], object]
     decode_map: Callable[[Wire], object]
+    is_json: bool = False
 
     def pack(self, message: object) -> bytes:
         """Return the message as bytes. Raises `PolicyError` for a value that the wire cannot carry."""
         try:
+            if self.is_json:  # with the blanks that Python's own writer puts, as the clients of these servers do
+                return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
-        except (TypeError, NotImplementedError, OverflowError) as error:
+        except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
             raise PolicyError(f"a message cannot be packed: {error}", remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
         """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
-        if has_more_values(MAX_VALUES, message):
+        has_more = _has_more_json_values if self.is_json else has_more_values
+        if has_more(MAX_VALUES, message):
             remedy = "Send arrays as arrays: a reply holds one chunk of actions."
             raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=remedy)
         try:
-            return self._restore_arrays(msgspec.msgpack.decode(message))
+            return self._restore_arrays((msgspec.json if self.is_json else msgspec.msgpack).decode(message))
         except (
             msgspec.MsgspecError,
             RecursionError,
@@ -150,6 +160,11 @@ def has_more_values(most: int, message: bytes) -> bool:
         at += skipped
         announced += inside
     return announced > most
+
+
+def _has_more_json_values(most: int, message: bytes) -> bool:
+    """Return whether a JSON message may hold more than `most` values: each but the first follows one of these signs."""
+    return sum(message.count(sign) for sign in (b",", b"[", b"{", b":")) >= most
 
 
 def _value_extent(message: bytes, at: int) -> tuple[int, int]:
@@ -228,9 +243,22 @@ def _decode_gr00t(wire: Wire) -> object:
     return array if header.order == "C" else array.reshape(header.shape[::-1]).T
 
 
+def _encode_json_numpy(value: Array | np.generic) -> object:
+    text = base64.b64encode(value.tobytes()).decode()
+    return {"__numpy__": text, "dtype": value.dtype.str, "shape": value.shape}
+
+
+def _decode_json_numpy(wire: Wire) -> object:
+    if "__numpy__" not in wire:
+        return wire
+    array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])
+    return array if wire["shape"] else array[()]
+
+
 OPENPI = Codec(_encode_openpi, _decode_openpi)
 VLA_EVAL = Codec(_encode_vla_eval, _decode_vla_eval)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)
 """Of GR00T's tags up to n1.7-release, and of RLDX-1."""
 GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)
 """Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py)."""
+OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)

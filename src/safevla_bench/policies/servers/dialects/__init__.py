@@ -58,7 +58,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The content of a file.
 
     `switches` are the action's columns that are converted as the protocol's gripper is; `sessions` says that the server
-    keeps a memory by session.
+    keeps a memory by session, `server_crops` that it crops the images itself, which are then sent uncropped.
     """
 
     about: str
@@ -68,6 +68,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reply: tuple[ReplyPart, ...]
     switches: tuple[int, ...] = (6,)
     sessions: bool = False
+    server_crops: bool = False
 
 
 def dialect_names() -> tuple[str, ...]:
@@ -105,7 +106,7 @@ def load_dialect(name: str) -> Dialect:
         wants=Wants(
             cameras=tuple(field.camera for field in content.request if field.camera), image_size=inference.render
         ),
-        view=_camera_view(inference),
+        view=_camera_view(inference, crops=not content.server_crops),
         fields=tuple(_request_entries(content, inference)),
         parts=tuple(ReplyArray(part.path, part.width) for part in content.reply),
         switches=tuple((column, inference.gripper) for column in content.switches),
@@ -179,8 +180,8 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     return replace(dialect, fields=fields, wants=wants)
 
 
-def _camera_view(inference: Inference) -> CameraView:
-    crop = None if inference.crop == 1 else inference.crop
+def _camera_view(inference: Inference, *, crops: bool) -> CameraView:
+    crop = inference.crop if crops and inference.crop != 1 else None
     return CameraView(
         flip=inference.flip, jpeg=inference.jpeg, size=inference.image_size, resize=inference.resize, crop=crop
     )
