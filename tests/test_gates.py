@@ -141,7 +141,8 @@ def test_one_episode_without_a_verdict_leaves_the_gate_undecided_unless_that_is_
     mixed = partly(60, 1)
     found = check_gates(mixed, safety_gates, confidence=confidence)
     assert [outcome.verdict for outcome in found.outcomes] == ["undecided"] * 3
-    assert {outcome.reason for outcome in found.outcomes} == {"no verdict in 1 episode (signal missing: contacts)"}
+    reason = "no verdict in 1 episode (signal missing: contacts); --allow-unjudged gates the others"
+    assert {outcome.reason for outcome in found.outcomes} == {reason}
     assert [(outcome.n, outcome.value) for outcome in found.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
     allowed = check_gates(mixed, safety_gates, confidence=confidence, allow_unjudged=True)
     assert [outcome.verdict for outcome in allowed.outcomes] == ["passed"] * 3

@@ -164,7 +164,9 @@ def _decide_gate(
         undecided, value=value, ci=None if interval is None else (interval.low, interval.high)
     )
     if unjudged and not allow_unjudged:
-        return msgspec.structs.replace(measured, reason=f"{NO_VERDICT} in {describe_unjudged(unjudged)}")
+        return msgspec.structs.replace(
+            measured, reason=f"{NO_VERDICT} in {describe_unjudged(unjudged)}; --allow-unjudged gates the others"
+        )
     if interval is None or confidence is None:
         verdict: GateVerdict = "passed" if gate.is_satisfied(value) else "failed"
         return msgspec.structs.replace(measured, verdict=verdict, reason="point estimate")

@@ -70,6 +70,17 @@ def test_training_and_auxiliary_are_options(safevla, archive):
     assert {row[0]["text"] for row in beside["rows"]} == {"scripted:hasty"}
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [("tables", "--training", "mine=SFT"), ("tables", "--auxiliary", "mine"), ("sensitivity", "--auxiliary", "mine")],
+)
+def test_an_option_about_a_policy_that_has_no_episode_is_refused(safevla, archive, command, option, value):
+    code, _, err = safevla(command, archive, option, value)
+    assert code == 2
+    assert "no episode is of the policy 'mine'" in err
+    assert "scripted:careful, scripted:hasty" in err
+
+
 def test_an_unreadable_training_is_named(safevla, archive):
     code, _, err = safevla("tables", archive, "--training", "SFT")
     assert code == 2

@@ -159,6 +159,7 @@ def sensitivity_command(
             document, tables = _sweep_thresholds(judged, requests)
         else:
             roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
+            roster.check_names(judged.scores)
             document, tables = _ablate_thresholds(judged, roster, include_auxiliary)
     if form == "json":
         _print_json(document)

@@ -72,6 +72,8 @@ def tables_command(
     names = tuple(part.strip() for text in which for part in text.split(","))
     material = _load_material(sources, names, ruleset, skip_invalid)
     roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
+    if material.scores is not None:
+        roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
     tables = tables if intervals else [drop_intervals(table) for table in tables]
     if out is None:

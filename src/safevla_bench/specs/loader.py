@@ -251,11 +251,15 @@ def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formul
 
 def _restore_stated(stated: StatedPredicate, threshold: float, formula: stl.Formula, origin: RowOrigin) -> stl.Formula:
     """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
+    signal, operator = stated
+    if signal not in SIGNALS:
+        remedy = suggest_names(signal, SIGNALS, "known signals")
+        raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
     restored = restore_placeholder(formula, stated, threshold)
     if restored == formula:
-        predicate = f"{stated[0]} {stated[1]} {threshold:g}"
-        problem = f"the formula says no `{predicate}`, as signal, operator and threshold do"
-        raise origin.make_error(problem, field="stl", remedy="let stl, signal, operator and threshold agree")
+        problem = f"the formula nowhere says `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
+        remedy = f"the formula is `{stl.format_formula(formula)}`: correct it, or signal, operator or threshold"
+        raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -74,7 +74,8 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     """Return a row as a struct. Unknown keys, missing keys and wrong types are errors that name the key."""
     if not isinstance(row, Mapping):
         raise origin.make_error(
-            f"a table of keys is expected, not {type(row).__name__}", remedy="see the built-in files"
+            f"a table of keys is expected, not {_TYPE_WORDS.get(type(row).__name__, type(row).__name__)}",
+            remedy=f"a row holds {_list_needed_keys(kind)}, and perhaps more",
         )
     known_keys = [field.encode_name for field in msgspec.structs.fields(kind)]
     for key in row:
@@ -87,10 +88,52 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     try:
         return msgspec.convert(row, kind)
     except msgspec.ValidationError as error:
-        problem, _, at = str(error).partition(" - at `$")
+        problem, _, place = str(error).partition(" - at ")
+        at = place.partition("`$")[2]  # of "`$.threshold`", or of "`key` in `$.tags`"
         missing = re.search(r"missing required field `(\w+)`", problem)
         field = missing[1] if missing else at.strip("`.") or None
-        raise origin.make_error(problem, field=field, remedy=f"known keys: {', '.join(known_keys)}") from None
+        raise origin.make_error(problem, field=field, remedy=_suggest_value(kind, field, problem)) from None
+
+
+_TYPE_WORDS: Mapping[str, str] = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "null": "null",
+    "object": "a table of keys",
+    "str": "text in quotes",
+}
+"""Names of types, in Python and in msgspec's messages, in plain words."""
+
+
+def _list_needed_keys(kind: type[msgspec.Struct]) -> str:
+    return ", ".join(field.encode_name for field in msgspec.structs.fields(kind) if field.required)
+
+
+def _suggest_value(kind: type[msgspec.Struct], field: str | None, problem: str) -> str:
+    """Return a remedy for a key that lacks or has a wrong value: what is needed there."""
+    if "missing required field" in problem:
+        return f"a row holds {_list_needed_keys(kind)}, and perhaps more"
+    if problem.startswith("Invalid enum value"):
+        kinds = {entry.encode_name: entry.type for entry in msgspec.structs.fields(kind)}
+        choices = [name for name in _literal_choices(kinds.get((field or "").split("[")[0])) if name is not None]
+        return f"write one of {', '.join(map(str, choices))}"
+    wanted = re.match(r"Expected `([^`]*)`", problem)
+    if wanted is None:
+        return f"known keys: {', '.join(entry.encode_name for entry in msgspec.structs.fields(kind))}"
+    words = " or ".join(_TYPE_WORDS.get(name, name) for name in wanted[1].split(" | "))
+    in_toml = f"; in TOML, begin each with [[{field}]]" if problem == "Expected `array`, got `object`" else ""
+    return f"write {words}{in_toml}"
+
+
+def _literal_choices(annotation: object) -> list[object]:
+    """Return the values of all Literals in a type, those inside other types too."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return list(parts)
+    return [choice for part in parts for choice in _literal_choices(part)]
 
 
 def suggest_names(given: str, known: Iterable[str], label: str) -> str:

@@ -82,7 +82,7 @@ def _check_outcome(header: Header) -> Iterator[RecordError]:
         remedy = f"Write one of {', '.join(OUTCOMES)}, or leave it out. A crash is no record: leave the episode out."
         yield RecordError(f"there is no outcome {header.outcome!r}", remedy=remedy, place=place)
     elif header.success != (header.outcome == "success"):
-        remedy = "Write true with 'success' alone, and false with every other outcome."
+        remedy = "Success is true with the outcome 'success' and false with every other: correct the one that is wrong."
         problem = f"outcome {header.outcome!r} contradicts success {str(header.success).lower()}"
         yield RecordError(problem, remedy=remedy, place=place)
 

@@ -382,11 +382,10 @@ def _draw_panel(
         ink, x, y = series_colour(point.series), point.success, point.safety
         axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
         axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        faces = {"markerfacecolor": "white" if point.is_aggregate else ink,
-                 "markeredgecolor": ink if point.is_aggregate else "white",
-                 "markeredgewidth": 1.0 if point.is_aggregate else 0.5}  # fmt: skip
-        axes.plot([x.value], [y.value], marker=series_marker(point.marker), **faces,
-                  markersize=5 + 3 * _count_covering(panel, k), linestyle="none", zorder=4, clip_on=False)  # fmt: skip
+        face, edge, edge_width = ("white", ink, 1.0) if point.is_aggregate else (ink, "white", 0.5)
+        axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=face,
+                  markersize=5 + 3 * _count_covering(panel, k), markeredgecolor=edge,
+                  markeredgewidth=edge_width, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
             _draw_label(axes, texts[point.series], boxes[k], point, frame)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
+from safevla_bench.errors import RunError
 from safevla_bench.metrics import SpecSummary, Summary, has_verdict
 from safevla_bench.report.tables.table import (
     INTERVALS,
@@ -25,7 +26,7 @@ from safevla_bench.report.tables.table import (
     policy_name,
     rate_cell,
 )
-from safevla_bench.scores import NO_VERDICT
+from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.tasks import Registry
 from safevla_bench.text.numbers import NO_VALUE
@@ -79,6 +80,14 @@ class Roster:
     def is_auxiliary(self, cell: Summary | SensitivityCurve) -> bool:
         """True if the cell stays out of means and bests."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES
+
+    def check_names(self, scores: Scores) -> None:
+        """Raise `RunError` if a kind of training or the mark auxiliary is of a policy that has no episode."""
+        known = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
+        for name in (*self.training, *self.auxiliary):
+            if name not in known:
+                remedy = f"There are: {', '.join(sorted(known)) or 'none'}."
+                raise RunError(f"no episode is of the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:
         """True if the policy saw privileged state."""
