@@ -241,7 +241,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "intervals": intervals,
     "starting": starting,
     "reports": reports,
-    "client": lambda: iter([Row(**client_latency.row())]),
+    "client": lambda: (Row(**row) for row in client_latency.rows()),
 }
 INTRODUCTION = """# Benchmarks
 

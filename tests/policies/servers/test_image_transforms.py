@@ -27,16 +27,24 @@ def made(which):
     return dict(np.load(CASES / f"processing_{which}.npz"))
 
 
+def picture(image):
+    return image_transforms.flip_image(image, "vertical")  # as MuJoCo's rendering is turned upright: nothing to do
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_padding_is_openpi_s_resize_with_pad(name):
     case = made("openpi")
-    np.testing.assert_array_equal(image_transforms.resize_padded(case[f"{name}_in"], SMALL), case[f"{name}_out"])
+    np.testing.assert_array_equal(
+        image_transforms.resize_padded(picture(case[f"{name}_in"]), SMALL), case[f"{name}_out"]
+    )
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_lanczos_is_tensorflow_s(name):
     case = made("tensorflow")
-    np.testing.assert_array_equal(image_transforms.resize_lanczos(case[f"{name}_in"], SMALL), case[f"{name}_lanczos"])
+    np.testing.assert_array_equal(
+        image_transforms.resize_lanczos(picture(case[f"{name}_in"]), SMALL), case[f"{name}_lanczos"]
+    )
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -48,15 +56,17 @@ def test_the_crop_is_openvla_s(name):
 @pytest.mark.parametrize("name", PICTURES)
 def test_jpeg_is_tensorflow_s_with_its_accurate_transform(name):
     case = made("tensorflow")
-    np.testing.assert_array_equal(image_transforms.pass_through_jpeg(case[f"{name}_in"]), case[f"{name}_jpeg_accurate"])
+    np.testing.assert_array_equal(
+        image_transforms.pass_through_jpeg(picture(case[f"{name}_in"])), case[f"{name}_jpeg_accurate"]
+    )
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
     case = made("tensorflow")
-    image = image_transforms.pass_through_jpeg(case[f"{name}_in"])
-    whole = image_transforms.crop_center(image_transforms.resize_lanczos(image, SMALL), 0.9)
-    for ours, theirs in ((image, case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
+    jpeg = image_transforms.pass_through_jpeg(picture(case[f"{name}_in"]))
+    whole = image_transforms.crop_center(image_transforms.resize_lanczos(jpeg, SMALL), 0.9)
+    for ours, theirs in ((np.asarray(jpeg), case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
         away = np.abs(ours.astype(int) - theirs.astype(int))
         assert away.mean() < COARSE_MEAN
         assert away.max() <= COARSE_MOST
@@ -97,9 +107,16 @@ def test_flips_are_named_as_of_mujoco_s_own_rows():
 
 
 def test_an_image_of_the_size_is_not_touched_and_another_needs_a_method():
-    assert image_transforms.resize_image(IMAGE, (4, 2), "none") is IMAGE
+    np.testing.assert_array_equal(image_transforms.resize_picture(picture(IMAGE), (4, 2), "none"), IMAGE)
     with pytest.raises(PolicyError, match="4 x 2, the protocol sends 8 x 8 and does not resize"):
-        image_transforms.resize_image(IMAGE, (8, 8), "none")
+        image_transforms.resize_picture(picture(IMAGE), (8, 8), "none")
+
+
+@pytest.mark.parametrize("method", image_transforms.RESIZERS)
+def test_what_is_sent_is_the_sender_s_own_array(method):
+    """A policy in this process makes tensors of it, which PyTorch refuses to share where it cannot be written to."""
+    for size in ((4, 2), (2, 2)):
+        assert image_transforms.resize_picture(picture(IMAGE), size, method).flags.writeable
 
 
 @pytest.mark.parametrize(

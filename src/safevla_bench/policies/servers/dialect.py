@@ -39,8 +39,8 @@ class CameraView:
         shown = image_transforms.flip_image(image, self.flip)
         if self.jpeg:
             shown = image_transforms.pass_through_jpeg(shown)
-        shown = image_transforms.resize_image(shown, self.size, self.resize)
-        return shown if self.crop is None else image_transforms.crop_center(shown, self.crop)
+        resized = image_transforms.resize_picture(shown, self.size, self.resize)
+        return resized if self.crop is None else image_transforms.crop_center(resized, self.crop)
 
 
 @dataclass(frozen=True, slots=True)

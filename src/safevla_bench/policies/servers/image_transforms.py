@@ -1,7 +1,8 @@
 """Image, state and gripper conversions from a host's observations to those of the published evaluations.
 
-Pure functions on arrays; an image is uint8 [H, W, 3], RGB. Each one says which operation of another project it equals;
-the tests hold arrays that those operations made in their own environments.
+Pure functions; an image is uint8 [H, W, 3], RGB, or Pillow's own picture between the steps that Pillow does: the way
+into NumPy and back costs more than mirroring it. Each function says which operation of another project it equals; the
+tests hold arrays that those operations made in their own environments.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from PIL import Image as PillowImage
 from safevla_bench.errors import PolicyError
 
 Image = NDArray[np.uint8]
+Picture = PillowImage.Image
 Floats = NDArray[np.float64]
 
 JPEG_QUALITY = 95
@@ -24,36 +26,37 @@ JPEG_QUALITY = 95
 _LOBES = 3
 
 
-def resize_image(image: Image, size: tuple[int, int], method: str) -> Image:
-    """Resize to (height, width) by one of `RESIZERS`; an image of that size is returned as it is."""
-    if image.shape[:2] == size:
-        return image
+def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
+    """Return the image of (height, width), resized by one of `RESIZERS` unless it has that size."""
+    if (picture.height, picture.width) == size:
+        return np.array(picture)
     if method not in RESIZERS:
-        problem = f"the image is {image.shape[0]} x {image.shape[1]}, the protocol sends {size[0]} x {size[1]}"
+        problem = f"the image is {picture.height} x {picture.width}, the protocol sends {size[0]} x {size[1]}"
         raise PolicyError(f"{problem} and does not resize", remedy="Render that size, or choose another protocol.")
-    return RESIZERS[method](image, size)
+    return RESIZERS[method](picture, size)
 
 
-def resize_padded(image: Image, size: tuple[int, int]) -> Image:
+def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
     """Resize as large as fits with its proportions kept, by Pillow's bilinear filter, centred on black.
 
     Equals `openpi_client.image_tools.resize_with_pad`.
     """
-    height, width = image.shape[:2]
-    ratio = max(height / size[0], width / size[1])
-    inner = (int(height / ratio), int(width / ratio))
-    small = np.asarray(PillowImage.fromarray(image).resize(inner[::-1], PillowImage.Resampling.BILINEAR))
-    out = np.zeros((*size, 3), dtype=np.uint8)
-    top, left = (int((size[k] - inner[k]) / 2) for k in (0, 1))
-    out[top : top + inner[0], left : left + inner[1]] = small
-    return out
+    ratio = max(picture.height / size[0], picture.width / size[1])
+    inner = (int(picture.height / ratio), int(picture.width / ratio))
+    small = picture.resize(inner[::-1], PillowImage.Resampling.BILINEAR)
+    if inner == size:
+        return np.array(small)
+    padded = PillowImage.new("RGB", size[::-1])
+    padded.paste(small, (int((size[1] - inner[1]) / 2), int((size[0] - inner[0]) / 2)))
+    return np.array(padded)
 
 
-def resize_lanczos(image: Image, size: tuple[int, int]) -> Image:
+def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
     """Resize by a Lanczos filter of three lobes, wider where the image shrinks.
 
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
+    image = np.asarray(picture)
     rows, columns = (_lanczos_weights(image.shape[k], size[k]) for k in (0, 1))
     wide = np.einsum("ij,jkc->ikc", rows, image.astype(np.float64))
     return _to_uint8(np.rint(np.einsum("ik,jkc->jic", columns, wide)))
@@ -92,25 +95,22 @@ def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
     return between
 
 
-def pass_through_jpeg(image: Image) -> Image:
+def pass_through_jpeg(picture: Picture) -> Picture:
     """Encode as a JPEG of quality 95 and decode it, as the training images of OpenVLA and Cosmos Policy were stored."""
     buffer = io.BytesIO()
-    PillowImage.fromarray(image).save(buffer, format="JPEG", quality=JPEG_QUALITY)
-    return np.array(PillowImage.open(buffer).convert("RGB"))
+    picture.save(buffer, format="JPEG", quality=JPEG_QUALITY)
+    return PillowImage.open(buffer).convert("RGB")
 
 
-def flip_image(image: Image, how: str) -> Image:
+def flip_image(image: Image, how: str) -> Picture:
     """Flip an upright image as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
 
     MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
     shown it, it is upright and mirrored left to right.
     """
-    return np.ascontiguousarray(FLIPS[how](image))
-
-
-def _mirror_image(image: Image) -> Image:
-    """Mirror left to right by Pillow, which moves whole pixels: three times as fast as NumPy's reversed copy."""
-    return np.asarray(PillowImage.fromarray(image).transpose(PillowImage.Transpose.FLIP_LEFT_RIGHT))
+    picture = PillowImage.fromarray(image)
+    transpose = FLIPS[how]
+    return picture if transpose is None else picture.transpose(transpose)
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
@@ -142,15 +142,16 @@ def _to_uint8(values: Floats) -> Image:
     return np.clip(values, 0, 255).astype(np.uint8)
 
 
-RESIZERS: Mapping[str, Callable[[Image, tuple[int, int]], Image]] = {
+RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
     "pad-bilinear": resize_padded,
     "lanczos3": resize_lanczos,
 }
-FLIPS: Mapping[str, Callable[[Image], Image]] = {
-    "none": lambda upright: upright[::-1],
-    "vertical": lambda upright: upright,
-    "180": _mirror_image,
+FLIPS: Mapping[str, PillowImage.Transpose | None] = {
+    "none": PillowImage.Transpose.FLIP_TOP_BOTTOM,
+    "vertical": None,
+    "180": PillowImage.Transpose.FLIP_LEFT_RIGHT,
 }
+"""Names of flips of MuJoCo's own rows, and what then is to be done to an upright image."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
     # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.
