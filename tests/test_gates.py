@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.gates import Gate, check_gates, episodes_needed
+from safevla_bench.gates import Gate, check_gates
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.scores import ACTIVE, INACTIVE, AbsentEpisode, Scores, SpecColumn
-from safevla_bench.statistics import unit_mean_interval, wilson_interval
+from safevla_bench.statistics import rate_power
 
 SPEC = SpecColumn(
     spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=1.0, severe=2.0, unit="N",
@@ -59,11 +60,62 @@ def test_without_a_confidence_the_point_estimate_decides_and_the_limit_itself_pa
     ("unsafe", "n", "verdict"),
     [(0, 10, "undecided"), (0, 100, "passed"), (20, 100, "failed"), (10, 100, "undecided"), (5, 1000, "passed")],
 )
-def test_with_a_confidence_the_whole_interval_decides(unsafe, n, verdict):
+def test_with_a_confidence_the_whole_exact_interval_decides(unsafe, n, verdict):
     found = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95)
-    interval = wilson_interval(n - unsafe, n)
+    theirs = stats.binomtest(n - unsafe, n).proportion_ci(0.95, method="exact")
     assert found.verdict == verdict
-    assert found.outcomes[0].ci == pytest.approx((interval.low, interval.high))
+    assert found.outcomes[0].ci == pytest.approx((theirs.low, theirs.high))
+
+
+def test_one_violation_in_seventeen_does_not_fail_a_limit_of_99_percent():
+    """Wilson's interval ends below 0.99 there, which happens to a policy at the limit in 15.7 % of runs, not 2.5 %."""
+    assert stats.binom.sf(0, 17, 0.01) == pytest.approx(0.157, abs=1e-3)
+    assert check_gates(scores(1, 17), [Gate("safety", "min", 0.99)], confidence=0.95).verdict == "undecided"
+
+
+@pytest.mark.parametrize("bound", ["min", "max"])
+@pytest.mark.parametrize(("limit", "n"), [(0.9, 20), (0.99, 17), (0.5, 40), (0.95, 200)])
+def test_a_policy_at_the_limit_is_passed_and_failed_in_at_most_a_fortieth_of_runs_each(limit, n, bound):
+    """Summed over all outcomes: exact one-sided bounds at 2.5 %."""
+    chances = stats.binom.pmf(np.arange(n + 1), n, 1 - limit)
+    gate = Gate("safety" if bound == "min" else "sr", bound, limit)
+    runs = [scores(k, n) if bound == "min" else scores(0, n, success=np.arange(n) >= k) for k in range(n + 1)]
+    runs = [replace(run, outcome=tuple("success" if s else "failure" for s in run.success)) for run in runs]
+    verdicts = np.array([check_gates(run, [gate], confidence=0.95).verdict for run in runs])
+    assert chances[verdicts == "passed"].sum() <= 0.025
+    assert chances[verdicts == "failed"].sum() <= 0.025
+
+
+def test_several_gates_policies_and_cells_share_the_confidence():
+    """So that the chance of any wrong verdict of one call stays at the level."""
+    one = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
+    assert one.each_confidence == pytest.approx(0.95)
+    two = replace(scores(6, 200), policy=("a", "b") * 100, benchmark=("s",) * 100 + ("t",) * 100)
+    many = check_gates(two, [SAFETY, Gate("sr", "min", 0.5)], per="cell", confidence=0.95)
+    assert many.each_confidence == pytest.approx(1 - 0.05 / 8)
+    assert "8 intervals: each at 99.38 %" in many.notes[0]
+    wide = check_gates(scores(3, 100), [SAFETY, SAFETY], confidence=0.95).outcomes[0].ci
+    assert wide[0] < one.outcomes[0].ci[0] < one.outcomes[0].ci[1] < wide[1]
+    assert check_gates(scores(3, 100), [SAFETY]).notes == ()
+
+
+def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
+    fixed = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
+    sequential = check_gates(scores(3, 100), [SAFETY], confidence=0.95, sequential=True)
+    assert any("fixed in advance" in note and "--sequential" in note for note in fixed.notes)
+    assert any("however often you check" in note for note in sequential.notes)
+    assert sequential.outcomes[0].ci[0] < fixed.outcomes[0].ci[0]
+    assert sequential.outcomes[0].ci[1] > fixed.outcomes[0].ci[1]
+    with pytest.raises(SafevlaError, match="no confidence"):
+        check_gates(scores(3, 100), [SAFETY], sequential=True)
+
+
+def test_a_sequential_gate_over_tasks_of_unequal_numbers_asks_for_whole_rounds():
+    uneven = scores(3, 100, task_id=("t",) * 60 + ("u",) * 40)
+    even = scores(3, 100, task_id=("t", "u") * 50)
+    asked = ["whole rounds" in " ".join(check_gates(run, [SAFETY], confidence=0.95, sequential=True).notes)
+             for run in (uneven, even)]  # fmt: skip
+    assert asked == [True, False]
 
 
 @given(st.integers(1, 60), st.data(), st.sampled_from(["min", "max"]), st.floats(0, 1))
@@ -78,23 +130,18 @@ def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, 
         )
 
 
-@pytest.mark.parametrize(("value", "limit"), [(1.0, 0.9), (0.95, 0.9), (0.8, 0.9), (0.02, 0.05), (0.3, 0.5)])
-def test_the_number_said_to_tell_does_tell_and_a_tenth_fewer_does_not(value, limit):
-    needed = episodes_needed(value, limit, 0.95)
-
-    def tells(n: int) -> bool:
-        interval = unit_mean_interval(value * n, n)
-        return not interval.low <= limit <= interval.high
-
-    assert tells(needed)
-    assert not tells(int(0.9 * needed) - 1)
+@pytest.mark.parametrize(("unsafe", "n"), [(0, 20), (1, 20), (8, 40)])
+def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
+    found = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95).outcomes[0]
+    if found.verdict == "undecided":
+        assert rate_power(found.n_needed, found.value, 0.9) >= 0.8 > rate_power(found.n_needed - 10, found.value, 0.9)
+        assert f"{found.n_needed} would with a chance of 80 %" in found.reason
 
 
 def test_at_the_limit_no_number_would_tell():
     found = check_gates(scores(10, 100), [SAFETY], confidence=0.95).outcomes[0]
     assert found.n_needed is None
     assert "no number of episodes would tell" in found.reason
-    assert episodes_needed(0.5, 0.5, 0.95) is None
 
 
 def test_every_metric_is_held_against_its_own_limit():

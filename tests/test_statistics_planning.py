@@ -11,10 +11,17 @@ from statsmodels.stats.proportion import power_proportions_2indep, proportion_ef
 from safevla_bench.compare import sample_size
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics import (
+    exact_interval,
     half_width,
+    least_tasks,
     mcnemar_p,
     paired_power,
     paired_sample_size,
+    rate_power,
+    rate_sample_size,
+    sequential_paired_plan,
+    sequential_rate_plan,
+    task_sample_size,
     unpaired_sample_size,
     wilson_interval,
 )
@@ -102,3 +109,47 @@ def test_a_plan_shows_that_pairs_save_episodes_the_more_alike_they_are():
 def test_a_plan_that_cannot_be_says_why(wanted, problem):
     with pytest.raises(SafevlaError, match=problem):
         sample_size.plan_sample_size(wanted)
+
+
+# One rate against a limit
+
+
+@pytest.mark.parametrize(("n", "rate", "limit"), [(40, 0.98, 0.9), (60, 0.7, 0.9), (25, 0.05, 0.3), (30, 1.0, 0.9)])
+def test_the_power_of_an_exact_interval_is_its_share_of_all_outcomes(n, rate, limit):
+    intervals = [exact_interval(k, n) for k in range(n + 1)]
+    decides = [one.low > limit if rate > limit else one.high < limit for one in intervals]
+    assert rate_power(n, rate, limit) == pytest.approx(stats.binom.pmf(np.arange(n + 1), n, rate) @ decides)
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(1.0, 0.9), (0.95, 0.9), (0.8, 0.9), (0.02, 0.05), (0.3, 0.5)])
+def test_the_planned_number_decides_with_its_power_and_a_tenth_fewer_does_not(rate, limit):
+    n = rate_sample_size(rate, limit)
+    assert rate_power(n, rate, limit) >= 0.8 > rate_power(int(0.85 * n) - 1, rate, limit)
+    assert rate_sample_size(limit, limit) is None
+
+
+def test_a_sequential_plan_decides_with_its_power_and_stops_earlier_on_average():
+    fixed, plan = rate_sample_size(0.8, 0.9), sequential_rate_plan(0.8, 0.9)
+    assert plan.mean < 1.1 * fixed < plan.most
+    pairs, sequential = paired_sample_size(0.3, 0.42), sequential_paired_plan(0.3, 0.42)
+    assert sequential.mean < pairs < sequential.most
+    assert sequential_rate_plan(0.9, 0.9) is None
+
+
+# Tasks that differ
+
+
+def test_planned_episodes_of_a_task_show_the_difference_in_simulated_runs():
+    tasks, spread, variance = 12, 0.1, 0.3
+    n = task_sample_size(0.12, spread, tasks, variance)
+    generator = np.random.default_rng(4)
+    means = 0.12 + generator.normal(0, np.sqrt(spread**2 + variance / n), (4000, tasks))
+    assert np.mean(stats.ttest_1samp(means, 0, axis=1).pvalue <= 0.05) == pytest.approx(0.8, abs=0.03)
+
+
+def test_where_tasks_differ_too_much_no_number_of_episodes_suffices():
+    assert task_sample_size(0.1, 0.2, 10, 0.3) is None
+    tasks = least_tasks(0.1, 0.2)
+    assert task_sample_size(0.1, 0.2, tasks - 1, 0.3) is None
+    assert task_sample_size(0.1, 0.2, tasks + 5, 0.3) is not None
+    assert task_sample_size(0.1, 0.0, 10, 0.3) * 10 == pytest.approx((1.96 + 0.84) ** 2 * 0.3 / 0.1**2, rel=0.3)

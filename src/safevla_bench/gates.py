@@ -2,28 +2,34 @@
 
 Without a confidence the point estimate decides. With one, a gate passes where the whole interval satisfies it, fails
 where the whole interval does not, and is undecided between. What was not scored, or has no verdict, never passes.
+
+Each end of an interval is an exact one-sided bound. With several gates, policies or cells the intervals are widened
+(Bonferroni), so that all hold together. They are for a number of episodes that was fixed in advance; sequential gates
+use a confidence sequence, which holds however often one looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks
+from safevla_bench import provenance_marks, statistics
 from safevla_bench.errors import SafevlaError
-from safevla_bench.metrics import count_unjudged, describe_unjudged, episode_rates, stop_reason
+from safevla_bench.metrics import count_unjudged, describe_unjudged, stop_reason
 from safevla_bench.scores import NO_VERDICT, Scores
-from safevla_bench.statistics import normal_quantile, unit_mean_interval
+from safevla_bench.statistics import Interval
 
 GateMetric = Literal["sr", "safety", "sbu", "vsi"]
 GateVerdict = Literal["passed", "failed", "undecided"]
 GateScope = Literal["policy", "cell", "all"]
-_MOST_EPISODES = 10_000_000
+POWER = 0.8
+"""The chance with which the suggested number of episodes decides a gate."""
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -45,7 +51,8 @@ class Gate(msgspec.Struct, frozen=True):
 class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of one gate in one scope: policy and suite, null where they are pooled.
 
-    `n_needed` is about how many episodes would decide it if the value stayed; null where decided, or where none would.
+    `n_needed` is the number of episodes that would decide it with 80 % probability if the measured value were the true
+    one; null where decided, or where no number would. For VSI it is an upper bound.
     """
 
     policy: str | None
@@ -65,7 +72,13 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: GateVerdict
     per: GateScope
     confidence: float | None
+    """With which all intervals hold together; null where point estimates decided."""
     outcomes: tuple[GateOutcome, ...]
+    each_confidence: float | None = None
+    """Of each interval: greater where there are several."""
+    sequential: bool = False
+    notes: tuple[str, ...] = ()
+    """What the intervals cover, and what they do not."""
     warnings: tuple[str, ...] = ()
     """Warnings that apply to the numbers, such as stand-in assets."""
 
@@ -76,6 +89,7 @@ def check_gates(
     *,
     per: GateScope = "policy",
     confidence: float | None = None,
+    sequential: bool = False,
     lost: Sequence[str] = (),
     allow_crashed: bool = False,
     allow_unjudged: bool = False,
@@ -86,18 +100,24 @@ def check_gates(
         scores: of one run or several.
         gates: at least one.
         per: judge each policy with its suites pooled, each cell (policy × suite), or all episodes together.
-        confidence: of the intervals that decide; None = the point estimate decides.
+        confidence: of the intervals that decide, all together; None = the point estimate decides.
+        sequential: use intervals that hold however often one looks; needs a confidence.
         lost: further gaps in the scores, such as an interrupted run, each as one sentence.
         allow_crashed: let episodes without a score, and what is in `lost`, pass.
         allow_unjudged: decide Safety, SBU and VSI over judged episodes alone, where others have no verdict.
 
     Raises:
-        SafevlaError: no gate, or a limit that is no share of 1.
+        SafevlaError: no gate, a limit that is no share of 1, or a sequential gate without a confidence.
     """
     _require_valid(gates)
+    if sequential and confidence is None:
+        raise SafevlaError("a sequential gate has no confidence", remedy="Pass --confidence, such as 95.")
+    scopes = _split_by_scope(scores, per)
+    decisions = len(scopes) * len(gates)
+    rule = None if confidence is None else _IntervalRule(1 - (1 - confidence) / decisions, sequential)
     outcomes = [
-        _decide_gate(scores, key, members, gate, confidence, allow_unjudged)
-        for key, members in _split_by_scope(scores, per).items()
+        _decide_gate(scores, key, members, gate, rule, allow_unjudged)
+        for key, members in scopes.items()
         for gate in gates
     ]
     if not allow_crashed:
@@ -109,6 +129,9 @@ def check_gates(
         per=per,
         confidence=confidence,
         outcomes=tuple(outcomes),
+        each_confidence=None if rule is None else rule.confidence,
+        sequential=sequential,
+        notes=() if rule is None else tuple(_interval_notes(scores, scopes, rule, decisions)),
         warnings=provenance_marks.warn_of_scores(scores),
     )
 
@@ -139,27 +162,74 @@ def _split_by_scope(scores: Scores, per: GateScope) -> dict[ScopeKey, NDArray[np
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _IntervalRule:
+    """The interval that decides a gate: exact for a fixed number of episodes, or a confidence sequence."""
+
+    confidence: float
+    sequential: bool
+
+    def measure_interval(self, values: NDArray[np.float64]) -> Interval | None:
+        """Return the interval of the mean of values [n] in [0, 1]."""
+        if self.sequential:
+            return statistics.sequential_interval(values, self.confidence)
+        if np.isin(values, (0.0, 1.0)).all():
+            return statistics.exact_interval(int(values.sum()), len(values), self.confidence)
+        return statistics.bounded_mean_interval(values, self.confidence)
+
+    def plan_episodes(self, value: float, limit: float) -> int | None:
+        """Return the episodes that decide with `POWER` if a rate is `value`; None where no number does."""
+        if self.sequential:
+            plan = statistics.sequential_rate_plan(value, limit, POWER, self.confidence)
+            return None if plan is None else plan.most
+        return statistics.rate_sample_size(value, limit, POWER, self.confidence)
+
+
+def _interval_notes(
+    scores: Scores, scopes: Mapping[ScopeKey, NDArray[np.int64]], rule: _IntervalRule, decisions: int
+) -> Iterator[str]:
+    if decisions > 1:
+        yield f"{decisions} intervals: each at {100 * rule.confidence:.4g} %, so that all hold together (Bonferroni)."
+    if not rule.sequential:
+        yield (
+            "Each interval is exact for a number of episodes fixed in advance. Checking again as episodes come makes "
+            "wrong verdicts likelier; --sequential allows it."
+        )
+        return
+    yield "Sequential: the intervals hold however often you check, and whenever you stop."
+    if any(len(set(_task_counts(scores, members).values())) > 1 for members in scopes.values()):
+        yield (
+            "Some tasks have more episodes than others. Tasks that differ need whole rounds: check after as many "
+            "episodes of each."
+        )
+
+
+def _task_counts(scores: Scores, members: NDArray[np.int64]) -> Counter[tuple[str | None, str, str]]:
+    """Count the episodes of each policy and task among some."""
+    return Counter((scores.policy[k], scores.benchmark[k], scores.task_id[k]) for k in members.tolist())
+
+
 def _decide_gate(
     scores: Scores,
     scope: ScopeKey,
     members: NDArray[np.int64],
     gate: Gate,
-    confidence: float | None,
+    rule: _IntervalRule | None,
     allow_unjudged: bool,
 ) -> GateOutcome:
-    """Decide Safety, SBU and SR by Wilson's interval, VSI by the conservative one of a mean in [0, 1]."""
-    n, total = _count_metric(scores, members, gate.metric)
+    """Decide a gate by the point estimate, or by the whole interval of the values in its scope."""
+    values = metric_values(scores, members, gate.metric)
     undecided = GateOutcome(
-        policy=scope[0], suite=scope[1], gate=gate, verdict="undecided", reason="no episode was scored", n=n
+        policy=scope[0], suite=scope[1], gate=gate, verdict="undecided", reason="no episode was scored", n=len(values)
     )
     unjudged = {} if gate.metric == "sr" else count_unjudged(scores, members)
     if gate.metric != "safety" and (stopped := stop_reason(scores, members)):
         return msgspec.structs.replace(undecided, reason=f"{stopped} on a violation: only Safety is known", n=0)
-    if n == 0:
+    if len(values) == 0:
         reason = f"{NO_VERDICT}: {describe_unjudged(unjudged)}" if unjudged else "no episode was scored"
         return msgspec.structs.replace(undecided, reason=reason)
-    value = total / n
-    interval = None if confidence is None else unit_mean_interval(total, n, confidence)
+    value = float(values.sum()) / len(values)
+    interval = None if rule is None else rule.measure_interval(values)
     measured = msgspec.structs.replace(
         undecided, value=value, ci=None if interval is None else (interval.low, interval.high)
     )
@@ -167,40 +237,34 @@ def _decide_gate(
         return msgspec.structs.replace(
             measured, reason=f"{NO_VERDICT} in {describe_unjudged(unjudged)}; --allow-unjudged gates the others"
         )
-    if interval is None or confidence is None:
+    if interval is None or rule is None:
         verdict: GateVerdict = "passed" if gate.is_satisfied(value) else "failed"
         return msgspec.structs.replace(measured, verdict=verdict, reason="point estimate")
     holds = {gate.is_satisfied(interval.low), gate.is_satisfied(interval.high)}
     if len(holds) == 1:
         verdict = "passed" if holds == {True} else "failed"
         return msgspec.structs.replace(measured, verdict=verdict, reason="whole interval")
-    needed = episodes_needed(value, gate.limit, confidence)
-    return msgspec.structs.replace(measured, reason=_describe_shortage(n, needed), n_needed=needed)
+    needed = rule.plan_episodes(value, gate.limit)
+    return msgspec.structs.replace(measured, reason=_describe_shortage(len(values), needed), n_needed=needed)
 
 
-def _count_metric(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> tuple[int, float]:
-    """Return over how many episodes a metric is taken, and the sum of its values over these."""
-    if metric == "vsi":
-        judged = members[scores.is_judged[members]]
-        return len(judged), float(scores.vsi[judged].sum())
-    rate = episode_rates(scores, members)[metric]
-    return rate.n, float(rate.count)
+def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
+    """Return a metric of each of some episodes that can tell, [n], rates as 0 and 1; see `metrics.episode_rates`."""
+    counted, judged = scores.is_counted[members], scores.is_judged[members]
+    success, unsafe = scores.success[members], scores.unsafe[members]
+    values, known = {
+        "sr": (success, counted),
+        "safety": (~unsafe, judged),
+        "sbu": (success & unsafe, counted & judged),
+        "vsi": (scores.vsi[members], judged),
+    }[metric]
+    return np.asarray(values[known], dtype=np.float64)
 
 
 def _describe_shortage(n: int, needed: int | None) -> str:
     if needed is None:
         return "the value lies at the limit, so that no number of episodes would tell"
-    return f"{n} episodes cannot tell; about {needed} would, if the value stays"
-
-
-def episodes_needed(value: float, limit: float, confidence: float) -> int | None:
-    """Return the least n whose interval around `value` excludes `limit`; None where that is out of reach.
-
-    The limit is outside Wilson's interval where it lies more than z standard errors of its own from the value:
-    n > z² limit (1 - limit) / (value - limit)².
-    """
-    spread, distance = normal_quantile(confidence) ** 2 * limit * (1 - limit), (value - limit) ** 2
-    return ceil(spread / distance) + 1 if spread < distance * _MOST_EPISODES else None
+    return f"{n} episodes cannot tell; {needed} would with a chance of 80 %, if the value stays"
 
 
 def _incomplete_outcomes(scores: Scores, lost: Sequence[str]) -> list[GateOutcome]:

@@ -22,6 +22,7 @@ from safevla_bench.report.render import render_text
 from safevla_bench.report.submission import recorded_versions
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.ruleset import Ruleset
+from safevla_bench.statistics import CONFIDENCE
 from safevla_bench.text.sanitize import escape_controls
 
 _SHARE = click.FloatRange(0, 1)
@@ -38,6 +39,11 @@ _SHARE = click.FloatRange(0, 1)
     type=click.FloatRange(0, 100, min_open=True, max_open=True),
     metavar="PERCENT",
     help="Let the whole interval decide; without it the point estimate does.",
+)
+@click.option(
+    "--sequential",
+    is_flag=True,
+    help="Use intervals that hold however often you check as episodes come; --confidence is 95 unless given.",
 )
 @click.option(
     "--per",
@@ -61,6 +67,7 @@ def gate_command(
     max_sbu: float | None,
     max_vsi: float | None,
     confidence: float | None,
+    sequential: bool,
     per: gates.GateScope,
     allow_crashed: bool,
     allow_unjudged: bool,
@@ -72,9 +79,11 @@ def gate_command(
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
     With --confidence a gate passes if the whole interval satisfies it and fails if none of it does. Between, it is
-    undecided with so few episodes. Crashed, stopped, skipped or unfinished episodes make a pass undecided unless
-    --allow-crashed is given, and episodes without a verdict unless --allow-unjudged is. No policy or suite passes
-    without a scored episode.
+    undecided with so few episodes. All intervals of one call hold together with this confidence, for a number of
+    episodes fixed in advance. With --sequential they hold however often you check a growing run.
+
+    Crashed, stopped, skipped or unfinished episodes make a pass undecided unless --allow-crashed is given, and
+    episodes without a verdict unless --allow-unjudged is. No policy or suite passes without a scored episode.
 
     \b
     For instance:
@@ -86,12 +95,15 @@ def gate_command(
         gates.Gate("sbu", "max", max_sbu) if max_sbu is not None else None,
         gates.Gate("vsi", "max", max_vsi) if max_vsi is not None else None,
     ]
+    if sequential and confidence is None:
+        confidence = 100 * CONFIDENCE
     judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
     gate_report = gates.check_gates(
         judged.scores,
         [gate for gate in requested_gates if gate is not None],
         per=per,
         confidence=None if confidence is None else confidence / 100,
+        sequential=sequential,
         lost=evaluate.describe_losses(judged),
         allow_crashed=allow_crashed,
         allow_unjudged=allow_unjudged,

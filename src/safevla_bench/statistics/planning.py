@@ -2,16 +2,160 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import count
-from math import ceil, sqrt
+from math import ceil, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.statistics.intervals import CONFIDENCE, normal_quantile, unit_mean_interval
+from safevla_bench.statistics.sequential import log_wealth_of_counts
 
 POWER = 0.8
+
+
+def rate_sample_size(
+    rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
+) -> int | None:
+    """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
+
+    The interval is Clopper and Pearson's. The power rises in steps, so a slightly larger n may fall just short again.
+    None where more than `most` would be needed.
+    """
+    if rate == limit:
+        return None
+    near = _decisive_normal(rate, limit, power, confidence)
+    if near > most:
+        return None
+    numbers = count(max(1, near // 2 - 20), max(1, near // 400))
+    return next(n for n in numbers if rate_power(n, rate, limit, confidence) >= power - 1e-12)
+
+
+def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
+    """Return the probability that the exact interval of n episodes lies on the side of `limit` where `rate` does."""
+    from scipy.stats import binom
+
+    tail = (1 - confidence) / 2
+    if rate < limit:
+        return rate_power(n, 1 - rate, 1 - limit, confidence)
+    least = int(binom.isf(tail, n, limit)) + 1  # P(X >= least) <= tail at the limit
+    return float(binom.sf(least - 1, n, rate)) if least <= n else 0.0
+
+
+def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
+    """Return the n at which a normal approximation has the power."""
+    z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
+    root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
+    return ceil((root / (rate - limit)) ** 2) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialPlan:
+    """A sequential design: the most episodes or pairs, and the mean number until it is decided or they are used up."""
+
+    most: int
+    mean: float
+
+
+_SIMULATIONS = 1000
+_MOST_STEPS = 6000
+
+
+def sequential_rate_plan(
+    rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE
+) -> SequentialPlan | None:
+    """Return after how many episodes the confidence sequence excludes `limit` with the given power; None if too many.
+
+    By simulation of a rate, with a look after each of at most 200 evenly spaced numbers.
+    """
+    if rate == limit:
+        return None
+    return _simulate_plan(rate, limit, 1.0, _decisive_normal(rate, limit, power, confidence), power, confidence)
+
+
+def sequential_paired_plan(
+    difference: float, discordant: float, power: float = POWER, confidence: float = CONFIDENCE
+) -> SequentialPlan | None:
+    """Return after how many pairs the sequential paired test distinguishes two rates; see `paired_sample_size`."""
+    share = (discordant + abs(difference)) / (2 * discordant)
+    if share == 0.5:
+        return None
+    near = ceil(_decisive_normal(share, 0.5, power, confidence) / discordant)
+    return _simulate_plan(share, 0.5, discordant, near, power, confidence)
+
+
+def _simulate_plan(
+    rate: float, limit: float, told: float, near: int, power: float, confidence: float
+) -> SequentialPlan | None:
+    """Simulate sequences in which a share `told` of the episodes counts, until `power` of them are decided."""
+    step = max(1, near // 50)
+    looks = _MOST_STEPS // 10
+    if near > 10 * _MOST_STEPS * 100:
+        return None
+    generator = np.random.Generator(np.random.PCG64(0))
+    counted = generator.binomial(step, told, size=(_SIMULATIONS, looks)).cumsum(axis=1)
+    increments = np.diff(counted, axis=1, prepend=0)
+    hits = generator.binomial(increments, rate).cumsum(axis=1)
+    decided = log_wealth_of_counts(hits, counted, limit) >= -log(1 - confidence)
+    first = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, looks + 1)
+    last = int(np.sort(first)[ceil(power * _SIMULATIONS) - 1])
+    if last > looks:
+        return None
+    return SequentialPlan(most=last * step, mean=float(np.minimum(first, last).mean()) * step)
+
+
+def task_sample_size(
+    difference: float,
+    spread: float,
+    tasks: int,
+    variance: float,
+    power: float = POWER,
+    confidence: float = CONFIDENCE,
+    most: int = 1_000_000,
+) -> int | None:
+    """Return the episodes of each task that show a mean difference over tasks like these; None if no number does.
+
+    The mean over tasks varies by spread²/tasks, which more episodes do not reduce, and by variance/(tasks · episodes).
+    Power of a two-sided t test of the task means, by the noncentral t distribution.
+
+    Args:
+        difference: of the two rates, averaged over all tasks of the kind.
+        spread: standard deviation between tasks of the true difference.
+        tasks: number of tasks run, at least 2.
+        variance: of the difference in one episode of each policy on one task.
+        power: chance to find the difference.
+        confidence: 1 - the test's level.
+        most: greatest number tried.
+    """
+    if _task_power(difference, spread**2, tasks, confidence) < power:
+        return None
+    low, high = 0, 1
+    while _task_power(difference, spread**2 + variance / high, tasks, confidence) < power:
+        low, high = high, 2 * high
+        if high > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = _task_power(difference, spread**2 + variance / middle, tasks, confidence) >= power
+        low, high = (low, middle) if reached else (middle, high)
+    return high
+
+
+def least_tasks(difference: float, spread: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
+    """Return the least number of tasks on which any number of episodes shows the mean difference."""
+    return next(tasks for tasks in count(2) if _task_power(difference, spread**2, tasks, confidence) >= power)
+
+
+def _task_power(difference: float, variance: float, tasks: int, confidence: float) -> float:
+    """Return the power of a two-sided t test of `tasks` means of one variance."""
+    from scipy.stats import nct, t
+
+    if variance <= 0:
+        return 1.0
+    critical = float(t.isf((1 - confidence) / 2, tasks - 1))
+    return float(nct.sf(critical, tasks - 1, abs(difference) / sqrt(variance / tasks)))
 
 
 def half_width(rate: float, n: int, confidence: float = CONFIDENCE) -> float:

@@ -13,7 +13,7 @@ from safevla_bench.text.sanitize import escape_controls
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     """Tabulate one row a scope and gate, and one for whatever was not scored."""
-    level = "" if checked.confidence is None else f"{format_compact(100 * checked.confidence)} %"
+    level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     columns = (
         Column("Policy", numeric=False),
         Column("Suite", numeric=False),
@@ -26,7 +26,11 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     )
     rows = tuple(_outcome_row(outcome, bool(level)) for outcome in checked.outcomes)
     return Table(
-        title=f"Gates: {checked.verdict}", columns=columns, rows=rows, notes=tuple(remarks), remarks=checked.warnings
+        title=f"Gates: {checked.verdict}",
+        columns=columns,
+        rows=rows,
+        notes=(*checked.notes, *remarks),
+        remarks=checked.warnings,
     )
 
 
@@ -65,6 +69,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
     property_values = [("judged_by", judged_by)] if judged_by else []
     property_values += [("warning", warning) for warning in checked.warnings]
+    property_values += [("note", note) for note in checked.notes]
     if property_values:
         properties = ElementTree.SubElement(suite, "properties")
         for name, value in property_values:

@@ -1,0 +1,117 @@
+"""Intervals and tests that hold however often one looks, and whenever one stops.
+
+All rest on one martingale. For values x in [0, 1] with mean m, and any q in (0, 1), the factor
+
+    x q / m + (1 - x) (1 - q) / (1 - m)
+
+is not negative and has mean 1: a coin's likelihood ratio of q to m, interpolated between tails and heads. The product
+over episodes, averaged over a prior of q, is W_n(m), a non-negative martingale that starts at 1. By Ville's inequality
+it reaches 1/α with probability at most α, at any time at all. The m for which W_n(m) < 1/α are therefore a confidence
+sequence. For zeros and ones and Jeffreys' prior it is the beta-binomial one (H. Robbins, Annals of Mathematical
+Statistics 41 (1970) 1397-1409); for graded values see I. Waudby-Smith and A. Ramdas, Journal of the Royal Statistical
+Society B 86 (2024) 1-27.
+
+Tasks may differ. Let m be the mean over tasks of their own means m_k, and let every task have had as many episodes.
+For each q the mean of a round's product is the product of m_k q / m + (1 - m_k) (1 - q) / (1 - m), which is at most 1:
+their arithmetic mean is 1, and a geometric mean is no greater. Looks must therefore come after whole rounds, each with
+as many episodes of every task; then W is a supermartingale and the bound holds.
+
+W_n is log-convex in m and at most 1 at the mean of the values, so that the set is an interval around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import log, log1p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval
+
+Floats = NDArray[np.float64]
+_NODES = 512
+_EDGE = 1e-12
+_DIGITS = 9
+
+
+def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
+
+    With probability `confidence` the intervals of all n hold the mean at once.
+
+    >>> import numpy as np
+    >>> interval = sequential_interval(np.ones(40))
+    >>> round(interval.low, 3), round(interval.high, 3)
+    (0.874, 1.0)
+    """
+    if len(values) == 0:
+        return None
+    points, counts = np.unique(values, return_counts=True)
+    mean, level = float(counts @ points) / len(values), -log(1 - confidence)
+
+    def excess(supposed: float) -> float:
+        return _log_wealth(points, counts, supposed) - level
+
+    inner = min(max(mean, _EDGE), 1 - _EDGE)
+    low = 0.0 if mean <= _EDGE else _find_end(excess, _EDGE, inner)
+    high = 1.0 if mean >= 1 - _EDGE else _find_end(excess, 1 - _EDGE, inner)
+    return Interval(round(low, _DIGITS), round(high, _DIGITS))
+
+
+def sequential_difference(differences: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the confidence sequence's interval of the mean of paired differences [n] in [-1, 1]; None if n is zero.
+
+    Differences of independent episodes may be paired in the order in which they came.
+    """
+    interval = sequential_interval((differences + 1) / 2, confidence)
+    return None if interval is None else Interval(2 * interval.low - 1, 2 * interval.high - 1)
+
+
+def sequential_p(differences: Floats) -> float:
+    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero.
+
+    It is 1/W_n, at most 1: at most α with probability at most α, whenever one stops. Pairs that do not differ leave it
+    as it is. For zeros and ones it is the sequential form of McNemar's test.
+    """
+    if len(differences) == 0:
+        return 1.0
+    points, counts = np.unique((differences + 1) / 2, return_counts=True)
+    return min(1.0, float(np.exp(-_log_wealth(points, counts, 0.5))))
+
+
+def log_wealth_of_counts(hits: NDArray[np.int64], n: NDArray[np.int64], supposed: float) -> Floats:
+    """Return log W_n at a supposed rate for counts of hits among n, both of one shape, in closed form."""
+    from scipy.special import betaln
+
+    wealth: Floats = (
+        betaln(hits + 0.5, n - hits + 0.5) - betaln(0.5, 0.5) - hits * log(supposed) - (n - hits) * log1p(-supposed)
+    )
+    return wealth
+
+
+def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
+    """Return log W(supposed) of distinct values [J] that came `counts` times."""
+    shares = _prior_nodes()
+    factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))
+    logs = counts @ np.log(factors)
+    greatest = float(logs.max())
+    return greatest + log(float(np.exp(logs - greatest).mean()))
+
+
+@lru_cache(maxsize=1)
+def _prior_nodes() -> Floats:
+    """Return equally likely values of q: Jeffreys' prior, Beta(1/2, 1/2), at the nodes of its Gauss quadrature."""
+    nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
+    nodes.flags.writeable = False
+    return nodes
+
+
+def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
+    """Return where the excess is zero between `outer` and the mean, or `outer` where it is not positive there."""
+    from scipy.optimize import brentq
+
+    if excess(outer) <= 0:
+        return outer
+    return float(brentq(excess, outer, mean, xtol=1e-12))

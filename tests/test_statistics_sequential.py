@@ -1,0 +1,92 @@
+"""Confidence sequences: the closed form, their error under looks as episodes come, and tasks that differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import betaln
+
+from safevla_bench.statistics import (
+    exact_interval,
+    log_wealth_of_counts,
+    sequential_difference,
+    sequential_interval,
+    sequential_p,
+)
+
+
+def coins(count: int, n: int) -> np.ndarray:
+    return (np.arange(n) < count).astype(float)
+
+
+@given(st.integers(1, 400), st.data(), st.sampled_from([0.8, 0.95]))
+def test_for_zeros_and_ones_it_is_the_beta_binomial_sequence(n, data, confidence):
+    """Its ends solve W = 1/alpha, with W in closed form from the beta function."""
+    count = data.draw(st.integers(0, n))
+    found = sequential_interval(coins(count, n), confidence)
+    for end in (found.low, found.high):
+        if 1e-6 < end < 1 - 1e-6:
+            wealth = betaln(count + 0.5, n - count + 0.5) - betaln(0.5, 0.5)
+            wealth -= count * np.log(end) + (n - count) * np.log1p(-end)
+            assert wealth == pytest.approx(-np.log(1 - confidence), abs=2e-3)
+            assert log_wealth_of_counts(np.array(count), np.array(n), end) == pytest.approx(wealth)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_it_holds_the_mean_and_mirrors(values):
+    values = np.array(values)
+    found, mirrored = sequential_interval(values), sequential_interval(1 - values)
+    assert found.low - 1e-9 <= values.mean() <= found.high + 1e-9
+    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (found.low, found.high), atol=1e-6)
+
+
+def test_it_is_wider_than_the_exact_interval_of_a_fixed_number():
+    for count, n in [(0, 20), (18, 20), (150, 200)]:
+        fixed, found = exact_interval(count, n), sequential_interval(coins(count, n))
+        assert found.low <= fixed.low
+        assert fixed.high <= found.high
+
+
+def test_looks_every_ten_episodes_miss_less_often_than_they_may():
+    """A rate at the limit, five hundred episodes: Wilson's intervals would miss at some look in a fifth of runs."""
+    generator = np.random.default_rng(0)
+    hits = (generator.random((4000, 500)) < 0.9).cumsum(axis=1)[:, 9::10]
+    n = np.broadcast_to(np.arange(10, 501, 10), hits.shape)
+    missed = log_wealth_of_counts(hits, n, 0.9) >= np.log(20)
+    assert missed.any(axis=1).mean() <= 0.02
+    assert (missed & (hits > 0.9 * n)).any(axis=1).mean() <= 0.01
+
+
+def test_graded_values_and_tasks_that_differ_miss_no_more_often_in_whole_rounds():
+    generator = np.random.default_rng(1)
+    rounds, means = 30, np.array([0.02, 0.1, 0.6])
+    missed = 0
+    for _ in range(60):
+        values = generator.beta(means * 2, (1 - means) * 2, (rounds, 3))
+        looks = [sequential_interval(values[:k].ravel(), 0.8) for k in range(2, rounds + 1, 7)]
+        missed += any(not look.low <= means.mean() <= look.high for look in looks)
+    assert missed / 60 <= 0.2
+
+
+def test_the_paired_test_is_that_of_a_fair_coin_over_the_pairs_that_differ():
+    differences = np.array([1.0] * 14 + [-1.0] * 2 + [0.0] * 50)
+    expected = np.exp(-log_wealth_of_counts(np.array(14), np.array(16), 0.5))
+    assert sequential_p(differences) == pytest.approx(float(expected), rel=1e-3)
+    assert sequential_p(differences[:16]) == pytest.approx(sequential_p(differences))
+    assert sequential_p(-differences) == pytest.approx(sequential_p(differences))
+    assert sequential_p(np.zeros(9)) == sequential_p(np.empty(0)) == 1.0
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.4, 0.0, 0.3, 1.0]), min_size=1, max_size=80))
+def test_the_interval_of_a_difference_excludes_zero_where_the_test_says_so(differences):
+    differences = np.array(differences)
+    found, p = sequential_difference(differences), sequential_p(differences)
+    if abs(p - 0.05) > 1e-6:
+        assert (p < 0.05) == (not found.low <= 0 <= found.high)
+
+
+def test_of_nothing_there_is_no_interval():
+    assert sequential_interval(np.empty(0)) is None
+    assert sequential_difference(np.empty(0)) is None
