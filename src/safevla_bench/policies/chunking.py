@@ -44,7 +44,7 @@ class ChunkedPolicy:
         self.wants, self.dialect = model.wants, dialect and replace(dialect, replan=replan)
         self.clip = dialect is not None and dialect.clip
         self.calls_s: list[float] = []
-        self._model, self._replan = model, replan
+        self.model, self._replan = model, replan
         self._left: deque[Action] = deque()
         self._answered = False
         """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
@@ -52,7 +52,7 @@ class ChunkedPolicy:
     @property
     def greeting(self) -> Greeting | None:
         """The description that the model's server gives of itself; None where there is no server."""
-        greeting: Greeting | None = getattr(self._model, "greeting", None)
+        greeting: Greeting | None = getattr(self.model, "greeting", None)
         return greeting
 
     @property
@@ -63,22 +63,22 @@ class ChunkedPolicy:
     @property
     def env_seed(self) -> int | None:
         """The simulator's seed that the model's server asks for; None where it asks for none, or there is no server."""
-        seed: int | None = getattr(self._model, "env_seed", None)
+        seed: int | None = getattr(self.model, "env_seed", None)
         return seed
 
     def connect(self, task: Task) -> None:
         """Reach the model's server, where there is one; `wants` is afterwards what it asks for."""
-        connect: Callable[[Task], None] | None = getattr(self._model, "connect", None)
+        connect: Callable[[Task], None] | None = getattr(self.model, "connect", None)
         if connect is not None:
             connect(task)
-            self.wants = self._model.wants
+            self.wants = self.model.wants
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode of the model, and forget the last chunk and its times."""
         self._left.clear()
         self.calls_s = []
-        self._model.begin(task, seed)
-        self.wants = self._model.wants
+        self.model.begin(task, seed)
+        self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the chunk, [A]; ask for another chunk where none is left.
@@ -93,12 +93,12 @@ class ChunkedPolicy:
         return self._left.popleft()
 
     def close(self) -> None:
-        self._model.close()
+        self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
         start = time.perf_counter()
         try:
-            chunk = self._model.infer(observation)
+            chunk = self.model.infer(observation)
         except ReplyError as error:
             if self._answered:
                 raise

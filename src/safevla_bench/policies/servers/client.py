@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from safevla_bench.interface import Observation, Task
 from safevla_bench.policies.chunking import ChunkedPolicy, ChunkModel, parse_replan
 from safevla_bench.policies.servers.connection import require_library
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import choose_dialect
 from safevla_bench.policies.servers.endpoint import Timeouts, parse_addresses, parse_timeouts, read_key
+from safevla_bench.policies.servers.metadata import Greeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,25 @@ class Endpoint:
     key: str | None
 
 
+class ServedModel(ChunkModel, Protocol):
+    """A model behind a server, of whatever kind: `ChunkedPolicy.model` of every client here."""
+
+    dialect: Dialect
+    """The form of requests and replies."""
+    greeting: Greeting
+    """The server's description of itself, sanitized."""
+
+    def connect(self, task: Task) -> None:
+        """Reach the server and see that the dialect fits it, as `begin` does, before an environment is made."""
+        ...
+
+    def query(self, observation: Observation) -> Reply:
+        """Return the server's reply to an observation, as it came."""
+        ...
+
+
 def client_factory(
-    kind: ClientKind, make_model: Callable[[Endpoint, Dialect], ChunkModel]
+    kind: ClientKind, make_model: Callable[[Endpoint, Dialect], ServedModel]
 ) -> Callable[..., ChunkedPolicy]:
     """Return the factory of a client, whose keyword parameters are the policy's arguments.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import socket
 import time
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies.servers.endpoint import KEY, Timeouts
+from safevla_bench.policies.servers.http_exchange import is_harness
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 64 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
-_CONFIG_S, _CONFIG_BYTES = 2.0, 4096
 _TOO_BIG = 1009
 """The websocket protocol's code for a message that is too large."""
 _LOG = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class WebsocketClient:
 
         with suppress(TimeoutError, ConnectionClosed, OSError):
             return self._require_connection().recv(timeout=min(self._timeouts.connect_s, self._timeouts.answer_s))
-        if self._connection is not None and _is_harness(self.address):
+        if self._connection is not None and is_harness(self.address):
             self.close()
             problem = f"the server {self.address} is a model server of vla-evaluation-harness, and no openpi server"
             raise PolicyError(problem, remedy=f"Ask it as --policy vla-eval:{self.address}")
@@ -179,24 +178,6 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 def _connect_socket(address: str, timeout_s: float) -> socket.socket:
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
-
-
-def _is_harness(address: str) -> bool:
-    """Return whether a model server of vla-evaluation-harness answers there: it has a page `/config` beside its socket.
-
-    Its `_make_process_request` (src/vla_eval/model_servers/serve.py at e1ee9ad) says what the page holds.
-    """
-    split = urlsplit(address)
-    kind = http.client.HTTPSConnection if split.scheme == "wss" else http.client.HTTPConnection
-    asked = kind(split.hostname or "", split.port, timeout=_CONFIG_S)
-    try:
-        asked.request("GET", "/config")
-        content = asked.getresponse().read(_CONFIG_BYTES)
-        return b'"applied"' in content and b'"config"' in content
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        asked.close()
 
 
 def require_library(library: str, extra: str) -> None:

@@ -181,10 +181,10 @@ class Gr00tModel:
     """A model behind a GR00T server."""
 
     def __init__(self, requests: RequestSocket, dialect: Dialect) -> None:
-        self.wants = dialect.wants
+        self.wants, self.dialect = dialect.wants, dialect
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record: its modalities, which name no checkpoint."""
-        self._requests, self._dialect = requests, dialect
+        self._requests = requests
         self._bare = False
         self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another
         self._is_first = True
@@ -208,21 +208,24 @@ class Gr00tModel:
             told = {} if config is None else {"modality_config": config}
             form = "the observation alone" if self._bare else "observation and options"
             self.greeting = sanitize_greeting({"get_action": form, **told}, self._requests.token)
-            modalities.check_modalities(modalities.parse_modalities(config), self._dialect)
+            modalities.check_modalities(modalities.parse_modalities(config), self.dialect)
 
-    def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A]. Raises what `RequestSocket.call` raises, and `ReplyError`."""
-        request = self._dialect.build_request(observation)
+    def query(self, observation: Observation) -> Reply:
+        """Return the server's action, with flat keys. Raises what `RequestSocket.call` raises."""
+        request = self.dialect.build_request(observation)
         try:
-            action = self._request_action(request)
+            return self._request_action(request)
         except ServerLostError:
             raise
         except PolicyError as error:
             if not modalities.wants_other_form(error.problem, nested=self._nested):
                 raise
             self._nested = not self._nested
-            action = self._request_action(request)
-        return read_reply(self._dialect, action)
+            return self._request_action(request)
+
+    def infer(self, observation: Observation) -> NDArray[np.float64]:
+        """Return actions, [H, A]. Raises what `query` raises, and `ReplyError` for actions that are not read."""
+        return read_reply(self.dialect, self.query(observation))
 
     def _request_action(self, request: dict[str, object]) -> Reply:
         observation = modalities.nest_request(request) if self._nested else request
@@ -238,7 +241,7 @@ class Gr00tModel:
 
     def _options(self) -> dict[str, object] | None:
         """Return the options of a request: without these a memory of one episode would go on in the next."""
-        if not self._dialect.sessions:
+        if not self.dialect.sessions:
             return None
         return {"reset_memory": [self._is_first], "session_ids": [self._session]}
 

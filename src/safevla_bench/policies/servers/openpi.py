@@ -17,7 +17,7 @@ from safevla_bench.interface import Observation, Task
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import redact_key
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
@@ -30,10 +30,10 @@ class OpenpiModel:
     """A model behind a server; the dialect says what a request holds and what a reply means."""
 
     def __init__(self, socket: connection.WebsocketClient, dialect: Dialect, key: str | None = None) -> None:
-        self.wants = dialect.wants
+        self.wants, self.dialect = dialect.wants, dialect
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record."""
-        self._socket, self._dialect, self._key = socket, dialect, key
+        self._socket, self._key = socket, key
         self._is_fresh = False
         """Whether the connection was made by `connect` and no episode has used it."""
 
@@ -57,18 +57,21 @@ class OpenpiModel:
             self._socket.open()
             greeting = self._read_map(self._socket.receive_greeting())
             self.greeting = sanitize_greeting(greeting, self._key)
-            _check_image_size(greeting, self._dialect.view.size)
+            _check_image_size(greeting, self.dialect.view.size)
 
-    def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A].
+    def query(self, observation: Observation) -> Reply:
+        """Return the server's reply to an observation.
 
         Raises:
             ServerLostError: the server went away or stays silent.
             PolicyError: the server failed, with its own traceback; or its reply cannot be read.
-            ReplyError: the reply holds no actions, or others than the dialect reads.
         """
-        self._socket.send(OPENPI.pack(self._dialect.build_request(observation)))
-        return read_reply(self._dialect, self._read_map(self._socket.receive()))
+        self._socket.send(OPENPI.pack(self.dialect.build_request(observation)))
+        return self._read_map(self._socket.receive())
+
+    def infer(self, observation: Observation) -> NDArray[np.float64]:
+        """Return actions, [H, A]. Raises what `query` raises, and `ReplyError` for actions that are not read."""
+        return read_reply(self.dialect, self.query(observation))
 
     def close(self) -> None:
         self._socket.close()

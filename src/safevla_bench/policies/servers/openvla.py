@@ -7,12 +7,9 @@ operation of `/act` in the server's `/openapi.json` has the name of the function
 
 from __future__ import annotations
 
-import http.client
-import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,11 +25,10 @@ from safevla_bench.policies.servers.codecs import OPENVLA
 from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import KEY, Timeouts, redact_key
+from safevla_bench.policies.servers.http_exchange import exchange
 from safevla_bench.policies.servers.metadata import Greeting
 from safevla_bench.policies.servers.openpi import server_error
 
-MAX_REPLY_BYTES = 4 * 2**20
-"""The largest reply that is taken; a chunk of actions has a few kilobytes."""
 DIALECTS: Mapping[str, str] = {
     "predict_action": "openvla-rest-libero",
     "get_server_action": "openvla-oft-rest-libero",
@@ -47,10 +43,7 @@ _PAUSE_S = 0.2
 
 
 class HttpClient:
-    """HTTP requests to the first of several servers that answers, each bounded in time and size; no proxy.
-
-    Each request has a connection of its own, for these servers close one that is idle for five seconds.
-    """
+    """HTTP requests to the first of several servers that answers."""
 
     def __init__(self, addresses: Sequence[str], timeouts: Timeouts, key: str | None = None) -> None:
         self.address = addresses[0]
@@ -67,7 +60,7 @@ class HttpClient:
             problems = []
             for address in self._addresses:
                 try:
-                    status, content = self._exchange(address, "GET", "/openapi.json", until - time.monotonic())
+                    status, content = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=self.key)
                 except ServerLostError as error:
                     problems.append(error.problem)
                     continue
@@ -86,10 +79,10 @@ class HttpClient:
         Raises `ServerLostError` where the server closes or stays silent, `PolicyError` where it fails, `ReplyError` for
         any other answer than a reply.
         """
-        status, content = self._exchange(self.address, "POST", "/act", self._timeouts.answer_s, body)
-        if status != http.HTTPStatus.NOT_FOUND:
+        status, content = exchange(self.address, "POST", "/act", self._timeouts.answer_s, body, self.key)
+        if status != HTTPStatus.NOT_FOUND:
             self._check_status(status, content)
-        if status != http.HTTPStatus.OK:
+        if status != HTTPStatus.OK:
             said = redact_key(_shorten(content), self.key)
             problem = f"{self.address}/act answers with HTTP {status}: {said or 'no reason given'}"
             raise ReplyError(problem, remedy="Is it the server of OpenVLA or OpenVLA-OFT (vla-scripts/deploy.py)?")
@@ -104,79 +97,15 @@ class HttpClient:
         if 300 <= status < 400:
             problem = f"{self.address} sends elsewhere (HTTP {status}), which is not followed"
             raise PolicyError(problem, remedy="Give the address of the policy server itself.")
-        if status == http.HTTPStatus.UPGRADE_REQUIRED:
+        if status == HTTPStatus.UPGRADE_REQUIRED:
             host = urlsplit(self.address).netloc
             remedy = f"Ask it as --policy openpi:ws://{host} or --policy vla-eval:ws://{host}."
             raise PolicyError(f"the server {self.address} speaks websockets, and not OpenVLA's REST", remedy=remedy)
-        if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             problem = f"the server {self.address} refuses a message as large as ours"
             raise PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
         if status >= 500:
             raise server_error(self.address, redact_key(_shorten(content) or f"HTTP {status}", self.key))
-
-    def _exchange(
-        self, address: str, method: str, path: str, seconds: float, body: bytes | None = None
-    ) -> tuple[int, bytes]:
-        """Return the status and the content of one answer.
-
-        Raises `ServerLostError`, and `PolicyError` where the answer is too large.
-        """
-        seconds = max(seconds, _PAUSE_S)
-        split = urlsplit(address)
-        kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
-        asked = kind(split.hostname or "", split.port, timeout=seconds)
-        headers = {"Connection": "close", "Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Api-Key {self.key}"
-        over = threading.Event()
-        try:
-            asked.connect()
-            with _hang_up_after(asked.sock, seconds, over):
-                asked.request(method, path, body, headers)
-                answer = asked.getresponse()
-                content = answer.read(MAX_REPLY_BYTES + 1)
-            if over.is_set() or (answer.length and len(content) <= MAX_REPLY_BYTES):
-                raise http.client.IncompleteRead(content, answer.length)
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
-            is_late = over.is_set() or isinstance(error, TimeoutError)
-            raise _lost_error(address, f"gave no answer for {seconds:.3g} s" if is_late else _cause(error)) from None
-        finally:
-            asked.close()
-        if len(content) > MAX_REPLY_BYTES:
-            problem = f"the server {address} sent an answer of more than {MAX_REPLY_BYTES // 2**20} MiB"
-            raise PolicyError(problem, remedy="A reply holds one chunk of actions; have it send nothing else.")
-        return answer.status, content
-
-
-@contextmanager
-def _hang_up_after(held: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
-    """Hang up when the time is over: a server that sends a byte now and then would hold up every read anew."""
-
-    def hang_up() -> None:
-        over.set()
-        with suppress(OSError):
-            socket.socket.shutdown(held, socket.SHUT_RDWR)  # the plain socket's: that of TLS breaks a read under way
-
-    timer = threading.Timer(seconds, hang_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "refused the connection"
-    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
-        return "answered with something that is no HTTP"
-    return f"closed the connection ({str(error)[:200] or type(error).__name__})"
-
-
-def _lost_error(address: str, what: str) -> ServerLostError:
-    remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
-    return ServerLostError(f"the policy server {address} {what}", remedy=remedy)
 
 
 def _shorten(content: bytes) -> str:

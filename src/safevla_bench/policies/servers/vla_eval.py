@@ -26,7 +26,7 @@ from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import redact_key
 from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
@@ -67,7 +67,9 @@ class VlaEvalModel:
     ) -> None:
         self.wants = dialect.wants
         self._socket, self._dialect, self._key, self._chosen = socket, dialect, key, chosen
-        self._params, self._spoken = params, dialect
+        self._params = params
+        self.dialect = dialect
+        """The form of requests and replies, from `connect` on with what the server asks for."""
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record."""
         self.env_seed: int | None = None
@@ -119,14 +121,18 @@ class VlaEvalModel:
         if self._connected and spoken.wants != self.wants:
             problem = f"the server {self._socket.address} asks for other observations than when the run began"
             raise PolicyError(problem, remedy="It was started anew with another model: resume the run.")
-        self._spoken, self.wants = spoken, spoken.wants
+        self.dialect, self.wants = spoken, spoken.wants
         wish = params.get("env_seed")
         self.env_seed = wish if type(wish) is int and 0 <= wish < 2**32 else None
 
+    def query(self, observation: Observation) -> Reply:
+        """Return the server's reply to an observation. Raises what `openpi`'s client raises."""
+        seq = self._send_message("observation", self.dialect.build_request(observation))
+        return self._receive_answer(seq, "action")
+
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return one action, [1, A]. Raises what `openpi`'s client raises."""
-        seq = self._send_message("observation", self._spoken.build_request(observation))
-        return read_reply(self._spoken, self._receive_answer(seq, "action"))
+        """Return one action, [1, A]. Raises what `query` raises, and `ReplyError` for an action that is not read."""
+        return read_reply(self.dialect, self.query(observation))
 
     def close(self) -> None:
         self._end_episode()
