@@ -13,7 +13,7 @@ from safevla_bench.ruleset import load_ruleset
 @pytest.mark.parametrize(("applicability", "safe"), [("on", 1), ("off", 0)])
 def test_the_bar_of_a_run_judged_without_tags_counts_what_its_scores_will(applicability, safe):
     """The target tips over in the task of which tilt is not judged."""
-    from report.tables.test_applicability import tipped
+    from report.tables.test_tasks import tipped
 
     batch = tipped(benchmark="libero-spatial", task_id="task_0")
     bar = RunProgressBar(Progress(), load_ruleset(applicability=applicability))

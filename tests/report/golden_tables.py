@@ -12,8 +12,7 @@ from pathlib import Path
 from safevla_bench import demo, evaluate
 from safevla_bench.metrics import cells
 from safevla_bench.report import tables
-from safevla_bench.report.published import PAPER, episode_counts, load_published
-from safevla_bench.report.published.synthetic_scores import synthesize_scores
+from safevla_bench.report.published import PAPER, episode_counts, load_published, synthesize_scores
 from safevla_bench.report.render import TableFormat, render_tables
 from safevla_bench.report.tables import catalog
 from safevla_bench.ruleset import load_ruleset

@@ -18,8 +18,8 @@ from report.browser import CHROMIUM, Browser
 from report.scenes import rollout, run, verdicts
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
-from safevla_bench.report.frame_images import Album, FrameImage
 from safevla_bench.report.page import render_page
+from safevla_bench.report.sections import Album, FrameImage
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import AbsentEpisode, Scores
 from safevla_bench.scoring import score

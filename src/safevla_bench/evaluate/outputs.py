@@ -17,8 +17,8 @@ from safevla_bench.files import make_folder, write_together
 from safevla_bench.judged import Judged
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
-from safevla_bench.report.frame_images import collect_images
 from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.sections import collect_images
 from safevla_bench.report.tables import UNNAMED, Roster, catalog, notices
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores

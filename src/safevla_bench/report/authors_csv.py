@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from safevla_bench.metrics import Bounds, Mean, Rate, SpecSummary, Summary
 from safevla_bench.provenance_marks import STANDIN
-from safevla_bench.report.render.csv import spreadsheet_text
+from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables import policy_name
 from safevla_bench.specs import Library
 

@@ -14,12 +14,13 @@ from safevla_bench.metrics import Summary, aggregate, cells
 from safevla_bench.report import html, sections, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
-from safevla_bench.report.frame_images import Album
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.tables import Roster, bodies, comparison, exposure, notices, policy_name, sensitivity
+from safevla_bench.report.sections import Album
+from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
 from safevla_bench.report.tables.cells import torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
+from safevla_bench.report.tables.violations import body_tables
 from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
@@ -59,8 +60,8 @@ def render_page(
     summaries, total = cells(scores), aggregate(scores)
     noop_baseline, sheet, script = measure_baseline(scores), html.page_style(), html.page_script()
     worst = list(sections.worst_episodes(scores, batch, ruleset))
-    violations = analysis.bodies.violations if analysis.bodies else None
-    listed = build_episode_table(scores, batch, ruleset, analysis.phase, violations)
+    body_violations = analysis.bodies.violations if analysis.bodies else None
+    listed = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
     return (
         html.template_environment()
         .get_template("page.html")
@@ -83,7 +84,7 @@ def render_page(
             endings=ENDINGS,
             meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),
             **_analysis_sections(analysis, summaries, privileged),
-            bodies=bodies.body_tables(analysis.bodies, scores) if analysis.bodies else (),
+            bodies=body_tables(analysis.bodies, scores) if analysis.bodies else (),
             limits=_limit_rows(scores.specs),
             dash=NO_VALUE,
             number=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,

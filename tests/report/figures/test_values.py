@@ -13,9 +13,8 @@ from report.figures.builders import LONG, crashed
 from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import Rate, cells
-from safevla_bench.report.figures import margins, onset, severity, style, sweeps, tradeoff, violation_families
-from safevla_bench.report.published import PAPER, load_published, matching_counts
-from safevla_bench.report.published.synthetic_scores import EpisodeCounts, synthesize_scores
+from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
+from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.specs import library
 
@@ -160,12 +159,12 @@ def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
 
 
 def test_an_axis_without_an_active_specification_has_no_rate():
-    value = violation_families.compute_families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
+    value = violations.compute_families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
     assert value.axes == ("scene_interaction", "object_handling")
     [(_, [row])] = value.blocks
     force, handling = row.rates
     assert (force.count, force.n, handling) == (1, 2, None)
-    told = [text for text, _ in words(violation_families.draw_families(value))]
+    told = [text for text, _ in words(violations.draw_families(value))]
     assert "50.0" in told
     assert "—" in told
     assert "0.0" not in told
@@ -207,7 +206,7 @@ def test_many_episodes_are_not_drawn_one_by_one():
 
 
 def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
-    value = severity.compute_severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
+    value = violations.compute_severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
     force, tilt = value.points
     assert (force.n, force.rate, force.depth) == (4, 50.0, pytest.approx(0.4))
     assert (tilt.n, tilt.rate, tilt.depth) == (3, pytest.approx(100 / 3), pytest.approx(0.1))
@@ -215,7 +214,7 @@ def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
 
 
 def test_pairs_without_a_point_are_counted_by_reason():
-    value = severity.compute_severity(joined(verdicts((True, -1, NAN)), verdicts((True, 1, NAN), policy="b")))
+    value = violations.compute_severity(joined(verdicts((True, -1, NAN)), verdicts((True, 1, NAN), policy="b")))
     assert (len(value.points), value.unviolated, value.inactive) == (1, 1, 2)
     assert value.specs == ("force",)
 
@@ -252,10 +251,10 @@ def test_progress_is_counted_in_each_episodes_own_length():
 def test_an_episode_stopped_before_any_violation_is_in_no_figure_and_one_stopped_after_it_is():
     stopped = verdicts((False, 1, 1), outcome=("stopped",))
     scores = joined(stopped, verdicts((True, -1, 1)))
-    assert [(point.n, point.rate) for point in severity.compute_severity(scores).points] == [(1, 100.0)]
+    assert [(point.n, point.rate) for point in violations.compute_severity(scores).points] == [(1, 100.0)]
     assert {row.n for _, rows in margins.compute_margins(scores).blocks for row in rows} == {1}
     broken = joined(verdicts((False, -1, 1), outcome=("stopped",)), verdicts((True, -1, 1)))
-    assert [(point.n, point.rate) for point in severity.compute_severity(broken).points] == [(2, 100.0)]
+    assert [(point.n, point.rate) for point in violations.compute_severity(broken).points] == [(2, 100.0)]
 
 
 # Sweeps

@@ -11,12 +11,13 @@ from safevla_bench.metrics import cells, task_rates
 from safevla_bench.report.published import (
     LEADERBOARD,
     PAPER,
+    EpisodeCounts,
     PublishedCell,
     episode_counts,
     load_published,
+    synthesize_scores,
     unique_count,
 )
-from safevla_bench.report.published.synthetic_scores import EpisodeCounts, synthesize_scores
 from safevla_bench.report.tables import (
     Cell,
     Roster,

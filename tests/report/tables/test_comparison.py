@@ -1,13 +1,17 @@
-"""Tables of comparisons, plans, variants and gates: what a cell may and may not say."""
+"""Tables of comparisons, plans, variants and gates: what a cell may and may not say.
+
+Gate outcomes as a table.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from safevla_bench import compare
+from safevla_bench import compare, gates
 from safevla_bench.compare import sample_size
 from safevla_bench.report.render import render_markdown, render_text
 from safevla_bench.report.tables import comparison as comparing
+from safevla_bench.report.tables import comparison as gating
 from safevla_bench.text.numbers import NO_VALUE
 
 
@@ -75,3 +79,17 @@ def test_a_plan_prints_in_every_renderer():
     ):
         assert render_text(table)
         assert render_markdown(table)
+
+
+def test_a_gate_of_what_was_not_scored_has_no_value():
+    lost = gates.GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="crashed", n=2)
+    table = gating.gate_table(gates.GateReport(verdict="undecided", per="all", confidence=None, outcomes=(lost,)))
+    assert [cell.text for cell in table.rows[0]] == [
+        "all",
+        "all",
+        "every planned episode scored",
+        "2",
+        NO_VALUE,
+        "undecided",
+        "crashed",
+    ]

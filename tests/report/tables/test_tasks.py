@@ -1,17 +1,31 @@
-"""The tables by task."""
+"""The tables by task.
+
+Which specifications apply, in the registry and in runs; what switching the registry off adds.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+from builders import BOWL, contacts, episode
 from report.scenes import NAN, verdicts
-from safevla_bench.metrics import cells, task_rates
+from safevla_bench.metrics import aggregate, cells, task_rates
 from safevla_bench.report.tables import (
     Cell,
     Roster,
     Table,
+    active_spec_table,
+    applicability_table,
     task_table,
 )
-from safevla_bench.scores import AbsentEpisode
+from safevla_bench.ruleset import Ruleset
+from safevla_bench.scores import INACTIVE, AbsentEpisode, Scores
+from safevla_bench.scoring import score
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
 from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.trajectory import Batch, concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
@@ -40,3 +54,112 @@ def test_a_task_of_crashes_alone_has_a_row_of_dashes():
     table = columns(task_table(task_rates(scores), cells(scores), Roster()))
     assert [cell.text for cell in table["Task"]] == ["task_0", "task_7", "all"]
     assert [cell.text for cell in table["SR %"]] == ["100.0", NO_VALUE, "100.0"]
+
+
+DEFAULT, TASKS = library(), registry()
+TILT, DISP = "held_object_tilt_world_15deg", "non_target_max_disp_5mm"
+
+
+def tipped(**changes: object) -> Batch:
+    """A success in which the gripped, lifted bowl lies on its side from record 3 on."""
+    n = 12
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos[3:, 0, 2] += 0.2
+    quat = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
+    quat[4:, 0] = [np.sqrt(0.5), np.sqrt(0.5), 0.0, 0.0]
+    held = np.arange(n) >= 2
+    eef = np.tile([0.4, 0.0, 1.0], (n, 1))
+    eef[3:, 2] += 0.2
+    fields = {
+        "body_pos_m": pos,
+        "body_quat_wxyz": quat,
+        "gripper_contact": held,
+        "eef_pos_m": eef,
+        "eef_quat_wxyz": None,
+    }
+    return episode(n, **fields, **changes)
+
+
+def both(batch: Batch) -> tuple[Scores, Scores]:
+    return score(batch, Ruleset(DEFAULT, TASKS)), score(batch, Ruleset(DEFAULT, TASKS, applicability="off"))
+
+
+def state(scores: Scores, spec_id: str) -> int:
+    return int(scores.state[[spec.spec_id for spec in scores.specs].index(spec_id), 0])
+
+
+def texts(table: Table, name: str) -> list[str]:
+    k = [column.full for column in table.columns].index(name)
+    return [row[k].text for row in table.rows]
+
+
+def test_off_judges_what_the_tags_bar():
+    on, off = both(tipped(benchmark="libero-spatial", task_id="task_0"))
+    assert state(on, TILT) == INACTIVE
+    assert state(off, TILT) != INACTIVE
+    assert on.safe.tolist() == [True]
+    assert off.safe.tolist() == [False]
+    assert off.episode(0).robustness[TILT] == pytest.approx(15 - 90)
+
+
+def test_off_never_adds_a_verdict_where_the_signal_is_missing():
+    _, off = both(episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_)))
+    silent = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, applicability="off"))
+    assert off.episode(0).robustness["target_furniture_force_200N"] == -700.0
+    assert silent.episode(0).inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
+
+
+def test_off_changes_no_verdict_of_an_active_specification():
+    on, off = both(concatenate_batches([tipped(task_id="task_8"), tipped(task_id="task_0", episode_id="x")]))
+    applied = on.state != INACTIVE
+    np.testing.assert_array_equal(on.rho[applied], off.rho[applied])
+    assert aggregate(off).safety <= aggregate(on).safety
+
+
+def test_off_needs_no_entry_in_the_registry():
+    scores = score(episode(benchmark="nobody-knows", task_id="x"), Ruleset(DEFAULT, TASKS, applicability="off"))
+    assert scores.episode(0).active_specs
+
+
+def test_the_ablation_counts_what_the_registry_removes_from_successes():
+    batch = concatenate_batches(
+        [
+            tipped(benchmark="libero-spatial", task_id="task_0"),
+            tipped(benchmark="libero-spatial", task_id="task_1", episode_id="y"),
+            tipped(benchmark="libero-spatial", task_id="task_1", episode_id="z", success=False),
+        ]
+    )
+    on, off = both(batch)
+    table = applicability_table(on, off, {("libero-spatial", f"task_{k}"): "pnp-basic" for k in (0, 1)})
+    row = texts(table, "Specification").index(TILT)
+    assert texts(table, "Successes")[row] == "2"
+    assert (texts(table, "With the registry")[row], texts(table, "Without")[row]) == ("0", "2")
+    assert texts(table, "Removed")[row] == "2"
+    assert texts(table, "Why it does not apply")[row] == "invalid with non_spillable"
+    last = len(table.rows) - 1
+    assert texts(table, "Specification")[last] == "any scored"
+    assert (texts(table, "With the registry")[last], texts(table, "Without")[last]) == ("0", "2")
+    assert "held_object_tilt_body_15deg" in texts(table, "Specification")
+
+
+def test_active_sets_of_the_paper_examples():
+    """Table 23 of the paper: what does not apply, by task."""
+    table = active_spec_table(
+        [("libero-goal", "task_0"), ("libero-10", "task_2"), ("robocasa-365", "TurnOnMicrowave")],
+        Ruleset(DEFAULT, TASKS),
+    )
+    sizes = dict(zip(texts(table, "Task"), texts(table, "Active"), strict=True))
+    assert (sizes["task_0"], sizes["TurnOnMicrowave"]) == ("3", "4")
+    why = texts(table, "Inactive, and why")
+    assert DISP in why[0]
+    assert "invalid with goal_moves_articulated_fixture" in why[0]
+    assert "invalid with goal_moves_small_fixture" in why[2]
+    assert texts(table, "Template")[2].count(" + ") == 1
+
+
+def test_active_sets_in_runs_are_counted_from_the_verdicts():
+    scores = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, missing="deactivate"))
+    table = active_spec_table([("libero-goal", "task_8")], Ruleset(DEFAULT, TASKS), scores=scores)
+    assert texts(table, "Active")[0] == "5"
+    assert texts(table, "In the runs")[0] == "3"
+    assert texts(active_spec_table([("libero-goal", "task_8")], Ruleset(DEFAULT, TASKS)), "In the runs")[0] == "—"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from safevla_bench.report.board.own_results import OwnResults
 from safevla_bench.report.board.page import report_path
-from safevla_bench.report.board.policy_pages import select_policy
-from safevla_bench.report.board.site import INDEX, check_folder, render_site, write_folder
+from safevla_bench.report.board.site import INDEX, check_folder, render_site, select_policy, write_folder
 
 __all__ = ["INDEX", "OwnResults", "check_folder", "render_site", "report_path", "select_policy", "write_folder"]

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench.metrics import Summary, cells
-from safevla_bench.report.figures import margins, onset, severity, sweeps, tradeoff, violation_families
+from safevla_bench.report.figures import margins, onset, sweeps, tradeoff, violations
 from safevla_bench.report.figures.style import figure_style
 from safevla_bench.scores import Scores
 from safevla_bench.tasks import Registry
@@ -30,10 +30,9 @@ __all__ = [
     "margins",
     "onset",
     "render_figure",
-    "severity",
     "sweeps",
     "tradeoff",
-    "violation_families",
+    "violations",
 ]
 
 FigureFormat = Literal["svg", "pdf", "png"]
@@ -85,7 +84,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "families": FigureKind(
         "violation rates by kind: scene interaction, object handling, execution",
-        lambda inputs: violation_families.draw_families(violation_families.compute_families(inputs.cells)),
+        lambda inputs: violations.draw_families(violations.compute_families(inputs.cells)),
     ),
     "margins": FigureKind(
         "how near each policy comes to each limit",
@@ -93,7 +92,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "severity": FigureKind(
         "how often against how badly limits are broken",
-        lambda inputs: severity.draw_severity(severity.compute_severity(inputs.scores)),
+        lambda inputs: violations.draw_severity(violations.compute_severity(inputs.scores)),
     ),
     "onset": FigureKind("when violations begin", _draw_onset),
 }

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Rate, Summary, has_verdict
-from safevla_bench.report.figures.label_layout import Box, place_labels
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     draw_empty,
@@ -30,8 +29,10 @@ from safevla_bench.report.figures.style import (
     MUTED,
     SMALL,
     WIDTH_IN,
+    Box,
     drawable_text,
     figure_style,
+    place_labels,
     series_colour,
     series_marker,
     text_width_pt,

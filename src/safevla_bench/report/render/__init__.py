@@ -13,9 +13,8 @@ import msgspec
 from markupsafe import Markup
 
 from safevla_bench.report.html import content_security_policy, page_style, template_environment
-from safevla_bench.report.render.csv import render_csv
 from safevla_bench.report.render.latex import render_latex
-from safevla_bench.report.render.text import render_markdown, render_text, wrap_line
+from safevla_bench.report.render.text import render_csv, render_markdown, render_text, wrap_line
 from safevla_bench.report.tables import Table
 
 TableFormat = Literal["text", "md", "csv", "tex", "json", "html"]

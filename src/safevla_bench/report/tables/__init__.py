@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from safevla_bench.report.tables.applicability import applicability_table
 from safevla_bench.report.tables.cells import Roster, headline_table, violation_table
-from safevla_bench.report.tables.constraints import composition_table, constraint_table
-from safevla_bench.report.tables.exclusions import exclusion_table
+from safevla_bench.report.tables.notices import exclusion_table
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
 from safevla_bench.report.tables.table import (
     UNNAMED,
@@ -18,7 +16,8 @@ from safevla_bench.report.tables.table import (
     policy_name,
     rate_cell,
 )
-from safevla_bench.report.tables.tasks import active_spec_table, task_table
+from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
+from safevla_bench.report.tables.violations import composition_table, constraint_table
 
 __all__ = [
     "UNNAMED",

@@ -15,7 +15,7 @@ from safevla_bench.explain.violating_bodies import BodyFindings
 from safevla_bench.exposure import CellExposure
 from safevla_bench.metrics import Summary
 from safevla_bench.report import tables
-from safevla_bench.report.tables import Cell, Column, Roster, Table, bodies, exposure
+from safevla_bench.report.tables import Cell, Column, Roster, Table, exposure, violations
 from safevla_bench.report.tables.cells import HOST_TITLES, suite_group
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
@@ -188,7 +188,7 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
         return []
-    built = bodies.body_tables(inputs.find_bodies(), inputs.scores)
+    built = violations.body_tables(inputs.find_bodies(), inputs.scores)
     return [_with_asset_remarks(inputs.cells, table) for table in built]
 
 

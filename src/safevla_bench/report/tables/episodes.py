@@ -10,8 +10,8 @@ from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.query import Answer
 from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.report.episode_list import EpisodeListRow
-from safevla_bench.report.tables.bodies import format_kinds
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.violations import format_kinds
 from safevla_bench.scores import NO_VERDICT
 from safevla_bench.text.numbers import (
     NO_VALUE,

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from safevla_bench.foreign import ForeignEpisode, ForeignResults
 from safevla_bench.foreign.results import LACKS
 from safevla_bench.metrics import Rate
-from safevla_bench.report.tables import Cell, Column, Table
-from safevla_bench.report.tables.table import WILSON, count_cell, rate_cell
+from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
 from safevla_bench.text.numbers import NO_VALUE, format_significant
 from safevla_bench.trajectory import Batch
 

@@ -1,10 +1,128 @@
-"""Warnings of the no-op baseline, as sentences and as a table, for the page and the terminal."""
+"""Notices beside the numbers: what was not scored and why, and the warnings of the no-op baseline."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from safevla_bench.baseline import NOOP, Baseline, BaselineViolation, DoubtfulResult
-from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
+from safevla_bench.metrics import Summary
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.ruleset import LostEpisodes
+from safevla_bench.scores import NO_VERDICT, AbsentEpisode
 from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_against_limit, format_compact
+
+_NO_LOSS = LostEpisodes()
+
+
+def exclusion_table(
+    cells: Sequence[Summary],
+    absent: Sequence[AbsentEpisode] = (),
+    skipped: Sequence[str] = (),
+    damage: LostEpisodes = _NO_LOSS,
+) -> Table:
+    """Tabulate what was not scored and why: lost episodes, then inactive and vacuous specifications.
+
+    Args:
+        cells: the summaries.
+        absent: planned episodes without a record; the last line of each reason is shown.
+        skipped: the problem of each invalid episode that was left out.
+        damage: the episodes lost in damaged files.
+    """
+    rows = [*_lost_rows(cells, absent), *_damage_rows(damage), *_skipped_rows(skipped), *_spec_rows(cells)]
+    columns = ("What", "Where", "Why")
+    return Table(
+        title="What was not scored, and why",
+        columns=(*(Column(name, numeric=False) for name in columns), Column("Episodes")),
+        rows=tuple(rows),
+        notes=() if rows else ("Every specification was judged in every episode.",),
+    )
+
+
+def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[tuple[Cell, ...]]:
+    reason_counts = Counter(
+        (_policy_and_suite(episode.policy, episode.benchmark), episode.outcome, _last_line(episode.reason))
+        for episode in absent
+    )
+    explained = Counter((where, outcome) for where, outcome, _ in reason_counts.elements())
+    rows = [
+        _exclusion_row(f"{outcome} episodes", where, why, count)
+        for (where, outcome, why), count in reason_counts.items()
+    ]
+    for cell in cells:
+        where = _policy_and_suite(cell.policy, cell.suite)
+        for outcome, count in (("crashed", cell.crashed), ("stopped", cell.stopped)):
+            rest = count - explained[where, outcome]
+            if rest > 0:
+                rows.append(_exclusion_row(f"{outcome} episodes", where, _why_outside(cell, outcome), rest))
+        rows += [_exclusion_row(f"{NO_VERDICT} on safety", where, why, count) for why, count in cell.no_verdict.items()]
+    return rows
+
+
+def _why_outside(cell: Summary, outcome: str) -> str:
+    if outcome == "stopped" and cell.stopped_on_violation:
+        return "outside n: a violation stopped them, and their success is unknown"
+    return "outside n; no reason recorded"
+
+
+def _exclusion_row(what: str, where: str, why: str, count: int) -> tuple[Cell, ...]:
+    return Cell(what), Cell(where), Cell(why), Cell(str(count), count)
+
+
+def _policy_and_suite(policy: str | None, suite: str | None) -> str:
+    return f"{policy or UNNAMED}, {suite or NO_VALUE}"
+
+
+def _last_line(reason: str | None) -> str:
+    lines = (reason or "").strip().splitlines()
+    return lines[-1] if lines else "no reason recorded"
+
+
+_MOST_SKIPPED = 20
+"""Most invalid episodes that are named; the others are counted."""
+
+
+def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
+    reasons = [" ".join(why.split()) for why in skipped]
+    rows = [_exclusion_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
+    more = len(reasons) - len(rows)
+    return rows + ([_exclusion_row("invalid episodes", "left out on request", "further ones", more)] if more else [])
+
+
+def _damage_rows(damage: LostEpisodes) -> list[tuple[Cell, ...]]:
+    """Return a row for each lost episode and damaged place; the last row of the lost counts the rest."""
+    rows = [_exclusion_row("lost episode", "in a damaged file", name, 1) for name in damage.named[:_MOST_SKIPPED]]
+    further = damage.episodes - len(rows)
+    if damage.more:
+        count_text = f"{further} and more" if further else "unknown"
+        rows.append((Cell("lost episodes"), Cell("in a damaged file"), Cell("nobody knows how many"), Cell(count_text)))
+    elif further:
+        rows.append(_exclusion_row("lost episodes", "in a damaged file", "further ones", further))
+    places = [" ".join(why.split()) for why in damage.places]
+    more = len(places) - _MOST_SKIPPED
+    place_texts = [*places[:_MOST_SKIPPED], *([f"{more} further places"] if more > 0 else [])]
+    return rows + [
+        (Cell("damaged file"), Cell("read as far as it can be"), Cell(why), Cell(NO_VALUE)) for why in place_texts
+    ]
+
+
+def _spec_rows(cells: Sequence[Summary]) -> list[tuple[Cell, ...]]:
+    """Count inactive and vacuous specifications of the safe tier by suite: its policies face the same tasks."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for cell in cells:
+        for spec in (spec for spec in cell.specs if spec.tier == "safe"):
+            suite = cell.suite or NO_VALUE
+            for reason, count in spec.inactive.items():
+                counts[spec.spec_id, suite, f"inactive: {reason}"] += count
+            if spec.vacuous:
+                counts[spec.spec_id, suite, _VACUOUS] += spec.vacuous
+    return [_exclusion_row(*key, count) for key, count in counts.items()]
+
+
+_VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, lifted or tracked)"
+
+
+# Limits that doing nothing breaks
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from safevla_bench.metrics import Mean, Rate
-from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.sensitivity import (
     PROSE_DEPTH,
     ReadingCell,

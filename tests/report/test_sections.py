@@ -9,8 +9,8 @@ import pytest
 
 from report.scenes import run
 from safevla_bench.errors import RunError
-from safevla_bench.report.frame_images import Album, collect_images
 from safevla_bench.report.page import render_page
+from safevla_bench.report.sections import Album, collect_images
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import FRAMES, RUN, Frame, write_frames
 from safevla_bench.scoring import score

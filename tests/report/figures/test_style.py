@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.report.figures.label_layout import Box, place_labels
+from safevla_bench.report.figures.style import Box, place_labels
 
 WITHIN = Box(0.0, 0.0, 200.0, 180.0)
 COORDINATES = st.tuples(st.floats(5, 195), st.floats(5, 175))

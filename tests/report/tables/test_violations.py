@@ -1,11 +1,16 @@
-"""The tables of violated limits."""
+"""The tables of violated limits.
+
+Tables of bodies: each kind has its own rate over the episodes of the cell; receptacles can be taken out.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from builders import episode
-from report.scenes import NAN, joined, verdicts
+from explain.test_violating_bodies import pushing
+from report.scenes import NAN, joined, run, verdicts
+from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.metrics import cells
 from safevla_bench.report.tables import (
     Cell,
@@ -13,12 +18,14 @@ from safevla_bench.report.tables import (
     Table,
     composition_table,
     constraint_table,
+    violations,
 )
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import INACTIVE
 from safevla_bench.scoring import score
 from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.trajectory import concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
@@ -80,3 +87,56 @@ def test_records_without_torque_peaks_are_judged_and_the_diagnostic_says_what_is
     assert peaked.diagnostics["joint_torque_peak"].violated
     assert peaked.safe
     assert "joint_torque_peak" not in peaked.robustness
+
+
+RULESET = load_ruleset(missing="deactivate")
+
+
+def built(batch):
+    scores = score(batch, RULESET)
+    return violations.body_tables(find_bodies([batch], scores, RULESET), scores)
+
+
+def bodies_texts(table):
+    return [dict(zip((column.full for column in table.columns), (cell.text for cell in row), strict=True))
+            for row in table.rows]  # fmt: skip
+
+
+PUSHED = concatenate_batches(
+    [pushing({"plate_1": 0.02}), pushing({"plate_1": 0.03, "cookies_1": 0.008}), pushing({"cookies_1": 0.004}),
+     pushing({"plate_1": 0.001})]
+)  # fmt: skip
+
+
+def test_each_kind_has_its_share_of_the_cell_s_episodes_and_names_its_bodies():
+    kinds, _ = built(PUSHED)
+    rows = bodies_texts(kinds)
+    assert [(row["Kind of body"], row["Episodes"], row["%"]) for row in rows] == [
+        ("goal receptacle", "2", "50.0"),
+        ("distractor", "1", "25.0"),
+    ]
+    assert [row["Bodies"] for row in rows] == ["plate_1 (2)", "cookies_1 (1)"]
+    assert rows[0]["Worst"] == "30.0\u00a0mm"
+
+
+def test_without_receptacles_displacement_safety_and_depth_are_those_of_the_other_bodies():
+    _, receptacles = built(PUSHED)
+    (row,) = bodies_texts(receptacles)
+    assert [row["Displaced % all"], row["Displaced % without"]] == ["50.0", "25.0"]
+    assert [row["Safety % all"], row["Safety % without"]] == ["50.0", "75.0"]
+    assert [row["SBU % all"], row["SBU % without"]] == ["50.0", "25.0"]
+    assert [row["VSI all"], row["VSI without"]] == ["0.500", "0.075"]  # (0.003 m / 0.010 m) / 4
+
+
+def test_a_cell_that_judges_no_displacement_has_no_row():
+    batch = pushing({"plate_1": 0.02}, "task_0", "libero-goal")  # opens a drawer: the clause does not apply
+    kinds, receptacles = built(batch)
+    assert (kinds.rows, receptacles.rows) == ((), ())
+    assert kinds.notes == ("No specification of contact or displacement was violated.",)
+
+
+def test_a_touch_has_no_size():
+    kinds, _ = built(run(["a"], [1.0], 10, ["libero-spatial"]))
+    touched = [row for row in bodies_texts(kinds) if row["Specification"] == "self_collision_free"]
+    assert touched
+    assert {(row["Kind of body"], row["Worst"]) for row in touched} == {("arm link – gripper", "touched")}
