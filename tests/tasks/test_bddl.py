@@ -81,9 +81,9 @@ def test_errors_name_the_file(tmp_path):
 @pytest.mark.libero
 def test_every_file_of_the_installation_is_read_as_libero_reads_it():
     envs = pytest.importorskip("libero.libero.envs.bddl_utils", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, suite_tasks
+    from safevla_bench.hosts.libero.tasks import ALL_SUITES, bddl_file, suite_tasks
 
-    for suite in SUITES:
+    for suite in ALL_SUITES:
         for task in suite_tasks(suite):
             ours, theirs = bddl.read_bddl(bddl_file(task)), envs.robosuite_parse_problem(str(bddl_file(task)))
             assert ours.goal == tuple(map(tuple, theirs["goal_state"]))

@@ -15,11 +15,22 @@ pytestmark = pytest.mark.libero
 TASKS = registry()
 SUITES = {"libero-spatial": "libero_spatial", "libero-object": "libero_object", "libero-goal": "libero_goal",
           "libero-10": "libero_10", "libero-long": "libero_10", "libero-90": "libero_90"}  # fmt: skip
+PERTURBED = {f"{base}-{change}": f"{SUITES[base]}_{change}" for base in list(SUITES)[:4]
+             for change in ("swap", "object", "lan", "task")}  # fmt: skip
 FOOD = r"soup|sauce|cream_cheese|butter|milk|juice|dressing|pudding|ketchup|bottle|book"
 # The goal of these also names a stove that is on from the start: nothing has to be turned.
 ALREADY_ON = {("libero-10", "task_8"), ("libero-90", "task_38")}
 # One goal, to have the bowl in the drawer, whose instruction also opens it; and one that pushes.
 IN_WORDS = {("libero-goal", "task_3"), ("libero-goal", "task_5")}
+
+
+def test_suites_are_found_by_libero_s_own_names():
+    """`libero_goal` and `LIBERO_GOAL` are what LIBERO and its users write."""
+    for benchmark, own_name in (SUITES | PERTURBED).items():
+        for name in (benchmark, *(() if benchmark == "libero-long" else (own_name, own_name.upper()))):
+            assert TASKS.find_entry(name, "task_3") == TASKS.find_entry(benchmark, "task_3")
+            assert TASKS.find_goal_bodies(name, "task_3") == TASKS.find_goal_bodies(benchmark, "task_3")
+            assert list(TASKS.list_entries(name)) == list(TASKS.list_entries(benchmark))
 
 
 def goal(task: object) -> list[tuple[str, ...]]:
@@ -37,6 +48,59 @@ def goal(task: object) -> list[tuple[str, ...]]:
 def test_instructions_are_libero_s_in_its_order(benchmark):
     theirs = [task.language for task in maps.task_maps[SUITES[benchmark]].values()]
     assert [entry.instruction for entry in TASKS.list_entries(benchmark)] == theirs
+
+
+def perturbed_tasks(benchmark):
+    """Yield the task before the change, its problem, the entry after, and its problem, in LIBERO's order."""
+    base = benchmark.rpartition("-")[0]
+    by_id = {entry.task_id: entry for entry in TASKS.list_entries(benchmark)}
+    assert len(by_id) == 10
+    for index, (before, after) in enumerate(
+        zip(maps.task_maps[SUITES[base]].values(), maps.task_maps[PERTURBED[benchmark]].values(), strict=True)
+    ):
+        assert before.name == after.name, "the order is LIBERO's"
+        problems = (read_bddl(bddl_path(task)) for task in (before, after))
+        yield TASKS.find_entry(base, f"task_{index}"), next(problems), by_id[f"task_{index}"], next(problems)
+
+
+def bddl_path(task):
+    from libero.libero import get_libero_path
+
+    return Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
+
+
+@pytest.mark.parametrize("benchmark", PERTURBED)
+def test_prompts_of_libero_pro_are_libero_s_own_except_where_language_is_changed(benchmark):
+    for base, _, entry, problem in perturbed_tasks(benchmark):
+        expected = problem.language if benchmark.endswith(("-lan", "-task")) else base.instruction
+        assert entry.instruction == expected
+
+
+@pytest.mark.parametrize("benchmark", [name for name in PERTURBED if not name.endswith("-task")])
+def test_libero_pro_has_libero_s_tags_where_the_goal_is_libero_s(benchmark):
+    """Tags follow from the goal, not from the words: `goal-lan` says "slide open" and "move", and means LIBERO's."""
+    for base, before, entry, after in perturbed_tasks(benchmark):
+        if not benchmark.endswith("-object"):
+            assert before.goal == after.goal
+        assert [predicate for predicate, *_ in before.goal] == [predicate for predicate, *_ in after.goal]
+        assert (entry.tags, entry.object_tags.keys()) == (base.tags, base.object_tags.keys())
+
+
+@pytest.mark.parametrize("benchmark", [name for name in PERTURBED if name.endswith(("-object", "-task"))])
+def test_tags_of_changed_goals_are_those_proposed_from_them(benchmark):
+    from safevla_bench.tasks.proposal import propose_tags
+
+    for _, _, entry, problem in perturbed_tasks(benchmark):
+        proposal = propose_tags(problem, benchmark, entry.task_id)
+        assert entry.tags == proposal.mechanism_tags(TASKS), entry
+        unknown = "white_bottle" in str(problem.goal)  # a corked bottle, which the proposal leaves to a person
+        assert unknown or entry.object_tags.keys() == proposal.object_tags.keys(), entry
+
+
+@pytest.mark.parametrize("benchmark", PERTURBED)
+def test_goal_bodies_of_libero_pro_are_those_of_its_files(benchmark):
+    for _, _, entry, problem in perturbed_tasks(benchmark):
+        assert TASKS.find_goal_bodies(benchmark, entry.task_id) == problem.goal_bodies()
 
 
 def test_names_of_libero_90_are_libero_s():

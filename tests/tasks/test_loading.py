@@ -200,7 +200,7 @@ def test_an_unknown_task_suggests_what_was_perhaps_meant():
     with pytest.raises(UnknownTaskError, match=r"did you mean 'OpenDrawer'\?"):
         registry().find_entry("robocasa-365", "openDrawer")
     with pytest.raises(UnknownTaskError, match=r"did you mean 'libero-goal'\?"):
-        registry().find_entry("libero_goal", "task_0")
+        registry().find_entry("libero-gaol", "task_0")
 
 
 def test_an_unknown_benchmark_or_capability_set_lists_those_there_are():

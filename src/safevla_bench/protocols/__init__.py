@@ -90,6 +90,14 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Return the number of settling steps before record 0 in a suite."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
+    def suite_trials(self, suite: str) -> int | None:
+        """Return the number of episodes of each task in a suite; None if the protocol has none."""
+        return find_suite_value(self.trials, suite)
+
+    def suite_horizon(self, suite: str) -> int | None:
+        """Return the largest number of policy steps in a suite; None if the protocol has none."""
+        return find_suite_value(self.horizons, suite)
+
     def values(self) -> dict[str, object]:
         """Return all values, without their sources."""
         values = msgspec.to_builtins(self)
@@ -155,6 +163,15 @@ class ProtocolRow:
     @property
     def differs(self) -> bool:
         return any(value != self.values[0] for value in self.values)
+
+
+def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
+    """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap.
+
+    LIBERO-PRO's evaluation runs its suites as LIBERO's own.
+    """
+    names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
+    return next((values[name] for name in names if name in values), None)
 
 
 def protocol_names() -> tuple[str, ...]:

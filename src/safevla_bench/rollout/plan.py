@@ -156,7 +156,10 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
     if isinstance(episodes, int):
         return episodes
-    return task.episodes if episodes is None else rules.trials.get(task.benchmark, task.episodes)
+    if episodes is None:
+        return task.episodes
+    trials = rules.suite_trials(task.benchmark)
+    return task.episodes if trials is None else trials
 
 
 def _check_plan(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol) -> None:
@@ -175,7 +178,7 @@ def _check_plan(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[st
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
     if max_steps is not None:
         return max_steps
-    horizon = rules.horizons.get(task.benchmark, task.horizon)
+    horizon = rules.suite_horizon(task.benchmark) or task.horizon
     if horizon is None:
         known = ", ".join(rules.horizons) or "none"
         problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {known}"

@@ -31,7 +31,8 @@ class Benchmark:
     """A suite of tasks of a host.
 
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
-    suite whose entries it repeats. `task_names` are the host's names in order, where families are defined by them.
+    suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
+    another suite. `task_names` are the host's names in order, where families are defined by them.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Benchmark:
     capabilities: str
     published: bool = False
     same_tasks_as: str | None = None
+    same_tags_as: str | None = None
     task_names: tuple[str, ...] = ()
 
 
@@ -115,6 +117,7 @@ class Registry:
         Raises:
             UnknownTaskError: the task has neither; the remedy is the TOML to add.
         """
+        benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
         if exact is not None:
             return exact
@@ -134,7 +137,7 @@ class Registry:
             UnknownTaskError: a task of the host has neither an entry nor a family.
         """
         suites = self.check_benchmark(benchmark)
-        for suite in suites if benchmark is None else [benchmark]:
+        for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
             yield from (entry for entry in self.tasks.values() if entry.benchmark == suite)
             names = self.benchmarks[suite].task_names if suite in self.benchmarks else ()
             ids = (f"task_{number}" for number in range(len(names)))
@@ -143,9 +146,14 @@ class Registry:
     def check_benchmark(self, benchmark: str | None) -> list[str]:
         """Return the names of all benchmarks; raises `RegistryError` unless `benchmark` is None or one of them."""
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
-        if benchmark is not None and benchmark not in suites:
+        if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
         return suites
+
+    def find_suite(self, name: str) -> str:
+        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal; else the name."""
+        known = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
+        return next((suite for suite in known if spell_suite(suite) == spell_suite(name)), name)
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'.
@@ -164,8 +172,9 @@ class Registry:
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
         """Return the bodies that the task's goal names; None if the registry does not know them."""
+        benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
-        repeated = suite.same_tasks_as if suite and suite.same_tasks_as else benchmark
+        repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     @property
@@ -217,6 +226,11 @@ class Registry:
         lines += ["[[tasks]]", f"benchmark = {json.dumps(benchmark)}", f"task_id = {json.dumps(task_id)}"]
         lines += [f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}', 'instruction = ""']
         return "\n    ".join(lines)
+
+
+def spell_suite(name: str) -> str:
+    """Return a suite's name in lower case with hyphens, the spelling in which two names of one suite are equal."""
+    return name.lower().replace("_", "-")
 
 
 def _parse_instruction(name: str) -> str | None:

@@ -37,6 +37,7 @@ BUILT_IN = (
     "libero_goal.toml",
     "libero_10.toml",
     "libero_90.toml",
+    "libero_pro.toml",
     "robocasa_365.toml",
     "robocasa_pnp.toml",
     "fake.toml",
@@ -121,12 +122,12 @@ def _merge_named(
 def _repeat_entries(
     tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
 ) -> dict[tuple[str, str], TaskEntry]:
-    """Return the entries of suites that repeat another's."""
+    """Return the entries of suites that repeat another's; a suite's own entries go before."""
     return {
         (suite.name, entry.task_id): replace(entry, benchmark=suite.name)
         for suite in suites.values()
         for entry in tasks.values()
-        if entry.benchmark == suite.same_tasks_as
+        if entry.benchmark in (suite.same_tasks_as, suite.same_tags_as)
     }
 
 
@@ -138,3 +139,5 @@ def _check_benchmarks(
         check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
         if suite.same_tasks_as is not None:
             check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
+        if suite.same_tags_as is not None:
+            check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)

@@ -76,8 +76,10 @@ def test_suites_hold_their_tasks_in_liberos_own_order():
     for suite in libero.suites():
         own = get_benchmark(suite.replace("-", "_"))()
         assert [task.name for task in libero.tasks(suite)] == own.get_task_names()
-        assert [task.instruction for task in libero.tasks(suite)] == [task.language for task in own.tasks]
+        if not suite.endswith(("-lan", "-task")):  # there language is changed, and LIBERO's own list is not
+            assert [task.instruction for task in libero.tasks(suite)] == [task.language for task in own.tasks]
         assert all(task.init_states == 50 for task in libero.tasks(suite))
+        assert libero.tasks(suite) == libero.tasks(own.name) == libero.tasks(own.name.upper())
     assert libero.tasks("libero-long") == libero.tasks("libero-10")
     assert libero.tasks("libero-long")[2].benchmark == "libero-10"
 

