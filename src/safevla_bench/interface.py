@@ -36,6 +36,8 @@ class Task:
     """Number of episodes that its benchmark runs of it."""
     still: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
     """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
+    unusable: str | None = None
+    """The reason why no environment of it can be made here; None where one can, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,11 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
-    """Return the requested tasks; raises `HostError` where there is no such suite or task."""
+    """Return the requested tasks, without those of whole suites that are `unusable`.
+
+    Raises:
+        HostError: there is no such suite or task, or one that was asked for, or all of a suite, cannot be run here.
+    """
     return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
 
 
@@ -107,17 +111,31 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     if unknown:
         remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --benchmark {suite}` lists them."
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
-    return list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
+    chosen = list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
+    unusable = [task for task in chosen if task.unusable]
+    if unusable and (wanted is not None or len(unusable) == len(chosen)):
+        reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
+        problem = f"{_count_tasks(unusable)} of {suite} cannot be run here: {reasons}"
+        usable = [str(task.index) for task in tasks.values() if not task.unusable]
+        remedy = f"Its other tasks can: --tasks {','.join(usable)}." if usable else "Install what is missing."
+        raise HostError(problem, remedy=remedy)
+    return [task for task in chosen if not task.unusable]
+
+
+def _count_tasks(tasks: Sequence[Task]) -> str:
+    return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
 def describe_simulator(request: Request) -> list[str]:
     """Return where the installed simulator is another than the protocol's, and what is known of it, as sentences.
 
+    Tasks that are left out because they cannot be run here come first.
     Empty for a request that cannot be prepared here: `prepare_run` says why.
     """
     try:
         protocol, host = rollout.load_protocol(request.protocol), hosts.make_host(request.host, request.host_arguments)
         planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
+        all_tasks = [task for suite in request.suites for task in host.tasks(suite)] if request.tasks is None else []
         installed = host.versions()
     except (HostError, PluginError, RunError):
         return []
@@ -130,7 +148,8 @@ def describe_simulator(request: Request) -> list[str]:
         for difference in find_differences(host.name, installed)
         if any(map(difference.concerns, planned))
     ]
-    return [*differing, *known]
+    left_out = [f"{task.benchmark}/{task.task_id} is left out: {task.unusable}" for task in all_tasks if task.unusable]
+    return [*left_out, *differing, *known]
 
 
 def _describe_run(

@@ -69,8 +69,10 @@ class LiberoHost:
         """An environment of one task; a renderer and its GL context only where a policy wants a camera.
 
         Raises:
-            HostError: LIBERO cannot be used here, has no such task, or has no such camera.
+            HostError: LIBERO cannot be used here, has no such task or camera, or lacks what the task takes.
         """
+        if task.unusable:
+            raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
         unknown = sorted(set(wants.cameras) - set(CAMERAS))
         if unknown:
             raise HostError(f"LIBERO has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safevla_bench.errors import HostError
-from safevla_bench.hosts.libero.install import require
+from safevla_bench.errors import HostError, RegistryError
+from safevla_bench.hosts.libero import install
 from safevla_bench.interface import Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
@@ -64,11 +64,11 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or those of a folder of them in the order of their names.
 
     Files of LIBERO's own suites are the suites' tasks. Of others the folder's name is the benchmark, the file's the
-    task. `Task.name` is the path, so that whoever has the task can make its environment.
+    task. `Task.name` is the path, so that whoever has the task can make its environment. A file that is no BDDL
+    problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is `unusable`.
 
     Raises:
-        HostError: there is no such file.
-        RegistryError: a file is no BDDL problem.
+        HostError: there is no such file, or LIBERO cannot be imported.
     """
     files = list_bddl_files(path)
     suite_places = [find_suite_task(file) for file in files]
@@ -96,7 +96,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 def name_task(path: Path) -> tuple[str, str]:
     """Return benchmark and task id of a BDDL file's episodes; without LIBERO it can only be one's own."""
     try:
-        require()
+        install.require()
     except HostError:
         return name_own_task(path)
     place = find_suite_task(path)
@@ -104,9 +104,23 @@ def name_task(path: Path) -> tuple[str, str]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    problem, states = bddl.read_bddl(path), read_own_states(path)
     benchmark, task_id = name_own_task(path)
-    return Task(benchmark, task_id, index, str(path), problem.language, None if states is None else len(states))
+    try:
+        problem, states = bddl.read_bddl(path), read_own_states(path)
+    except (HostError, RegistryError) as error:
+        return Task(benchmark, task_id, index, str(path), "", unusable=str(error))
+    missing = dict.fromkeys(
+        filter(None, map(install.find_missing_asset, [*problem.fixtures.values(), *problem.objects.values()]))
+    )
+    return Task(
+        benchmark,
+        task_id,
+        index,
+        str(path),
+        problem.language,
+        None if states is None else len(states),
+        unusable="; ".join(missing) or None,
+    )
 
 
 def _suite_entry(task: Task) -> LiberoTask:
