@@ -148,6 +148,9 @@ def _suites() -> Iterator[str]:
         if suite.same_tasks_as is not None:
             yield f"Another name of `{suite.same_tasks_as}`: the same tasks."
             continue
+        if suite.same_tags_as is not None:
+            yield f"The tags of `{suite.same_tags_as}`, task by task."
+            continue
         rows = tasks.task_listings(registry, library, benchmark=suite.name)
         yield _summary(rows, suite.capabilities)
         common = _common(rows)

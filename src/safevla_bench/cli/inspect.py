@@ -90,7 +90,7 @@ def episodes_command(
         success=success,
         axis=axis,
         policy=policy,
-        suite=suite,
+        suite=suite and judged.ruleset.registry.find_suite(suite),
         task=task,
         outcome=outcome,
         body_kind=body_kind,

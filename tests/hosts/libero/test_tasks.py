@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 
 from safevla_bench import evaluate, runs
 from safevla_bench.errors import HostError, UnknownTaskError
+from safevla_bench.evaluate.preparation import select_tasks
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.host import drawn_reset_seed
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
-from safevla_bench.interface import EpisodeSeed
+from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.tasks import bddl, proposal, registry
 from safevla_recorder.attachment import TaskLabel
@@ -94,8 +96,30 @@ def test_initial_states_beside_the_file_are_used(mine):
     assert task.init_states == 3
     assert np.array_equal(load_init_states(task), states)
     np.savez(mine.with_name("bowl to plate.pruned_init.npz"), other=states)
+    (task,) = make_host("libero").tasks(str(mine))
+    assert "cannot be read" in task.unusable
     with pytest.raises(HostError, match="cannot be read"):
-        make_host("libero").tasks(str(mine))
+        rolled(mine.parent / "run", str(mine))
+
+
+def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
+    """Asked for by number it is an error before the run; of a whole suite it is left out, with a note."""
+    text = mine.read_text(encoding="utf-8")
+    mine.with_name("a.bddl").write_text("no problem", encoding="utf-8")
+    mine.with_name("b.bddl").write_text(text.replace("wine_bottle_1 - wine_bottle", "wine_bottle_1 - red_box"), "utf-8")
+    tasks = make_host("libero").tasks(str(mine.parent))
+    assert [bool(task.unusable) for task in tasks] == [True, True, False]
+    assert "the red box lacks its file" in tasks[1].unusable
+    request = evaluate.Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
+    host = make_host("libero")
+    assert select_tasks(host, request) == [tasks[2]]
+    notes = evaluate.describe_simulator(request)
+    assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
+    with pytest.raises(HostError, match=r"task 1 of .* lacks its file") as caught:
+        select_tasks(host, replace(request, tasks=(1, 2)))
+    assert "--tasks 2" in caught.value.remedy
+    with pytest.raises(HostError, match="lacks its file"):
+        host.make(tasks[1], Wants())
 
 
 def test_libero_s_own_files_are_its_suites_tasks():
