@@ -14,6 +14,7 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.policies.servers import entries
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ruleset import Ruleset
+from safevla_bench.tasks.entries import spell_suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
         RunError: it has no such suite.
     """
     entry = entries.find_entry(name)
+    suites = tuple(map(spell_suite, suites))
     unknown = [suite for suite in suites if suite not in entry.suites]
     if unknown:
         raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"It has {', '.join(entry.suites)}.")
