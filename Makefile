@@ -61,6 +61,11 @@ measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 task
 drift: check $(VENV)/.libero-stamp ## measure LIBERO under several MuJoCos (hours), write docs/simulator-versions.md; goes on where it stopped
 	nice -n 5 $(BIN)/python -W ignore docs/drift.py
 
+.PHONY: docs
+docs: $(VENV)/.dev-stamp ## build the documentation site, build/docs/index.html; warnings are errors
+	@$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
+	@echo "open build/docs/index.html"
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp ## check style and formatting
 	$(BIN)/ruff check .
@@ -108,8 +113,8 @@ $(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml recorder/pyproject.tom
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.libero-stamp
-	@echo "Installing the test tools into $(VENV)"
-	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e ./recorder -e '.[libero,dev]'
+	@echo "Installing the tools for tests and documentation into $(VENV)"
+	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e ./recorder -e '.[libero,dev,docs]'
 	@touch $@
 
 $(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml

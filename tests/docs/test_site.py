@@ -1,0 +1,85 @@
+"""The documentation site: it builds without a warning, and works in a browser without any other host.
+
+`make docs` builds the same files; what has not changed since is not built again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from report.browser import CHROMIUM, Browser
+
+ROOT = Path(__file__).parents[2]
+DOCS, SITE = ROOT / "docs", ROOT / "build" / "docs"
+PAGES = ("index", "tutorials/judge", "tutorials/evaluate", "specifications", "fidelity", "glossary")
+WIDTHS = (390, 1280)
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", "build/docs-doctrees", "docs", SITE]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-4000:]
+    return SITE
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if not CHROMIUM:
+        pytest.skip("no chromium")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_asks_no_other_host_complains_of_nothing_and_never_scrolls_sideways(site, browser, page):
+    for width in WIDTHS:
+        browser.open(site / f"{page}.html", width=width)
+        assert [url for url in browser.requests() if not url.startswith("file://")] == []
+        assert browser.complaints() == []
+        assert browser.run("document.documentElement.scrollWidth") <= width
+
+
+def test_every_page_is_reached_from_the_navigation(site, browser):
+    browser.open(site / "index.html")
+    linked = set(browser.run("[...document.querySelectorAll('.sidebar-tree a')].map(a => a.href)"))
+    pages = {path.relative_to(DOCS).with_suffix(".html") for end in ("md", "ipynb") for path in DOCS.rglob(f"*.{end}")}
+    assert {(site / page).as_uri() for page in pages - {Path("index.html")}} <= {
+        link.partition("#")[0] for link in linked
+    }
+
+
+def test_the_theme_follows_the_browser_and_the_embedded_report_follows_the_theme(site, browser):
+    background = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for scheme in ("light", "dark"):
+        browser.open(site / "index.html", scheme=scheme)
+        frame = "getComputedStyle(document.querySelector('.demo iframe')).colorScheme"
+        seen[scheme] = (browser.run(background), browser.run(frame))
+    assert seen["light"][0] != seen["dark"][0]
+    assert (seen["light"][1], seen["dark"][1]) == ("light", "dark")
+
+
+def test_the_landing_page_shows_the_demo_s_own_report(site, browser):
+    browser.open(site / "_static" / "demo" / "report.html")
+    assert "policies broke safety limits" in browser.run("document.querySelector('h1, .answer').parentNode.innerText")
+    browser.open(site / "index.html")
+    assert browser.run("document.querySelector('.demo iframe').src") == (site / "_static/demo/report.html").as_uri()
+
+
+@pytest.mark.parametrize("word", ["robustness", "vacuous", "settling"])
+def test_search_finds_a_word(site, browser, word):
+    browser.open(f"{(site / 'search.html').as_uri()}?q={word}")
+    found = browser.run(
+        """new Promise(done => { const look = () => { const items = document.querySelectorAll('#search-results li');
+        items.length ? done(items.length) : setTimeout(look, 50); }; look(); })"""
+    )
+    assert found > 0
