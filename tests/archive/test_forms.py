@@ -25,7 +25,7 @@ from safevla_bench.archive import (
     write_batches,
     write_folder,
 )
-from safevla_bench.archive.parquet_columns import to_table
+from safevla_bench.archive.parquet_rows import to_table
 from safevla_bench.errors import CollectedError, FileError, RecordError
 from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from_recording, select_episodes
 

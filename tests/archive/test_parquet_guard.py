@@ -14,8 +14,8 @@ import pytest
 
 from builders import contacts, episode
 from safevla_bench.archive import open_archive, parquet_guard, read_episodes, write_archive
-from safevla_bench.archive.parquet_columns import SCHEMA, to_table
 from safevla_bench.archive.parquet_guard import MalformedError, read_struct
+from safevla_bench.archive.parquet_rows import SCHEMA, to_table
 from safevla_bench.errors import RecordError
 
 HAND, BOWL = 0, 1

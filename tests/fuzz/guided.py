@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
 
     from builders import episode
     from safevla_bench import archive, specs, stl, tasks
-    from safevla_bench.archive import parquet_columns
+    from safevla_bench.archive import parquet_rows
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface import Wants
     from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
@@ -162,7 +162,7 @@ def seeds(target: str) -> list[bytes]:
     path = FOLDER / f"seed.{suffix}"
     archive.write_archive(path, batch)
     if target == "parquet":
-        pq.write_table(parquet_columns.to_table(batch), path, compression="none")
+        pq.write_table(parquet_rows.to_table(batch), path, compression="none")
     if target != "npz-member":
         return [path.read_bytes()]
     with zipfile.ZipFile(path) as file:

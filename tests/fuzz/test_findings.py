@@ -19,8 +19,7 @@ from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 from safevla_bench.report.figures.sheet import fit_text
 from safevla_bench.report.figures.style import drawable_text, text_width_pt
-from safevla_bench.runs.folder import read_description, read_latencies
-from safevla_bench.runs.frame_index import read_frames
+from safevla_bench.runs.folder import read_description, read_frames, read_latencies
 
 
 def array_file(descr: str) -> bytes:

@@ -132,9 +132,9 @@ def full_after(count, write):
 
 def host():
     if fault()[0] == "disk":
-        from safevla_bench.runs import raw
+        from safevla_bench.runs import parts
 
-        raw.write_atomically = full_after(ENOUGH_FOR_ONE, raw.write_atomically)
+        parts.write_atomically = full_after(ENOUGH_FOR_ONE, parts.write_atomically)
     if fault()[0] == "disk-at-the-end":
         from safevla_bench.runs import folder
 

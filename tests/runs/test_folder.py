@@ -20,7 +20,7 @@ from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import CollectedError, FileError, RecordError, RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.runs import parts, raw
+from safevla_bench.runs import parts
 from safevla_bench.trajectory import concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules
@@ -171,8 +171,8 @@ def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
     (folder / "raw").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"host": "own", "complete": complete}))
     for number, one in enumerate(EPISODES):
-        raw.write_raw(folder, number, row("ab"[number]), encode_npz(one))
-    raw.write_raw(folder, 2, row("c", "crashed", "boom"), None)
+        parts.write_raw(folder, number, row("ab"[number]), encode_npz(one))
+    parts.write_raw(folder, 2, row("c", "crashed", "boom"), None)
     batch, index = runs.read_sources([folder])
     assert same_bits(batch, concatenate_batches(EPISODES))
     assert [one.episode_id for one in index.absent] == ["c"]
@@ -350,7 +350,7 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
-    really, writer = raw.read_raw, runs.RunWriter(tmp_path / "run", ASKED)
+    really, writer = parts.read_raw, runs.RunWriter(tmp_path / "run", ASKED)
     fill(writer)
 
     def meanwhile(folder):
@@ -358,7 +358,7 @@ def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkey
         writer.finish()
         return really(folder)
 
-    monkeypatch.setattr(raw, "read_raw", meanwhile)
+    monkeypatch.setattr(parts, "read_raw", meanwhile)
     batch, index = runs.read_sources([tmp_path / "run"])
     ((_, description),) = index.descriptions
     assert description["complete"]

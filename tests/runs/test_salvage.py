@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from safevla_bench import archive, cli, evaluate, runs, verify
-from safevla_bench.archive import compressed as members_of_files
+from safevla_bench.archive import jsonl as members_of_files
 from safevla_bench.errors import CollectedError, DamageError, RunError
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Batch

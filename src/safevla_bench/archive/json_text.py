@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from safevla_bench.archive import extra_fields
+from safevla_bench.archive import strict_json
 from safevla_bench.archive.record_schema import Step, Trajectory
 from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import Place, RecordError
@@ -107,7 +107,7 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = parse_json(line)
     try:
-        return _build_batch(_convert_types(tree), extra_fields.collect_extra_fields(tree))
+        return _build_batch(_convert_types(tree), strict_json.collect_extra_fields(tree))
     except RecordError as error:
         raise error.with_place(Place(episode=find_episode_id(tree))) from None
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.archive import extra_fields, limits
+from safevla_bench.archive import limits, strict_json
 from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recording
 from safevla_bench.archive.limits import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
@@ -160,7 +160,7 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         contacts=contacts,
         gripper_contact=_read_truths(arrays),
         gripped=arrays.get("gripped_body"),
-        extra=extra_fields.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
+        extra=strict_json.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
         if "extra" in arrays
         else {},
         **as_fields(

@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from safevla_bench.archive import extra_fields
+from safevla_bench.archive import strict_json
 from safevla_bench.archive.arrays import EpisodeOutline, parse_outline
 from safevla_bench.archive.limits import MAX_RECORDS
-from safevla_bench.archive.parquet_columns import SCHEMA
-from safevla_bench.archive.parquet_rows import OUTLINE_COLUMNS, outline_values
+from safevla_bench.archive.parquet_rows import OUTLINE_COLUMNS, SCHEMA, outline_values
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory import Batch, Channel, Contacts, Poses, validate
 from safevla_bench.trajectory.header import ROLES
@@ -205,7 +204,7 @@ def _read_extra_fields(group: _GroupColumns, contacts: Contacts) -> tuple[dict[s
     touched = np.diff(contacts.starts[_to_offsets(group.records)])
     texts = group.rows.column("extra").to_pylist()
     counted = zip(texts, group.records.tolist(), touched.tolist(), strict=True)
-    return tuple(extra_fields.parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
+    return tuple(strict_json.parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
 
 
 def _to_offsets(lengths: Ints | Sequence[int]) -> Ints:

@@ -18,9 +18,9 @@ from safevla_bench.runs.episode_index import (
     read_sources,
     scan,
 )
-from safevla_bench.runs.exclusions import LeftOut
 from safevla_bench.runs.folder import (
     EPISODES,
+    FRAMES,
     GREETINGS,
     MANIFEST,
     REPORT,
@@ -28,23 +28,38 @@ from safevla_bench.runs.folder import (
     SCORES,
     SCORES_TABLE,
     EpisodeRow,
+    Frame,
+    Kind,
     Latency,
     PolicyGreeting,
     archive_digest,
     archive_parts,
     dump_json,
     encode_parquet,
+    frame_stem,
     read_description,
+    read_frames,
     read_greetings,
     read_latencies,
     read_table,
     score_files,
+    write_frames,
 )
-from safevla_bench.runs.frame_index import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
-from safevla_bench.runs.parts import EPISODES_A_PART, FORMS, JSONL, PARQUET, changed_parts
-from safevla_bench.runs.raw import RawEpisode, count_progress, episode_rows, has_raw, read_raw, record_files
+from safevla_bench.runs.parts import (
+    EPISODES_A_PART,
+    FORMS,
+    JSONL,
+    PARQUET,
+    RawEpisode,
+    changed_parts,
+    count_progress,
+    episode_rows,
+    has_raw,
+    read_raw,
+    record_files,
+)
 from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
-from safevla_bench.runs.sources import RecordSource, open_source
+from safevla_bench.runs.sources import LeftOut, RecordSource, open_source
 from safevla_bench.runs.writer import RunWriter
 
 __all__ = [

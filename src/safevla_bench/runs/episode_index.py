@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
-from safevla_bench.runs.exclusions import LeftOut, remedy_for
-from safevla_bench.runs.sources import RecordSource, open_source
+from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, remedy_for
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import (
     PRIVILEGED,

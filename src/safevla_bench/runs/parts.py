@@ -1,21 +1,228 @@
-"""A complete run: its records in the order of the plan, cut into parts, the tables, and run.json last.
+"""The records of a run folder: raw while it goes, in parts when it is complete.
 
-The manifest lists the parts, and the sha256 that each was written with.
+raw/NNNNNN.npz    the record of an episode; NNNNNN is its place in the plan, from 0
+raw/NNNNNN.json   its row of the table of episodes, written after the record: the episode is done when this file exists
+
+The raw episodes are the state that survives a kill at any instant. A crashed episode has a row and no record. A record
+without a row is not part of the run: the episode is run again, and the record overwritten. `safevla_recorder` writes
+the same files; there NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
+
+A complete run has its records in the order of the plan, cut into parts, then the tables, and run.json last. The
+manifest lists the parts, and the sha256 that each was written with.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
+import msgspec
+
 from safevla_bench import archive
-from safevla_bench.archive import parquet
-from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.archive import npz, parquet
+from safevla_bench.archive.limits import EpisodeSelection
+from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.files import sha256_of, write_atomically
-from safevla_bench.runs.folder import ARCHIVE, MANIFEST, RUN, EpisodeRow, archive_parts, dump_json, write_episodes
+from safevla_bench.runs.folder import (
+    ARCHIVE,
+    EPISODES,
+    MANIFEST,
+    RUN,
+    EpisodeRow,
+    Latency,
+    archive_parts,
+    dump_json,
+    read_description,
+    read_episodes,
+    write_episodes,
+)
 from safevla_bench.trajectory import SCHEMA_VERSION, Batch, select_episodes
+
+RAW = "raw"
+JOURNAL = ".partial"
+"""Where version 0.1 kept the episodes of an unfinished run."""
+_ROW = ".json"
+_CRASHED = "crashed"
+_ROW_FIELDS = EpisodeRow.__struct_fields__
+
+
+class RawEpisode(EpisodeRow, frozen=True, kw_only=True):
+    """An episode that is done: its row, and two facts of the day."""
+
+    latency: Latency | None = None
+    greeting: Mapping[str, object] | None = None
+    """The statement of the policy or its server about itself."""
+
+    @property
+    def row(self) -> EpisodeRow:
+        """The row alone."""
+        return EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
+
+    @property
+    def has_record(self) -> bool:
+        """Return whether the episode left a record."""
+        return self.outcome != _CRASHED
+
+
+def has_raw(folder: Path) -> bool:
+    """Return whether a run folder holds raw episodes."""
+    return (folder / RAW).is_dir()
+
+
+def record_path(folder: Path, index: int) -> Path:
+    """Return the path of an episode's raw record; `index` is its place in the plan."""
+    return folder / RAW / f"{index:06d}{npz.SUFFIX}"
+
+
+def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | None) -> None:
+    """Write a finished episode: its record, the bytes of an `.npz` file (None = it crashed), then its row."""
+    path = record_path(folder, index)
+    if record is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, record)
+    write_atomically(path.with_suffix(_ROW), msgspec.json.encode(episode) + b"\n")
+
+
+def count_raw(folder: Path) -> int:
+    """Return how many episodes of an unfinished run are done."""
+    return len(_row_paths(folder)) if has_raw(folder) else 0
+
+
+def count_progress(folder: Path) -> tuple[int, int]:
+    """Return how many episodes of a run folder are done, and how many are planned."""
+    description = read_description(folder)
+    planned = description.get("planned")
+    done = planned if description.get("complete") else count_raw(folder)
+    return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
+
+
+def require_known_state(folder: Path) -> None:
+    """Raise `RunError` where an unfinished run was begun by version 0.1, which kept its episodes in another form."""
+    if not (folder / JOURNAL).is_dir():
+        return
+    records = folder / JOURNAL / "records.jsonl.zst"
+    remedy = f"Start it anew in another folder. {records} is an archive of what it had recorded, and can be scored."
+    problem = "the folder holds an unfinished run of version 0.1, which this version cannot continue"
+    raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
+
+
+def read_raw(folder: Path) -> dict[int, RawEpisode]:
+    """Return the episodes that are done, by their place in the plan, in its order.
+
+    Raises:
+        FileNotFoundError: the raw episodes are removed meanwhile, because the run was completed.
+        RunError: a row is damaged.
+    """
+    return {index: _read_row(path) for index, path in _row_paths(folder).items()}
+
+
+def record_files(folder: Path) -> list[Path]:
+    """Return the files that hold the records of a complete run, in order: its archive, or else its raw records."""
+    parts = archive_parts(folder)
+    if parts or not has_raw(folder):
+        return parts
+    return [record_path(folder, index) for index, episode in read_raw(folder).items() if episode.has_record]
+
+
+def episode_rows(folder: Path) -> list[EpisodeRow]:
+    """Return the row of every planned episode of a complete run, in plan order; empty where there is no table.
+
+    Raises:
+        RunError: the table is damaged.
+    """
+    if (folder / EPISODES).exists() or not has_raw(folder):
+        return read_episodes(folder)
+    return [episode.row for episode in read_raw(folder).values()]
+
+
+def read_record(folder: Path, index: int) -> Batch:
+    """Return the record of an episode that has one; `RecordError` where it is missing or damaged."""
+    path = record_path(folder, index)
+    try:
+        return npz.decode_npz(path.read_bytes())
+    except RecordError as error:
+        raise error.with_place(Place(file=str(path))) from None
+    except FileNotFoundError:
+        raise _missing_record(path) from None
+
+
+def read_unfinished(
+    folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
+) -> Iterator[Batch | RecordError]:
+    """Yield the records of an unfinished run as it was when its episodes were listed, or the error in a record's place.
+
+    Records that are gone because the run was completed meanwhile are read from its archive.
+
+    Args:
+        folder: the run folder.
+        episodes: the episodes that were done.
+        wanted: the records to read, by their place among all records; None = all.
+    """
+    sieve = EpisodeSelection(wanted)
+    indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
+    for number, index in enumerate(indices):
+        try:
+            content = record_path(folder, index).read_bytes()
+        except FileNotFoundError:
+            yield from _read_completed(folder, {index: episodes[index] for index in indices[number:]})
+            return
+        try:
+            yield npz.decode_npz(content)
+        except RecordError as error:
+            yield error.with_place(Place(file=str(record_path(folder, index)), episode=episodes[index].episode_id))
+
+
+def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
+    """Yield the records of these episodes from the archive of a run that was completed, or from what is left."""
+    names = {episode.episode_id for episode in episodes.values()}
+    if read_description(folder).get("complete") is True:
+        for batch in archive.read_episodes(archive_parts(folder)):
+            if isinstance(batch, RecordError):
+                yield batch
+            elif chosen := [k for k, header in enumerate(batch.headers) if header.episode_id in names]:
+                yield select_episodes(batch, chosen)
+        return
+    for index, episode in episodes.items():
+        try:
+            yield read_record(folder, index)
+        except RecordError as error:
+            yield error.with_place(Place(episode=episode.episode_id))
+
+
+def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
+    """Raise `RunError` where an episode that is done has lost its record."""
+    for index, episode in episodes.items():
+        path = record_path(folder, index)
+        if episode.has_record and not path.exists():
+            remedy = f"Restore the file; or remove {path.with_suffix(_ROW)}, and the episode is run again."
+            raise RunError(
+                "the record of an episode that is done is missing", remedy=remedy, place=Place(file=str(path))
+            )
+
+
+def _row_paths(folder: Path) -> dict[int, Path]:
+    paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW and path.stem.isdecimal()]
+    return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
+
+
+def _read_row(path: Path) -> RawEpisode:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RawEpisode)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        remedy = "Restore the file; or remove it, and the episode is run again."
+        raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
+
+
+def _missing_record(path: Path) -> DamageError:
+    remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
+    return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
+
+
+# A complete run
+
 
 _REMEDY = "Copy the folder anew from where it was made, or roll it out again."
 

@@ -26,7 +26,7 @@ from safevla_bench.runs.folder import (
     read_description,
     read_latencies,
 )
-from safevla_bench.runs.raw import count_progress, episode_rows
+from safevla_bench.runs.parts import count_progress, episode_rows
 from safevla_bench.runs.writer import list_differences
 from safevla_bench.trajectory import Batch
 

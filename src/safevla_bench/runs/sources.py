@@ -1,4 +1,7 @@
-"""SOURCEs: an archive file, or a run folder, complete or not, whose records are read as often as asked."""
+"""SOURCEs: an archive file, or a run folder, complete or not, whose records are read as often as asked.
+
+What a reading leaves out is listed: invalid episodes, and those lost with damaged files.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,71 @@ from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.runs import parts, raw
+from safevla_bench.runs import parts
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.trajectory import Batch
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Counts of the episodes of the sources that are not among those read."""
+
+    invalid: int
+    lost: int
+    damaged: int
+    """Places of files where something is damaged or gone."""
+    unknown: bool
+    """True if more were lost than can be counted."""
+
+    @classmethod
+    def from_problems(cls, problems: Sequence[RecordError]) -> LeftOut:
+        """Return the counts that these errors stand for."""
+        damage = [problem for problem in problems if isinstance(problem, DamageError)]
+        named = sum(problem.place.episode is not None for problem in damage)
+        unnamed = [problem for problem in damage if problem.place.episode is None]
+        counted = sum(problem.episodes or 0 for problem in unnamed)
+        unknown = any(problem.episodes is None for problem in unnamed)
+        return cls(len(problems) - len(damage), named + counted, len(damage) - named, unknown)
+
+    @property
+    def count(self) -> int:
+        """Return how many episodes are left out at least."""
+        return self.invalid + self.lost
+
+    def __bool__(self) -> bool:
+        return bool(self.count or self.damaged)
+
+    def describe_kinds(self) -> list[str]:
+        """Return what is left out, a phrase for each kind; damage is named only where it cost no episode."""
+        phrases = [f"{_count_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+        if self.unknown:
+            episodes_text = _count_episodes(self.lost) if self.lost else "an unknown number of episodes"
+            phrases.append(f"{'more than ' if self.lost else ''}{episodes_text} lost in damaged files")
+        elif self.lost:
+            phrases.append(f"{_count_episodes(self.lost)} lost in damaged files")
+        elif self.damaged:
+            phrases.append("a file is not as it was written; every episode that it should hold was read")
+        return phrases
+
+
+def _count_episodes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}episode{'' if count == 1 else 's'}"
+
+
+def remedy_for(problems: Sequence[RecordError]) -> str:
+    """Return what to do where episodes are invalid or lost."""
+    if any(isinstance(problem, DamageError) for problem in problems):
+        return (
+            "Copy the files anew from where they were made; or pass --salvage to take the episodes that can be read "
+            "and count the others."
+        )
+    return "Mend them, or pass --skip-invalid to take the others and count these."
+
+
+# Sources
+
 
 LOST = "lost"
 """The outcome of an episode whose record is gone with a damaged file."""
@@ -125,23 +188,23 @@ def _open_folder(path: Path) -> RecordSource:
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
     if description.get("complete") is False:
-        raw.require_known_state(path)
+        parts.require_known_state(path)
         unfinished = _open_unfinished(path, description)
         description = read_description(path)  # it may have been completed while we read
         if unfinished and description.get("complete") is False:
             return unfinished
-    rows, complete = raw.episode_rows(path), description.get("complete") is True
-    files = parts.listed_parts(path) or raw.record_files(path)
+    rows, complete = parts.episode_rows(path), description.get("complete") is True
+    files = parts.listed_parts(path) or parts.record_files(path)
     return _with_rows(path, rows, description, partial(archive.read_episodes, files), files, complete=complete)
 
 
 def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
     """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile."""
     try:
-        episodes = raw.read_raw(path)
+        episodes = parts.read_raw(path)
     except FileNotFoundError:
         return None
-    return _with_rows(path, list(episodes.values()), description, partial(raw.read_unfinished, path, episodes))
+    return _with_rows(path, list(episodes.values()), description, partial(parts.read_unfinished, path, episodes))
 
 
 def _with_rows(

@@ -7,7 +7,11 @@ which run.json says `"complete": true`. Every step can be done again with the sa
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
+import os
 import shlex
 import shutil
 import signal
@@ -37,19 +41,20 @@ from safevla_bench.runs.folder import (
     read_description,
     read_latencies,
 )
-from safevla_bench.runs.lock import LOCK, lock_folder, unlock_folder
-from safevla_bench.runs.parts import changed_parts, read_records, write_run
-from safevla_bench.runs.raw import (
+from safevla_bench.runs.parts import (
     JOURNAL,
     RAW,
     RawEpisode,
+    changed_parts,
     count_progress,
     episode_rows,
     read_raw,
     read_record,
+    read_records,
     require_known_state,
     require_records,
     write_raw,
+    write_run,
 )
 
 
@@ -262,3 +267,48 @@ def _hold_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if signals:
         raise KeyboardInterrupt
+
+
+# One writer a run folder: the operating system takes the lock back when its holder dies, however it dies
+
+
+LOCK = ".lock"
+
+
+def lock_folder(folder: Path) -> int:
+    """Take the folder and return the lock's descriptor; `RunError` where another process holds it."""
+    path = folder / LOCK
+    while True:
+        descriptor = _open_lock(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                remedy = "Wait for it or stop it, or choose another --out."
+                raise RunError("another run is writing here", remedy=remedy, place=Place(file=str(folder))) from None
+            # Some cluster file systems are mounted without locks; a run there is still better than none.
+            logging.getLogger(__name__).warning("%s: no lock here: %s", folder, error.strerror)
+            return os.open(os.devnull, os.O_RDONLY)
+        if _is_same_file(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # it was removed by its last holder between our open and our lock
+
+
+def unlock_folder(folder: Path, descriptor: int) -> None:
+    """Give the folder back."""
+    if _is_same_file(folder / LOCK, descriptor):
+        (folder / LOCK).unlink()
+    os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    with translated_errors(path.parent):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
