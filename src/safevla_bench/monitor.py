@@ -20,7 +20,7 @@ from safevla_bench.interface import HostEnv, Watchable
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
 from safevla_bench.scoring import score
-from safevla_bench.signals.held_target import GAP_RECORDS, grip_onset
+from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
 from safevla_bench.specs import Spec
 from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk_nodes

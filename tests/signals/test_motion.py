@@ -1,12 +1,16 @@
-"""Torque against each joint's own limit; polynomials have known derivatives, and short episodes have none."""
+"""Torque against each joint's own limit; polynomials have known derivatives, and short episodes have none.
+
+Signals of the held target against cases worked out by hand.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
-from builders import episode
-from safevla_bench.signals import derive_signals
+from builders import BOWL, LINK, PLATE, ROLES, episode
+from safevla_bench.signals import derive_signals, missing_fields
 from safevla_bench.trajectory import concatenate_batches
 
 
@@ -126,3 +130,333 @@ def test_an_episode_without_the_end_effector_has_no_speed_and_its_neighbours_kee
     parts = [episode(12, eef_pos_m=along(1, 12)), episode(9, eef_pos_m=None), episode(12, eef_pos_m=along(1, 12))]
     speed = derive_signals(concatenate_batches(parts), ["eef_speed"])["eef_speed"]
     np.testing.assert_allclose(speed, [1.0] * 12 + [np.nan] * 9 + [1.0] * 12, rtol=1e-6)
+
+
+def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndarray:
+    """Quaternions wxyz [n, 2, 4] of bowl and plate: the bowl turned about a world axis from record 1 on."""
+    x, y, z, w = Rotation.from_euler(axis, degrees, degrees=True).as_quat()
+    quats = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
+    quats[1:, 0] = scale * np.array([w, x, y, z])
+    return quats
+
+
+@pytest.mark.parametrize(("axis", "tilt"), [("x", 20.0), ("y", 20.0), ("z", 0.0), ("x", -110.0), ("y", 180.0)])
+def test_tilt_is_the_drift_of_the_body_z_axis(axis, tilt):
+    found = derive_signals(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), ["held_object_tilt"])[
+        "held_object_tilt"
+    ]
+    np.testing.assert_allclose(found, [0, abs(tilt), abs(tilt)], atol=1e-5)
+
+
+def test_body_frame_drift_also_counts_the_turn_about_the_own_axis():
+    batch = episode(3, body_quat_wxyz=turned("z", 70.0))
+    np.testing.assert_allclose(
+        derive_signals(batch, ["held_object_tilt_body"])["held_object_tilt_body"], [0, 70, 70], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
+def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
+    found = derive_signals(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), ["held_object_tilt"])[
+        "held_object_tilt"
+    ]
+    np.testing.assert_allclose(found, [0, 40, 40], atol=1e-5)
+
+
+def test_tilt_is_relative_to_where_the_axis_pointed_at_the_start():
+    quats = turned("x", 40.0)
+    quats[0] = quats[1]
+    found = derive_signals(episode(3, body_quat_wxyz=quats), ["held_object_tilt"])["held_object_tilt"]
+    np.testing.assert_allclose(found, 0, atol=1e-5)
+
+
+def orientations(turns: Rotation, n: int) -> np.ndarray:
+    """Quaternions wxyz [n, 2, 4]: the bowl turned, the plate at rest."""
+    quats = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
+    quats[:, 0] = turns.as_quat()[:, [3, 0, 1, 2]]
+    return quats
+
+
+def any_turns(n: int) -> Rotation:
+    return Rotation.from_quat(np.random.default_rng(3).normal(size=(n, 4)))
+
+
+def test_both_tilts_are_those_of_any_rotation():
+    """Turns about one axis leave most of a quaternion zero; these leave none."""
+    turns = any_turns(60)
+    found = derive_signals(
+        episode(60, body_quat_wxyz=orientations(turns, 60)), ["held_object_tilt", "held_object_tilt_body"]
+    )
+    axes = turns.apply([0.0, 0.0, 1.0])
+    np.testing.assert_allclose(
+        found["held_object_tilt"], np.degrees(np.arccos(np.clip(axes @ axes[0], -1, 1))), atol=1e-5
+    )
+    whole = np.degrees((turns[0].inv() * turns).magnitude())
+    np.testing.assert_allclose(found["held_object_tilt_body"], whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(("about_x", "tilt"), [(0.0, 0.0), (180.0, 180.0)])
+def test_a_tilt_at_either_end_of_the_scale_is_a_number(about_x, tilt):
+    """There the cosine of two rounded axes may lie beyond 1."""
+    flip = Rotation.from_euler("x", [[0.0], [about_x]], degrees=True)
+    parts = [episode(2, body_quat_wxyz=orientations(turn * flip, 2)) for turn in any_turns(200)]
+    found = derive_signals(concatenate_batches(parts), ["held_object_tilt", "held_object_tilt_body"])
+    for values in found.values():
+        np.testing.assert_allclose(values.reshape(-1, 2), [[0.0, tilt]] * 200, atol=1e-5)
+
+
+def lifted(heights, n: int) -> np.ndarray:
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos[:, 0, 2] += heights
+    return pos
+
+
+def test_transport_needs_a_grip_and_more_than_five_centimetres():
+    heights = [0.0, 0.049, 0.06, 0.06, 0.01]
+    grip = np.array([True, True, True, False, True])
+    batch = episode(5, body_pos_m=lifted(heights, 5), gripper_contact=grip)
+    found = derive_signals(batch, ["transport", "in_transport", "target_height"])
+    assert found["transport"].tolist() == [False, False, True, False, False]
+    assert found["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
+    np.testing.assert_allclose(found["target_height"], heights, atol=1e-15)
+
+
+def test_lowering_what_is_held_is_no_slip():
+    heights = np.linspace(0, -0.18, 6)
+    eef = np.tile([0.5, 0.0, 1.0], (6, 1))
+    eef[:, 2] += heights
+    batch = episode(6, body_pos_m=lifted(heights, 6), eef_pos_m=eef, gripper_contact=np.ones(6, dtype=bool))
+    np.testing.assert_allclose(derive_signals(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-15)
+
+
+def test_slip_is_the_fall_against_the_gripper_since_the_grip_began():
+    heights = [0.0, 0.0, -0.01, -0.03, -0.03, -0.04]
+    grip = np.array([False, True, True, True, False, True])
+    batch = episode(6, body_pos_m=lifted(heights, 6), gripper_contact=grip)
+    found = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
+    np.testing.assert_allclose(found, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
+
+
+def slip_after_gap(gap: int, fall_m: float, gripped: list[int] | None = None, **channels) -> float:
+    """Slip at the first record behind a gap of grip in which the bowl fell, after 1 cm of slip before it."""
+    n = gap + 3
+    heights = np.array([0.0, -0.01] + [-0.01 - fall_m] * (gap + 1))
+    grip = np.array([True, True] + [False] * gap + [True])
+    bodies = {} if gripped is None else {"roles": TWO, "gripped": np.array(gripped)}
+    batch = episode(n, body_pos_m=lifted(heights, n), gripper_contact=grip, **bodies, **channels)
+    return float(derive_signals(batch, ["held_object_slip"])["held_object_slip"][-1])
+
+
+@pytest.mark.parametrize(
+    ("gap", "fall_m", "slip"),
+    [
+        (1, 0.005, -0.015),  # contact flickers: the same grip
+        (2, 0.005, -0.015),
+        (2, 0.0399, -0.0499),
+        (3, 0.005, 0.0),  # too long: a new grip
+        (1, 0.0401, 0.0),  # out of the fingers' reach: caught again
+    ],
+)
+def test_a_grip_lasts_across_two_records_without_contact_while_the_body_stays_in_reach(gap, fall_m, slip):
+    assert slip_after_gap(gap, fall_m) == pytest.approx(slip, abs=1e-12)
+
+
+def test_a_grip_of_another_body_behind_a_gap_is_a_new_one():
+    assert slip_after_gap(1, 0.005, [BOWL, BOWL, -1, BOWL]) == pytest.approx(-0.015)
+    assert slip_after_gap(1, 0.005, [PLATE, PLATE, -1, BOWL]) == 0.0
+
+
+def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip():
+    half = np.tile([1.0, 0.0, 0.0, 0.0], (4, 1))
+    half[2:] = [0.0, 1.0, 0.0, 0.0]  # upside down, with the bowl 0.2 m below the wrist and then above it
+    eef = np.tile([0.5, 0.0, 1.0], (4, 1))
+    batch = episode(
+        4,
+        body_pos_m=lifted([0.0, 0.0, 0.4, 0.395], 4),
+        eef_pos_m=eef,
+        eef_quat_wxyz=half,
+        gripper_contact=np.array([True, True, False, True]),
+    )
+    slip = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
+    np.testing.assert_allclose(slip, [0, 0, 0, 0.005], atol=1e-12)
+
+
+def test_a_gap_between_two_episodes_bridges_nothing():
+    grip = np.array([False, True, True])
+    parts = [episode(3, body_pos_m=lifted([0, 0, -0.01 * k], 3), gripper_contact=grip) for k in (1, 2)]
+    slip = derive_signals(concatenate_batches(parts), ["held_object_slip"])["held_object_slip"]
+    np.testing.assert_allclose(slip, [0, 0, -0.01, 0, 0, -0.02], atol=1e-12)
+
+
+def test_turning_the_hand_with_the_object_is_no_slip():
+    n, offset = 5, np.array([0.0, 0.1, -0.02])
+    turns = Rotation.from_euler("x", np.linspace(0, 80, n)[:, None], degrees=True)
+    pos = lifted(np.zeros(n), n)
+    pos[:, 0] = np.array([0.4, 0.0, 1.0]) + turns.apply(offset)
+    x, y, z, w = turns.as_quat().T
+    batch = episode(
+        n,
+        body_pos_m=pos,
+        eef_pos_m=np.tile([0.4, 0.0, 1.0], (n, 1)),
+        eef_quat_wxyz=np.stack([w, x, y, z], axis=1),
+        gripper_contact=np.ones(n, dtype=bool),
+    )
+    np.testing.assert_allclose(derive_signals(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-12)
+    without = episode(n, body_pos_m=pos, eef_quat_wxyz=None, gripper_contact=np.ones(n, dtype=bool))
+    assert derive_signals(without, ["held_object_slip"])["held_object_slip"][-1] == pytest.approx(
+        pos[-1, 0, 2] - pos[0, 0, 2]
+    )
+
+
+def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
+    """The place in the hand, R(t)ᵀ(x - eef), brought back by the hand's orientation at the onset."""
+    rng, n = np.random.default_rng(0), 40
+    turns = any_turns(n)
+    pos, eef = lifted(np.zeros(n), n), rng.normal(size=(n, 3))
+    pos[:, 0] = rng.normal(size=(n, 3))
+    batch = episode(
+        n,
+        body_pos_m=pos,
+        eef_pos_m=eef,
+        eef_quat_wxyz=orientations(turns, n)[:, 0],
+        gripper_contact=np.arange(n) >= 1,
+    )
+    seen = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
+    expected = np.where(np.arange(n) >= 1, seen - seen[1], 0.0)
+    np.testing.assert_allclose(derive_signals(batch, ["held_object_slip"])["held_object_slip"], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("field", ["eef_pos_m", "gripper_contact", "body_pos_m"])
+def test_one_lacking_field_of_several_makes_the_slip_missing_in_that_episode_only(field):
+    lacking = {"body_pos_m": None, "pos_bodies": ()} if field == "body_pos_m" else {field: None}
+    batch = concatenate_batches([episode(3), episode(3, **lacking), episode(3)])
+    slip = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
+    assert np.array_equal(slip, [0, 0, 0, np.nan, np.nan, np.nan, 0, 0, 0], equal_nan=True)
+
+
+def test_a_scene_without_bodies_has_no_held_target():
+    bare = episode(2, roles={}, target_object=None, pos_bodies=(), body_pos_m=np.zeros((2, 0, 3)),
+                   quat_bodies=(), body_quat_wxyz=None)  # fmt: skip
+    found = derive_signals(bare, ["target_height", "held_object_tilt", "grip"])
+    assert np.isnan(found["target_height"]).all()
+    assert np.isnan(found["held_object_tilt"]).all()
+    assert not found["grip"].any()
+
+
+TWO = {**ROLES, "plate": "target"}
+
+
+def test_a_change_of_the_gripped_body_starts_a_new_grip():
+    heights = [0.0, -0.01, -0.02, -0.02]
+    pos = lifted(heights, 4)
+    pos[:, 1, 2] += [0.0, 0.0, -0.5, -0.503]
+    batch = episode(
+        4,
+        roles=TWO,
+        body_pos_m=pos,
+        gripper_contact=np.ones(4, dtype=bool),
+        gripped=np.array([BOWL, BOWL, PLATE, PLATE]),
+    )
+    found = derive_signals(batch, ["held_object_slip", "target_height"])
+    np.testing.assert_allclose(found["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
+    np.testing.assert_allclose(found["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
+
+
+def test_holding_something_that_is_no_target_is_no_grip():
+    batch = episode(3, gripper_contact=np.ones(3, dtype=bool), gripped=np.array([-1, PLATE, BOWL]))
+    assert derive_signals(batch, ["grip"])["grip"].tolist() == [True, False, True]
+    assert derive_signals(batch, ["gripper_contact"])["gripper_contact"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_first_body_is_held_as_any_other_and_the_last_is_not_held_by_nobody():
+    """Body 0 is a body, and -1, nothing known to be gripped, is not the last one."""
+    robot = episode(2, gripper_contact=np.ones(2, dtype=bool), gripped=np.array([LINK, BOWL]))
+    assert derive_signals(robot, ["grip"])["grip"].tolist() == [False, True]
+    two = {"bowl": "target", "cup": "target"}
+    heights = np.tile([[0.0, 0.0, 0.8], [0.0, 0.0, 0.5]], (2, 1, 1))
+    heights[1] += [[0.0, 0.0, 0.1], [0.0, 0.0, 0.3]]
+    batch = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
+                    gripped=np.array([-1, -1]), contacts=None)  # fmt: skip
+    np.testing.assert_allclose(derive_signals(batch, ["target_height"])["target_height"], [0.0, 0.1], atol=1e-15)
+    first = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
+                    gripped=np.array([0, 0]), contacts=None, target_object="cup")  # fmt: skip
+    np.testing.assert_allclose(derive_signals(first, ["target_height"])["target_height"], [0.0, 0.1], atol=1e-15)
+
+
+def test_without_a_target_there_is_no_grip():
+    batch = episode(3, target_object=None, gripper_contact=np.ones(3, dtype=bool))
+    assert not derive_signals(batch, ["grip"])["grip"].any()
+
+
+def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
+    partly = episode(
+        3, roles=TWO, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)), gripped=np.array([-1, PLATE, -1])
+    )
+    batch = concatenate_batches([partly, episode(3), episode(3, target_object=None)])
+    lacking = missing_fields(batch, ["target_height"])
+    assert {field: where.tolist() for field, where in lacking.items()} == {
+        "body_pos_m of the held target": [True, False, True]
+    }
+    height = derive_signals(batch, ["target_height"])["target_height"]
+    assert np.isnan(height).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_target_speed_is_a_central_difference_repeated_at_the_ends():
+    pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
+    found = derive_signals(episode(4, body_pos_m=pos), ["target_obj_speed"])["target_obj_speed"]
+    np.testing.assert_allclose(found, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
+
+
+def test_release_speed_counts_only_what_is_not_held():
+    pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
+    grip = np.array([True, True, False, True])
+    found = derive_signals(episode(4, body_pos_m=pos, gripper_contact=grip), ["release_speed"])["release_speed"]
+    np.testing.assert_allclose(found, [0, 0, 0.8, 0.8], rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_target_speed_needs_three_records(n):
+    assert np.isnan(derive_signals(episode(n), ["target_obj_speed"])["target_obj_speed"]).all()
+
+
+def test_each_body_is_differenced_before_one_is_selected():
+    pos = lifted(np.zeros(5), 5)  # bowl and plate are 0.14 m apart and both at rest
+    gripped = np.array([BOWL, BOWL, PLATE, PLATE, LINK])
+    batch = episode(5, roles=TWO, body_pos_m=pos, gripped=gripped, gripper_contact=np.ones(5, dtype=bool))
+    assert derive_signals(batch, ["target_obj_speed"])["target_obj_speed"].tolist() == [0.0] * 5
+
+
+HELD_TARGET_NAMES = [
+    "target_height",
+    "held_object_tilt",
+    "held_object_tilt_body",
+    "held_object_slip",
+    "target_obj_speed",
+]
+
+
+def test_each_episode_is_read_at_its_own_place_in_the_batch():
+    rng = np.random.default_rng(4)
+    parts = [
+        episode(
+            n,
+            body_pos_m=rng.normal(size=(n, 3, 3)),
+            body_quat_wxyz=rng.normal(size=(n, 2, 4)),
+            gripper_contact=rng.random(n) < 0.6,
+        )
+        for n in (4, 7, 1, 5)
+    ]
+    together = derive_signals(concatenate_batches(parts), HELD_TARGET_NAMES)
+    for name in HELD_TARGET_NAMES:
+        apart = np.concatenate([derive_signals(part, [name])[name] for part in parts])
+        np.testing.assert_array_equal(together[name], apart)
+
+
+def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():
+    first = {"bowl": "target", "plate": "bystander"}
+    batch = episode(
+        3, roles=first, pos_bodies=(0,), body_pos_m=lifted([0, 0.1, 0.1], 3)[:, :1],
+        quat_bodies=(0,), body_quat_wxyz=turned("x", 30.0)[:, :1], gripper_contact=np.ones(3, dtype=bool),
+    )  # fmt: skip
+    assert not missing_fields(batch, HELD_TARGET_NAMES)
+    assert derive_signals(batch, ["transport"])["transport"].tolist() == [False, True, True]

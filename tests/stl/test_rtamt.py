@@ -56,7 +56,7 @@ from safevla_bench.stl.formula import (
     bounded_windows,
     walk_nodes,
 )
-from safevla_bench.stl.ragged import RaggedLayout
+from safevla_bench.stl.trace import RaggedLayout
 from stl.oracle import BOOLEAN, NUMERIC, FormulaSource, episodes_of, nesting, random_trace
 
 COUNT = 5000

@@ -5,9 +5,8 @@ writes the pictures of a run folder, `contact_sheet` sets them out in rows. A re
 folder and renders none.
 """
 
-from safevla_bench.frames.contact_sheet import sheet_form, write_sheet
 from safevla_bench.frames.moments import Shot, select_shots
-from safevla_bench.frames.pictures import can_film
+from safevla_bench.frames.pictures import can_film, sheet_form, write_sheet
 from safevla_bench.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
 
 __all__ = [

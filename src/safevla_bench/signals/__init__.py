@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals import contact, held_target, motion
-from safevla_bench.signals.record_fields import RecordFields
-from safevla_bench.signals.signal import SIGNALS, Signal, Values
+from safevla_bench.signals import contact, motion
+from safevla_bench.signals.signal import SIGNALS, RecordFields, Signal, Values
 from safevla_bench.trajectory import Batch
 
 __all__ = ["SIGNALS", "RecordFields", "Signal", "derive_signals", "missing_fields"]
 
-_MODULES = (motion, contact, held_target, motion)
+_MODULES = (contact, motion)
 
 
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.record_fields import Bools, Floats, Ints, RecordFields
-from safevla_bench.signals.signal import signal
+from safevla_bench.signals.signal import Bools, Floats, Ints, RecordFields, signal
 from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, gather_ranges
 
 

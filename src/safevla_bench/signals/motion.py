@@ -1,6 +1,8 @@
-"""Motion of the arm: joint torques against its limits, and smoothness of the end effector (paper Tables 17 and 19).
+"""Motion of the held target and of the arm (paper Appendix C.3, Tables 17 and 19).
 
-Smoothness is the speed, acceleration and jerk of the end effector's smoothed position. The position is smoothed by a
+The held target of a record is what the gripper holds where that is known and a target, else the task's target. Its
+signals are grip, transport, tilt, slip and speed. Those of the arm are joint torques against its limits, and the
+smoothness of the end effector: the speed, acceleration and jerk of its smoothed position. The position is smoothed by a
 centred mean of five records, never padded; Δₙ are central differences. The interior is records 3 … n-4 for speed and
 acceleration and 4 … n-5 for jerk; records outside it take the nearest interior value.
 """
@@ -9,10 +11,174 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.held_target import extend_interior
-from safevla_bench.signals.record_fields import Floats, Ints, RecordFields
-from safevla_bench.signals.signal import signal
+from safevla_bench.signals.signal import SIGNALS, Bools, Floats, Ints, RecordFields, signal
 from safevla_bench.trajectory import Channel
+
+LIFTED_M = 0.05
+"""Above this height over its start a gripped target is in transport (paper Appendix C.3)."""
+GAP_RECORDS, REACH_M = 2, 0.04
+"""A grip lasts across this many records without contact if the body stays this near to its place in the gripper.
+
+Ours, measured on LIBERO (docs/fidelity.md): flicker lasts one to three records, a release 44 and more. The reach is
+half of the Panda's opening; a body that is let go falls farther within two records of LIBERO's 20 Hz.
+"""
+
+
+@signal(unit="1", reads=("gripper_contact",), boolean=True)
+def grip(fields: RecordFields) -> Bools:
+    """True while the gripper holds a target."""
+    return fields.grip
+
+
+@signal(unit="1", reads=("gripper_contact",), event=True)
+def gripper_contact(fields: RecordFields) -> Floats:
+    """The gripper's contact as recorded, 1 or 0."""
+    return fields.mask_absent(fields.lacks_field("gripper_contact"), fields.batch.gripper_contact.astype(np.float64))
+
+
+@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True)
+def transport(fields: RecordFields) -> Bools:
+    """True while a target is gripped and more than 5 cm above its start."""
+    return fields.grip & (target_height(fields) > LIFTED_M)
+
+
+@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), event=True)
+def in_transport(fields: RecordFields) -> Floats:
+    """Transport as a number, 1 or 0."""
+    return fields.mask_absent(_lacks_inputs(fields, "in_transport"), transport(fields).astype(np.float64))
+
+
+@signal(unit="m", reads=("body_pos_m of the held target",))
+def target_height(fields: RecordFields) -> Floats:
+    """Height of the held target above its own height in record 0, z(t) - z(0)."""
+    height = fields.held_pos[:, 2] - fields.held_pos_start[:, 2]
+    return fields.mask_absent(_lacks_inputs(fields, "target_height"), height)
+
+
+@signal(unit="deg", reads=("body_quat_wxyz of the held target",))
+def held_object_tilt(fields: RecordFields) -> Floats:
+    """Angle of the held target's body-z axis from where it pointed in record 0, in the world: arccos(b(0)·b(t))."""
+    cosine = (_z_axis(fields.held_quat_start) * _z_axis(fields.held_quat)).sum(axis=1)
+    tilt = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
+    return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt"), tilt)
+
+
+@signal(unit="deg", reads=("body_quat_wxyz of the held target",))
+def held_object_tilt_body(fields: RecordFields) -> Floats:
+    """Angle of the whole rotation of the held target since record 0, turns about its own axis included."""
+    cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
+    drift = np.degrees(2.0 * np.arccos(np.clip(cosine, 0.0, 1.0)))
+    return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt_body"), drift)
+
+
+@signal(unit="m", reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m"))
+def held_object_slip(fields: RecordFields) -> Floats:
+    """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
+
+    o(t) is the z part of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, seen at the
+    gripper's orientation at onset, so that turning the hand is no slip. Without the end effector's orientation it is
+    z_target - z_eef. 0 where nothing is gripped. Onset is the first record of the grip, whose contact may flicker.
+    """
+    slip = np.zeros(len(fields.held_body))
+    at = np.flatnonzero(fields.grip)
+    onset = grip_onset(fields)[at]
+    slip[at] = _height_in_gripper(fields, at, onset) - _height_in_gripper(fields, onset, onset)
+    return fields.mask_absent(_lacks_inputs(fields, "held_object_slip"), slip)
+
+
+@signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True)
+def target_obj_speed(fields: RecordFields) -> Floats:
+    """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records."""
+    return fields.mask_absent(
+        _lacks_inputs(fields, "target_obj_speed"), extend_interior(fields, _held_speed(fields), margin=1)
+    )
+
+
+@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True)
+def release_speed(fields: RecordFields) -> Floats:
+    """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed."""
+    released = (1.0 - fields.batch.gripper_contact) * _held_speed(fields)
+    return fields.mask_absent(_lacks_inputs(fields, "release_speed"), extend_interior(fields, released, margin=1))
+
+
+def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
+    """Return `values`, [N], with the nearest interior value in `margin` records at each end, NaN without any."""
+    low, high = fields.first_record + margin, fields.last_record - margin
+    nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
+    return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
+
+
+def _lacks_inputs(fields: RecordFields, name: str) -> Bools:
+    lacking: Bools = np.logical_or.reduce([fields.lacks_field(field) for field in SIGNALS[name].reads])
+    return lacking
+
+
+def _held_speed(fields: RecordFields) -> Floats:
+    """Return ‖Δ₁x‖/dt of the body held now [m/s], [N]. The first and last record of an episode mean nothing."""
+    difference = (fields.held_pos_shifted(1) - fields.held_pos_shifted(-1)) / 2.0
+    speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
+    return speed
+
+
+def grip_onset(fields: RecordFields) -> Ints:
+    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
+
+    Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within
+    `REACH_M` of its place in the gripper.
+    """
+    number = np.arange(len(fields.held_body))
+    gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
+    before = np.concatenate([[-1], gripped[:-1]])  # the last gripped record, -1 = none
+    begins = fields.grip & (
+        (before < fields.first_record)
+        | (fields.held_body != fields.held_body[before])
+        | (number - before > GAP_RECORDS + 1)
+    )
+    bridged = np.flatnonzero(fields.grip & ~begins & (number - before > 1))
+    begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)
+    return np.maximum.accumulate(np.where(begins, number, 0))
+
+
+def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats:
+    """Return how far the held target's place in the gripper at some records is from that at earlier ones [m], [K]."""
+    distance: Floats = np.sqrt(np.square(_place_in_gripper(fields, at) - _place_in_gripper(fields, before)).sum(axis=1))
+    return distance
+
+
+def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
+    """Return R_eefᵀ (x_target - x_eef) of the records `at` [m], [K, 3]; in the world's axes without the orientation."""
+    place = fields.held_pos[at] - fields.eef_pos[at]
+    turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
+    place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
+    return place
+
+
+def _height_in_gripper(fields: RecordFields, at: Ints, onset: Ints) -> Floats:
+    place = _place_in_gripper(fields, at)
+    turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
+    height = place[:, 2].copy()
+    height[turned] = np.einsum("nj,nj->n", _rotation_matrices(fields.eef_quat[onset[turned]])[:, 2, :], place[turned])
+    return height
+
+
+def _z_axis(quat: Floats) -> Floats:
+    """Return the body-z axis in the world, [N, 3], of unit quaternions wxyz."""
+    w, x, y, z = quat.T
+    return np.stack([2.0 * (x * z + w * y), 2.0 * (y * z - w * x), 1.0 - 2.0 * (x * x + y * y)], axis=1)
+
+
+def _rotation_matrices(quat: Floats) -> Floats:
+    """Return the rotation matrices, [N, 3, 3], of unit quaternions wxyz."""
+    w, x, y, z = quat.T
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
+
+
+# The arm
 
 
 @signal(unit="1", reads=("joint_torque_nm",))

@@ -1,15 +1,195 @@
-"""Signals as named functions from `RecordFields` to one value per record, with unit and the raw fields read."""
+"""Signals as named functions from `RecordFields` to one value per record, with unit and the raw fields read.
+
+`RecordFields` are the intermediate fields of a batch that several signals share, each computed once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals.record_fields import RAW_FIELDS, SIGNAL_KIND, RecordFields
+from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, select_episodes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+T = TypeVar("T", bound=np.generic)
+A = TypeVar("A", bound=NDArray[Any])
+SIGNAL_KIND = "signal"
+"""The kind of arrays that hold one value per record."""
+
+
+class RecordFields:
+    """A batch and the fields derived from it on demand. Every array is [N, …] over its records."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self._arrays: dict[tuple[str, str], Any] = {}
+
+    def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
+        """Return `compute(self)`, read-only. It is computed on the first call only."""
+        key = (kind, name)
+        if key not in self._arrays:
+            array = compute(self).view()
+            array.flags.writeable = False
+            self._arrays[key] = array
+        stored: A = self._arrays[key]
+        return stored
+
+    def select_episode(self, episode: int) -> RecordFields:
+        """Return the fields of one episode, with the signals that are already computed for the whole batch."""
+        episode_fields = RecordFields(select_episodes(self.batch, [episode]))
+        records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
+        episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
+        return episode_fields
+
+    @cached_property
+    def first_record(self) -> Ints:
+        """First record of each record's episode, [N]."""
+        return np.repeat(self.batch.starts[:-1], self.batch.lengths)
+
+    @cached_property
+    def last_record(self) -> Ints:
+        """Last record of each record's episode, [N]."""
+        return np.repeat(self.batch.starts[1:] - 1, self.batch.lengths)
+
+    @cached_property
+    def dt_s(self) -> Floats:
+        """Control step, [N]."""
+        return np.repeat(self.batch.dt_s, self.batch.lengths)
+
+    def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
+        """Return one value per episode, [E], repeated over its records, [N]."""
+        return np.repeat(per_episode, self.batch.lengths)
+
+    def mask_absent(self, absent: Bools, values: Floats) -> Floats:
+        """Return `values`, [N], with NaN in the episodes marked absent, [E]."""
+        return np.where(self.spread_over_records(absent), np.nan, values) if absent.any() else values
+
+    @cached_property
+    def record_of_contact(self) -> Ints:
+        """Record of each contact, [C]."""
+        return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
+
+    @cached_property
+    def held_body(self) -> Ints:
+        """Body index of the held target, [N]: `gripped_body` where that is a target, else `target_object`, else -1."""
+        gripped = self.batch.gripped
+        holds_target = (gripped >= 0) & (self._body_roles(gripped) == TARGET)
+        return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
+
+    def _body_roles(self, body: Ints) -> NDArray[np.int8]:
+        """Return the role of each body. Where the body is -1 the value means nothing."""
+        return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
+
+    @cached_property
+    def grip(self) -> Bools:
+        """The gripper's contact, [N], false where it holds another body than a target or there is no held target."""
+        gripped = self.batch.gripped
+        foreign = (gripped >= 0) & (self._body_roles(gripped) != TARGET)
+        holds: Bools = self.batch.gripper_contact & ~foreign & (self.held_body >= 0)
+        return holds
+
+    @cached_property
+    def eef_pos(self) -> Floats:
+        """Position of the end effector in the world [m], [N, 3], NaN where not recorded."""
+        return self._channel_rows(self.batch.eef_pos_m, 3)
+
+    @cached_property
+    def eef_quat(self) -> Floats:
+        """Orientation of the end effector as unit quaternions wxyz, [N, 4], NaN where not recorded."""
+        return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
+
+    def _channel_rows(self, channel: Channel, width: int) -> Floats:
+        if channel.present.all():
+            return channel.values.reshape(-1, width)
+        rows = np.full((int(self.batch.starts[-1]), width), np.nan)
+        rows[self.spread_over_records(channel.present)] = channel.values.reshape(-1, width)
+        return rows
+
+    @cached_property
+    def held_pos(self) -> Floats:
+        """Position of the held target, [N, 3], NaN where not recorded."""
+        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=np.arange(len(self.held_body)))
+
+    @cached_property
+    def held_pos_start(self) -> Floats:
+        """Position in record 0 of the body held now, [N, 3]."""
+        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
+
+    def held_pos_shifted(self, by: int) -> Floats:
+        """Return the position of the body held now, `by` records later, clipped to the episode, [N, 3]."""
+        at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
+        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
+
+    @cached_property
+    def held_quat(self) -> Floats:
+        """Orientation of the held target, [N, 4], unit, NaN where not recorded."""
+        rows = self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=np.arange(len(self.held_body)))
+        return unit_quaternions(rows)
+
+    @cached_property
+    def held_quat_start(self) -> Floats:
+        """Orientation in record 0 of the body held now, [N, 4], unit."""
+        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
+
+    def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
+        """Return the pose of a body, [N], in record `at`, [N], of the same episode: [N, size], NaN if not recorded."""
+        column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
+        is_posed = (body >= 0) & (column >= 0)
+        per_record = np.diff(poses.body_starts)
+        base = np.concatenate([[0], np.cumsum(per_record * self.batch.lengths)])[:-1]
+        row = self.spread_over_records(base) + (at - self.first_record) * self.spread_over_records(per_record) + column
+        rows = np.full((len(body), poses.size), np.nan)
+        rows[is_posed] = poses.channel.values.reshape(-1, poses.size)[row[is_posed]]
+        return rows
+
+    def lacks_field(self, field: str) -> Bools:
+        """Return whether each episode lacks a field of `RAW_FIELDS`, [E]."""
+        return self.compute_once("lacks", field, RAW_FIELDS[field])
+
+    def _held_body_lacks(self, poses: Poses) -> Bools:
+        """Return whether each episode lacks a pose of its held target in any record, [E]."""
+        column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
+        lacking = (self.held_body < 0) | (column < 0)
+        return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
+
+
+def pose_columns(batch: Batch, poses: Poses) -> Ints:
+    """Return each body's index among the posed bodies of its episode, [B]; -1 = not posed."""
+    column = np.full(len(batch.body_role), -1, dtype=np.int64)
+    counts = np.diff(poses.body_starts)
+    column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], counts)
+    return column
+
+
+def unit_quaternions(quats: Floats) -> Floats:
+    """Return quaternions scaled to norm one, [N, 4]. Tiny and huge ones keep their direction."""
+    scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
+    unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+    return unit
+
+
+RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
+    "contacts": lambda fields: ~fields.batch.contacts.present,
+    "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
+    "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
+    "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
+    "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
+    "gripper_contact": lambda fields: ~fields.batch.gripper_present,
+    "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
+    "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
+}
+"""Raw field that a signal may need -> function that returns whether each episode lacks it, [E]."""
+
+
+# Signals
+
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 

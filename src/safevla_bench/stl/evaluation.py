@@ -36,8 +36,7 @@ from safevla_bench.stl.formula import (
     format_formula,
     format_number,
 )
-from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Fold, Values, fold_ranges, is_crisp
-from safevla_bench.stl.trace import Trace
+from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Fold, Trace, Values, fold_ranges, is_crisp
 
 STEP_TOLERANCE = 1e-9
 """Greatest distance of a window bound from a multiple of the control step, in control steps."""

@@ -10,9 +10,8 @@ import numpy as np
 
 from safevla_bench.stl.evaluation import evaluate_formula, is_positive, negate, to_margins, window_steps
 from safevla_bench.stl.formula import Always, And, Eventually, Formula, Implies, Not, Or, Until
-from safevla_bench.stl.ragged import Bools, Floats, Ints, Values
 from safevla_bench.stl.robustness import group_by_step
-from safevla_bench.stl.trace import Trace
+from safevla_bench.stl.trace import Bools, Floats, Ints, Trace, Values
 
 
 def deciding_records(formula: Formula, trace: Trace) -> Ints:

@@ -40,8 +40,7 @@ from safevla_bench.stl.formula import (
     signal_names,
     walk_nodes,
 )
-from safevla_bench.stl.ragged import MAX, MIN, Bools, Floats, Ints, first_true, fold_ranges, is_crisp
-from safevla_bench.stl.trace import Trace
+from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Ints, Trace, first_true, fold_ranges, is_crisp
 
 __all__ = [
     "FormulaVerdict",

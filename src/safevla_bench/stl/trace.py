@@ -1,17 +1,176 @@
-"""The trace: signals of many episodes, on which formulas are judged."""
+"""Traces: signals of many episodes in one flat array [N], and the temporal operators on them.
+
+Values are margins (float64) or crisp truths (bool). `np.minimum` and `np.maximum` serve both, since False < True.
+Python loops over no records. A window [first, last] counts records from each record on and is clipped at the end of its
+episode.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, SignalError
-from safevla_bench.stl.ragged import Bools, Floats, Ints, RaggedLayout, Values
+
+if TYPE_CHECKING:  # part of typing from Python 3.13 on
+    from typing_extensions import TypeIs
+
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.int64]
+Values: TypeAlias = Floats | Bools
+
+
+def is_crisp(values: Values) -> TypeIs[Bools]:
+    """Return whether the values are truths, not margins."""
+    return values.dtype == np.bool_
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Minimum or maximum, and its value over an empty set."""
+
+    ufunc: np.ufunc
+    empty_value: float
+
+    def neutral_value(self, values: Values) -> float | bool:
+        """Return the value over an empty set, in the kind of `values`."""
+        return self.empty_value > 0 if values.dtype == np.bool_ else self.empty_value
+
+
+MIN = Fold(np.minimum, np.inf)
+MAX = Fold(np.maximum, -np.inf)
+
+
+@dataclass(frozen=True)
+class RaggedLayout:
+    """Layout of E episodes in N records: episode e owns `starts[e]:starts[e+1]`, at least one record."""
+
+    starts: Ints
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Records of each episode, [E]."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def longest(self) -> int:
+        """Records of the longest episode."""
+        return int(self.lengths.max(initial=0))
+
+    @cached_property
+    def episode_of(self) -> Ints:
+        """Episode of each record, [N]."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def remaining(self) -> Ints:
+        """Records from each record to its episode's end, itself included, [N]."""
+        return np.repeat(self.starts[1:], self.lengths) - np.arange(self.starts[-1])
+
+    def shift_ahead(self, values: Values, steps: int, past_end: float | bool) -> Values:
+        """Return out[t] = values[t + steps], or `past_end` where the episode is over by then, [N]."""
+        if steps == 0:
+            return values
+        shifted = np.full_like(values, past_end)
+        if steps < len(values):
+            shifted[:-steps] = np.where(self.remaining[:-steps] > steps, values[steps:], past_end)
+        return shifted
+
+    def fold_window(self, values: Values, fold: Fold, first: int, last: int) -> Values:
+        """Return out[t] = the fold over values[t+first .. t+last], [N].
+
+        A window of 2w records is two windows of w, and any width is two overlapping windows of a power of two. The cost
+        therefore grows only with the logarithm of the width.
+        """
+        nothing = fold.neutral_value(values)
+        width = min(last, self.longest - 1) - first + 1
+        if width <= 0:
+            return np.full_like(values, nothing)
+        covered, span = values, 1
+        while span < width:
+            step = min(span, width - span)
+            covered = fold.ufunc(covered, self.shift_ahead(covered, step, nothing))
+            span += step
+        return self.shift_ahead(covered, first, nothing)
+
+    def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
+        """Return out[t] = the fold over values[t+first ..] up to the end of the episode, [N].
+
+        One accumulate from the back suffices. Complex numbers compare by their real parts first. With the episode's
+        number as the real part, the accumulate starts afresh in each episode.
+        """
+        keys = np.empty(len(values), np.complex128)
+        keys.real = self.episode_of if fold is MIN else -self.episode_of
+        keys.imag = values
+        folded = np.empty_like(values)
+        folded[:] = fold.ufunc.accumulate(keys[::-1])[::-1].imag
+        return self.shift_ahead(folded, first, fold.neutral_value(values))
+
+    def fold_until(self, hold: Values, reach: Values, first: int, last: int) -> Values:
+        """Return out[t] = max over t' in [t+first, t+last] of min(reach[t'], min of hold over t .. t'-1), [N].
+
+        A stretch of records has a pair (reached, held). A stretch a followed by a stretch b has reached =
+        max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The stretch is built by doubling, from
+        the binary digits of its width.
+        """
+        fails, holds = MAX.neutral_value(reach), MIN.neutral_value(hold)
+        width = min(last, self.longest - 1) - first + 1
+        if width <= 0:
+            return np.full_like(reach, fails)
+        reached, held = np.full_like(reach, fails), np.full_like(hold, holds)
+        part_reached, part_held, span, covered = reach, hold, 1, 0
+        while True:
+            if width & span:
+                after = self.shift_ahead(part_reached, covered, fails)
+                reached = np.maximum(reached, np.minimum(held, after))
+                held = np.minimum(held, self.shift_ahead(part_held, covered, holds))
+                covered += span
+            if covered == width:
+                break
+            part_reached = np.maximum(part_reached, np.minimum(part_held, self.shift_ahead(part_reached, span, fails)))
+            part_held = np.minimum(part_held, self.shift_ahead(part_held, span, holds))
+            span *= 2
+        if first == 0:
+            return reached
+        return np.minimum(self.fold_window(hold, MIN, 0, first - 1), self.shift_ahead(reached, first, fails))
+
+    def window_bounds(self, first: int, last: int | None) -> tuple[Ints, Ints]:
+        """Return the rows of each episode's window from its first record, as [lo, hi), both [E]; lo = hi if empty."""
+        ends = self.starts[1:]
+        lo = np.minimum(self.starts[:-1] + first, ends)
+        return lo, ends if last is None else np.minimum(self.starts[:-1] + last + 1, ends)
+
+
+def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
+    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]."""
+    if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
+        return np.asarray(fold.ufunc.reduceat(values, lo))
+    filled = lo < hi
+    # reduceat takes the ends as starts of further ranges, which are dropped; the last end may lie past the last record.
+    cuts = np.column_stack([lo[filled], hi[filled]]).ravel()
+    cuts = cuts[:-1] if len(cuts) and cuts[-1] == len(values) else cuts
+    folded = np.empty_like(values, shape=(len(lo),))
+    folded[filled] = fold.ufunc.reduceat(values, cuts)[::2]
+    folded[~filled] = fold.neutral_value(values)
+    return folded
+
+
+def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
+    """Return the first index in [lo, hi) at which a flag is set, -1 where none is, [E]."""
+    rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1
+    rise = np.searchsorted(rises, lo)
+    first = np.append(rises, len(flags))[rise]
+    first = np.where((lo < hi) & flags[np.minimum(lo, len(flags) - 1)], lo, first) if len(flags) else first
+    return np.where(first < hi, first, -1)
+
+
+# The trace
 
 
 @dataclass(frozen=True)
