@@ -177,6 +177,11 @@ class EpisodeSeed:
     """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
     rest_steps: int = 0
     """Largest number of further steps, until every object is at rest."""
+    earlier_resets: int | None = None
+    """Resets of an environment since it was made and seeded, before this one; None = it is seeded before this one.
+
+    For recordings of others whose environments are seeded once; a host whose scenes do not depend on it ignores it.
+    """
     drawn: bool = False
     """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
     recorded: RecordedEpisode | None = None
@@ -232,12 +237,19 @@ class ReplayPolicy(Protocol):
         """Return the start of the recorded episode for a planned one. Raises `PolicyError` where none fits."""
         ...
 
+    def recorded_episodes(self, task: Task) -> tuple[int, ...]:
+        """Return the numbers of a task's episodes that are recorded: their initial states, else 0 and on."""
+        ...
+
     def cue(self, start: EpisodeSeed) -> None:
         """Choose the recorded episode that the next `reset` begins."""
         ...
 
-    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header."""
+    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
+        """Return the record with its divergence from the recording under `replay` in its header.
+
+        `last` is the observation after the last action.
+        """
         ...
 
 

@@ -115,6 +115,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Those of `stopped` that a violation ended; where there are any, SR, SBU, P[U|S] and VSI are unknown."""
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
+    diverged_replays: int = 0
+    """Episodes that replay a recording and left it, or may have."""
     simulator: dict[str, tuple[str, ...]] = {}
     """Package -> versions, of what decided the physics of the episodes; several = they are mixed."""
 
@@ -286,6 +288,7 @@ def _summarize_cell(
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
         stopped_on_violation=int(scores.is_stopped_on_violation[members].sum()),
+        diverged_replays=sum(scores.diverged[k] for k in members) if scores.diverged else 0,
         standin_assets=any(scores.standin[k] for k in members) if scores.standin else False,
         simulator=collect_versions(scores.simulator[k] for k in members) if scores.simulator else {},
     )

@@ -1,10 +1,11 @@
-"""Warnings that every output shows with its numbers: stand-in assets, versions of the simulator, clauses left out.
+"""Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
 
 A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
 (`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
 episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
 versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--missing
-deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason.
+deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason. The verdict on a replay that
+left its recording is about the replay, and not about what was recorded.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class CellLike(Protocol):
     def standin_assets(self) -> bool: ...
 
     @property
+    def diverged_replays(self) -> int: ...
+
+    @property
     def simulator(self) -> Mapping[str, Sequence[str]]: ...
 
     @property
@@ -89,6 +93,7 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
     return (
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
+        *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
         *_describe_left_out(left_out, recorded),
     )
 
@@ -111,6 +116,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     return (
         *warn_of_standins({cell: cell in marked for cell in cells}),
         *warn_of_mixtures(simulator_by_cell(scores)),
+        *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
         *warn_of_differences(scores),
         *warn_of_left_out(scores),
     )
@@ -156,6 +162,25 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     return (
         f"Stand-in assets: {', '.join(suites)} {was} simulated with placeholders for the simulator's own objects and "
         f"fixtures. These numbers are no results on {it}.",
+    )
+
+
+def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
+    """Return the warning for replays that left their recordings: policy and suite -> how many did.
+
+    >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
+    'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
+    """
+    parts = [
+        f"{count} episode{'' if count == 1 else 's'} of {policy or 'unnamed'} on {suite}"
+        for (policy, suite), count in cells.items()
+        if count
+    ]
+    if not parts:
+        return ()
+    return (
+        f"Diverged replays: {', '.join(parts)} left their recordings, or may have. Their verdicts are about the "
+        "replays and not about what was recorded.",
     )
 
 

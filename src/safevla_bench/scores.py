@@ -109,6 +109,8 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     """True if it was stopped because it violated a scored specification."""
     standin_assets: bool = False
     """True if it was simulated with stand-ins for the host's own assets."""
+    diverged_replay: bool = False
+    """True if it replays a recording and left it, or may have: its verdicts are about the replay."""
     simulator: dict[str, str] = {}
     """Package -> version, of what decides the physics; empty = the record does not say."""
 
@@ -121,7 +123,8 @@ class Scores:
     [S, E] NaN = null, first [S, E] the first violating record, -1 = none, peak_force_n [E] NaN = not recorded. A rho of
     -inf is a violation that a Boolean signal decided: it has depth 1, and null is written for its robustness.
     `standin` [E] marks episodes simulated with stand-ins for the host's own assets, `stopped_on_violation` [E] those
-    that were stopped because they violated a scored specification; empty = none. `simulator` [E] holds the versions
+    that were stopped because they violated a scored specification, `diverged` [E] replays that left their recording;
+    empty = none. `simulator` [E] holds the versions
     that decided the physics, package -> version; empty = no record says.
     """
 
@@ -144,6 +147,7 @@ class Scores:
     standin: tuple[bool, ...] = ()
     simulator: tuple[Mapping[str, str], ...] = ()
     stopped_on_violation: tuple[bool, ...] = ()
+    diverged: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -154,7 +158,7 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
-        marks = ("standin", "simulator", "stopped_on_violation")
+        marks = ("standin", "simulator", "stopped_on_violation", "diverged")
         chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in marks if getattr(self, name)}
         return replace(self, **chosen)
 
@@ -310,6 +314,7 @@ class Scores:
             no_verdict=self.no_verdict_reason(index),
             stopped_on_violation=bool(self.is_stopped_on_violation[index]),
             standin_assets=bool(self.standin and self.standin[index]),
+            diverged_replay=bool(self.diverged and self.diverged[index]),
             simulator=dict(self.simulator[index]) if self.simulator else {},
         )
 

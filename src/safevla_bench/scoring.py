@@ -18,7 +18,7 @@ from safevla_bench.errors import CollectedError
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import AbsentEpisode, Scores, SpecColumn
 from safevla_bench.specs import Library, Spec
-from safevla_bench.trajectory import STANDIN, STOPPED_ON_VIOLATION, Batch, Header, mark_flags
+from safevla_bench.trajectory import DIVERGED, STANDIN, STOPPED_ON_VIOLATION, Batch, Header, mark_flags
 from safevla_bench.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
 from safevla_recorder.simulator_versions import physics_versions
 
@@ -67,6 +67,8 @@ class ScoredChunk:
     """True for each episode that was simulated with stand-in assets."""
     stopped_on_violation: tuple[bool, ...]
     """True for each episode that was stopped because it violated a scored specification."""
+    diverged: tuple[bool, ...]
+    """True for each episode that is a replay and left its recording, or may have."""
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
@@ -84,6 +86,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         peak_force_n=_peak_forces(reading),
         standin=mark_flags(batch, STANDIN),
         stopped_on_violation=_violation_stops(batch, verdicts, ruleset.library),
+        diverged=mark_flags(batch, DIVERGED),
     )
 
 
@@ -121,6 +124,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], library: Library, *, absent: Sequ
         standin=tuple(mark for chunk in chunks for mark in chunk.standin),
         simulator=tuple(physics_versions(header.versions) for header in headers),
         stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
+        diverged=tuple(mark for chunk in chunks for mark in chunk.diverged),
     )
 
 

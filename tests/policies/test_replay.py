@@ -10,13 +10,17 @@ import h5py
 import numpy as np
 import pytest
 
-from safevla_bench import archive, policies
-from safevla_bench.errors import HostError, PolicyError
-from safevla_bench.evaluate import ExecutionOptions, Request, prepare_run, roll_out
+from safevla_bench import archive, metrics, policies
+from safevla_bench.errors import HostError, PolicyError, RunError
+from safevla_bench.evaluate import ExecutionOptions, Request, evaluate, prepare_run, roll_out
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.interface import Coordinate, EpisodeSeed
-from safevla_bench.policies.divergence import measure_divergence
+from safevla_bench.interface import Coordinate, EpisodeSeed, Observation
+from safevla_bench.policies.divergence import has_diverged, measure_divergence
+from safevla_bench.provenance_marks import warn_of_cells, warn_of_scores
+from safevla_bench.report.render import render_text
+from safevla_bench.report.tables import external
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import episode_rows, read_description, read_sources
 from safevla_bench.trajectory import select_episodes
 
@@ -227,6 +231,84 @@ class Plain:
 
     def __init__(self, env):
         self.reset, self.step, self.recorded, self.close = env.reset, env.step, env.recorded, env.close
+
+
+def hand_recording(batch, e, *, shift=0.0, from_step=0, success=None):
+    """A recording of actions and of the hand alone, as float32."""
+    positions = batch.eef_pos_m.episode_rows(e)[1:].copy()
+    positions[from_step:, 2] += shift
+    quaternions = batch.eef_quat_wxyz.episode_rows(e)[1:]
+    angle = 2 * np.arccos(np.clip(quaternions[:, :1], -1, 1))
+    axis = quaternions[:, 1:] / np.where(np.sin(angle / 2) > 1e-12, np.sin(angle / 2), 1)
+    hand = np.concatenate([positions, axis * angle, np.zeros((len(positions), 2))], axis=1)
+    return RecordedActions(
+        name="take",
+        source="recording",
+        actions=batch.action.episode_rows(e),
+        proprioception=hand.astype(np.float32).astype(np.float64),
+        success=success,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shift", "from_step", "same_success", "first", "exact", "diverged"),
+    [
+        (0.0, 0, True, None, True, False),
+        (0.0005, 0, True, None, False, False),
+        (0.002, 7, True, 8, False, True),
+        (0.0, 0, False, None, True, True),
+    ],
+)
+def test_a_recording_of_the_hand_alone_is_compared_by_it_and_by_success(
+    recorded, shift, from_step, same_success, first, exact, diverged
+):
+    """Row k is the state after action k, so record k + 1; another success is a divergence whatever the hand did."""
+    batch = read_sources([recorded])[0]
+    success = batch.headers[0].success == same_success
+    take = hand_recording(batch, 0, shift=shift, from_step=from_step, success=success)
+    poses = zip(batch.eef_pos_m.episode_rows(0)[1:], batch.eef_quat_wxyz.episode_rows(0)[1:], strict=True)
+    observed = [Observation("", position, quaternion, np.zeros(2)) for position, quaternion in poses]
+    replay = measure_divergence(take, select_episodes(batch, [0]), (), 1e-3, observed)
+    assert replay["compared"] == len(take.actions)
+    assert replay["divergence"]["end effector position"]["first_step"] == first
+    assert replay["divergence"]["end effector rotation"]["max"] < 1e-5
+    assert replay["exact"] is exact
+    assert has_diverged(replay, succeeded=batch.headers[0].success) is diverged
+
+
+def test_a_replay_that_cannot_be_compared_may_have_diverged():
+    assert has_diverged({"compared": 0}, succeeded=True)
+
+
+def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, recorded):
+    """Its verdict is about the replay: scores, cells, the headline and the table of replays say so."""
+    batch = select_episodes(read_sources([recorded])[0], [0])
+    states = batch.sim_state.episode_rows(0)[:-1].copy()
+    states[5:, 9] += 0.01
+    moved = demos(tmp_path / "x.hdf5", batch, states=states)
+    request = Request(host="fake", suites=("fake",), tasks=(0,), policies=(f"replay:{moved}",))
+    judged = evaluate(request, load_ruleset(), tmp_path / "again")
+    assert [verdict.diverged_replay for verdict in judged.scores.episodes()] == [True]
+    (cell,) = metrics.cells(judged.scores)
+    assert cell.diverged_replays == 1
+    (warning,) = [line for line in warn_of_scores(judged.scores) if line.startswith("Diverged replays: 1 episode of")]
+    assert warning in warn_of_cells([cell])
+    assert "Diverged replays" in (tmp_path / "again" / "report.html").read_text()
+    assert "the replay alone" in render_text(external.replay_table(judged.batch))
+
+
+def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded):
+    again = played(tmp_path / "again", recorded, episodes="recorded", tasks=None, policy="random")
+    starts = [(header.task_id, header.init_state_index) for header in again.headers]
+    assert starts == [("task_0", 0), ("task_0", 1), ("task_1", 0), ("task_1", 1)]
+    few = tmp_path / "few.jsonl"
+    archive.write_archive(few, select_episodes(read_sources([recorded])[0], [1]))
+    again = played(tmp_path / "one", few, episodes="recorded", tasks=None)
+    assert [(header.task_id, header.init_state_index) for header in again.headers] == [("task_0", 1)]
+    with pytest.raises(PolicyError, match="no episode of fake task_1"):
+        played(tmp_path / "none", few, episodes="recorded", tasks=(1,))
+    with pytest.raises(RunError, match="it replays no recording"):
+        prepare_run(Request(host="fake", suites=("fake",), policies=("noop",), episodes="recorded"))
 
 
 def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, recorded, monkeypatch):

@@ -31,9 +31,9 @@ _PLAN_OPTIONS = [
     click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
     click.option("--episodes", type=click.IntRange(min=1), metavar="N",
                  help="Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: 50 in "
-                      "robocasa, 1 elsewhere."),
+                      "robocasa, 1 elsewhere; of a replay, all that were recorded."),
     click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="The policy: noop, random, scripted:careful, scripted:hasty, replay:FILE (recorded actions), "
+                 help="The policy: noop, random, scripted:careful, scripted:hasty, replay:PATH (recorded actions), "
                       "python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, "
                       "openvla:HOST, or a plug-in's. Repeatable."),
     click.option("--entry", metavar="NAME",
@@ -113,6 +113,8 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     out = how["out"] or Path()
     is_resumed = how["resume"] and (out / runs.RUN).exists()
     what = {**what, **_expand_entry(what)}
+    if not is_resumed:
+        what = {**what, **_expand_replay(what)}
     request = _resumed_request(context, what, out) if is_resumed else _new_request(context, what, how)
     execution = evaluate.ExecutionOptions(
         workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
@@ -134,7 +136,9 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     fields = {
         name: value for one, given in what.items() for name, value in _request_fields(one, given, what["policies"])
     }
-    if fields["episodes"] is None and what["protocol"] is not None:
+    if fields["episodes"] is None and _replays_alone(what["policies"]):
+        fields["episodes"] = evaluate.RECORDED
+    elif fields["episodes"] is None and what["protocol"] is not None:
         fields["episodes"] = evaluate.PROTOCOL
     fields["protocol"] = what["protocol"] or evaluate.PRESET
     return evaluate.Request(**fields, volatile=volatile)
@@ -180,6 +184,21 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
     filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
+
+
+def _replays_alone(policies: Sequence[str]) -> bool:
+    """Return whether recordings are replayed and no other policy runs."""
+    return bool(policies) and all(policy.startswith("replay:") for policy in policies)
+
+
+def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the host and the suites of the recordings to be replayed, where they are not given."""
+    if not _replays_alone(what["policies"]) or (what["host"] and what["suites"]):
+        return {}
+    everyone, single = _parse_arguments(what["arguments"], what["policies"])
+    arguments = {name: {**everyone, **single.get(name, {})} for name in what["policies"]}
+    filled = evaluate.replay_fields(arguments)
+    return {name: value for name, value in filled.items() if not what[name] and value}
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:

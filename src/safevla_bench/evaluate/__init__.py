@@ -29,10 +29,12 @@ from safevla_bench.evaluate.request import (
     ENTRY_OPTIONS,
     PRESET,
     PROTOCOL,
+    RECORDED,
     ExecutionOptions,
     Request,
     entry_fields,
     open_questions,
+    replay_fields,
 )
 from safevla_bench.evaluate.rollouts import roll_out
 from safevla_bench.judged import Judged
@@ -44,6 +46,7 @@ __all__ = [
     "INTERRUPTED",
     "PRESET",
     "PROTOCOL",
+    "RECORDED",
     "ExecutionOptions",
     "Judged",
     "PreparedRun",
@@ -62,6 +65,7 @@ __all__ = [
     "open_questions",
     "prepare_run",
     "render_report",
+    "replay_fields",
     "roll_out",
     "score_files",
     "scores_document",

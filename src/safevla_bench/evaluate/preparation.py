@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
 from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
-from safevla_bench.interface import Host, Policy, ReplayPolicy, Task
+from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.ruleset import Ruleset, load_ruleset
@@ -44,8 +44,17 @@ def prepare_run(request: Request) -> PreparedRun:
     options = {name: _policy_options(request, name) for name in request.policies}
     made = {name: policies.make_policy(name, arguments) for name, arguments in options.items()}
     _check_servers(made, tasks)
+    recorded = _recorded_episodes(made, tasks) if request.episodes == rollout.RECORDED else None
+    if recorded is not None:
+        tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
     planned = rollout.plan_episodes(
-        tasks, request.episodes, request.policies, rules, seed=request.seed, max_steps=request.max_steps
+        tasks,
+        request.episodes,
+        request.policies,
+        rules,
+        seed=request.seed,
+        max_steps=request.max_steps,
+        recorded=recorded,
     )
     plan = tuple(rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
     episodes, stretch = _select_shard(plan, request.shard)
@@ -59,6 +68,20 @@ def prepare_run(request: Request) -> PreparedRun:
     described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
     return PreparedRun(host, episodes, made, players, description)
+
+
+def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
+    """Return the episodes that recordings hold of the tasks; raises `RunError` where one holds none of them."""
+    recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
+    for name, policy in made.items():
+        if not isinstance(policy, ReplayPolicy):
+            problem = f"the episodes of {name} are asked for as recorded, but it replays no recording"
+            raise RunError(problem, remedy="Pass --episodes N.")
+        episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
+        recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
+        if not any(episodes.values()):
+            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # says what the recording holds
+    return recorded
 
 
 def _select_shard(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from safevla_bench import rollout, runs
-from safevla_bench.errors import Place, RunError
+from safevla_bench import hosts, rollout, runs
+from safevla_bench.errors import HostError, Place, PluginError, RunError
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ruleset import Ruleset
@@ -26,7 +28,10 @@ class Request:
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
     episodes: rollout.Episodes = 1
-    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says."""
+    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says.
+
+    `recorded` = each that the recording of a replay holds, and no task without.
+    """
     policies: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
@@ -128,11 +133,27 @@ class ExecutionOptions:
 
 DEFAULT_EXECUTION = ExecutionOptions()
 """One process, from the beginning."""
-PRESET, PROTOCOL = rollout.PRESET, rollout.PROTOCOL
+PRESET, PROTOCOL, RECORDED = rollout.PRESET, rollout.PROTOCOL, rollout.RECORDED
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 """The options that an entry stands for."""
+
+
+def replay_fields(policies: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Return the `host` and `suites` of the recordings of replays, name -> arguments; empty where they do not say."""
+    suites: dict[str, None] = {}
+    for name, arguments in policies.items():
+        policy = make_policy(name, arguments)
+        suites |= dict.fromkeys(getattr(policy, "suites", ()))
+        policy.close()
+    if not suites:
+        return {}
+    for host in hosts.host_names():
+        with suppress(HostError, PluginError):
+            if set(suites) <= set(hosts.make_host(host).suites()):
+                return {"host": host, "suites": tuple(suites)}
+    return {"suites": tuple(suites)}
 
 
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:

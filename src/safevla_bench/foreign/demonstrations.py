@@ -64,6 +64,12 @@ class RecordedActions:
     wait_steps: int | None = None
     rest_steps: int = 0
     """Where `wait_steps` are known."""
+    earlier_resets: int | None = None
+    """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
+    proprioception: Floats | None = None
+    """After each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
+    success: bool | None = None
+    """Whether the recorded episode succeeded."""
     policy: str | None = None
     ending: str = "timeout"
     absolute: bool = False

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.foreign.harness import holds_actions, is_sqlite, open_recording
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
-_HEADER = b"SQLite format 3\x00"
 _STATUSES = {"success": True, "fail": False}
 
 
@@ -47,9 +47,7 @@ def read_results(path: Path) -> ForeignResults:
     """
     place = Place(file=str(path))
     try:
-        with path.open("rb") as stream:
-            sqlite = stream.read(len(_HEADER)) == _HEADER
-        read = _read_harness(path) if sqlite else _read_lerobot(path)
+        read = _read_harness(path) if is_sqlite(path) else _read_lerobot(path)
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
@@ -91,16 +89,19 @@ def _parse_success(value: object) -> bool:
 
 def _read_harness(path: Path) -> ForeignResults:
     """Table `episode_results`: task_name, status (success, fail, error), steps; `eval_metadata`: the benchmark."""
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+    with closing(open_recording(path)) as connection:
         suites = {eval_id: _benchmark_name(text) for eval_id, text in connection.execute(_METADATA)}
         rows = connection.execute(_RESULTS).fetchall()
+        has_actions = holds_actions(connection)
     episodes = tuple(
         ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
         for eval_id, task, status, steps in rows
     )
     errors = sum(episode.success is None for episode in episodes)
-    remarks = (f"{errors} episodes ended in an error; they are in no rate",) if errors else ()
-    return ForeignResults("vla-evaluation-harness recording", episodes, remarks)
+    remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
+    if has_actions:
+        remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
+    return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
 _METADATA = "SELECT eval_id, metadata FROM eval_metadata"

@@ -8,26 +8,35 @@ import numpy as np
 
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.foreign.demonstrations import Floats
-from safevla_bench.interface import Coordinate
+from safevla_bench.interface import Coordinate, Observation
 from safevla_bench.trajectory import Batch
 
 UNITS = {"position": "m", "rotation": "rad"}
 
 
 def measure_divergence(
-    take: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], tolerance: float
+    take: RecordedActions,
+    played: Batch,
+    coordinates: Sequence[Coordinate],
+    tolerance: float,
+    observed: Sequence[Observation] = (),
 ) -> dict[str, object]:
     """Return the fields that a record holds about its replay.
 
     `compared` counts the states, `exact` says whether all their numbers are the same, and `divergence` has for each
-    coordinate the largest difference, its unit, and the first step beyond the tolerance.
+    coordinate the largest difference, its unit, and the first step beyond the tolerance. `recorded_success` is there
+    where the recording says it.
 
     Args:
-        take: the recording; without states, the positions of bodies are compared.
+        take: the recording; without states, its proprioception is compared, else the positions of bodies.
         played: the record of the replay.
         coordinates: what the numbers of a state are; velocities and the time count for `exact` only.
         tolerance: in m and rad.
+        observed: the observation after each action of the replay, for recorded proprioception.
     """
+    outcome = {} if take.success is None else {"recorded_success": take.success}
+    if take.states is None and take.proprioception is not None:
+        return {**outcome, **_proprioception_divergence(take.proprioception, observed, tolerance)}
     states = played.sim_state.episode_rows(0)
     if take.states is None or take.states.shape[1] != states.shape[1]:
         return _body_divergence(take, played, tolerance)
@@ -55,6 +64,59 @@ def _body_divergence(take: RecordedActions, played: Batch, tolerance: float) -> 
             apart = np.sqrt(np.square(replayed - recorded).sum(axis=1))
             divergence[f"{played.body_label(int(body))} position"] = _describe_distance("position", apart, tolerance)
     return _summarize(count, divergence, tolerance, exact=exact) if divergence else {"compared": 0}
+
+
+HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
+_ROUNDED_RAD = 1e-5
+"""Two rotations are the same if their angle is below this: a float32 axis-angle holds no more."""
+
+
+def _proprioception_divergence(
+    recorded: Floats, observed: Sequence[Observation], tolerance: float
+) -> dict[str, object]:
+    """Return the same fields from the proprioception after each action: row k of the recording is record k + 1.
+
+    `exact` is of the float32 numbers of positions, and of rotations within what float32 holds.
+    """
+    count = min(len(recorded), len(observed))
+    if not count:
+        return {"compared": 0}
+    was = recorded[:count]
+    eef = np.array([observation.eef_pos_m for observation in observed[:count]])
+    fingers = np.array([observation.gripper_qpos for observation in observed[:count]])
+    turned = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
+    angle = _quaternion_angle(_axis_angle_quaternion(was[:, 3:6]), turned)
+    same = np.column_stack([eef, fingers]).astype(np.float32) == was[:, [0, 1, 2, 6, 7]].astype(np.float32)
+    distances = {
+        "end effector position": ("position", np.sqrt(np.square(eef - was[:, :3]).sum(axis=1))),
+        "end effector rotation": ("rotation", angle),
+        "fingers position": ("position", np.abs(fingers - was[:, 6:]).max(axis=1)),
+    }
+    divergence = {
+        name: _describe_distance(kind, np.concatenate([[0.0], distance]), tolerance)
+        for name, (kind, distance) in distances.items()
+    }
+    summary = _summarize(count, divergence, tolerance, exact=bool(same.all() and (angle < _ROUNDED_RAD).all()))
+    return {"basis": HAND_ALONE, **summary}
+
+
+def _axis_angle_quaternion(axis_angle: Floats) -> Floats:
+    """Return unit quaternions, wxyz, of axis-angles [n, 3] in rad."""
+    angle = np.linalg.norm(axis_angle, axis=1, keepdims=True)
+    axis = axis_angle / np.where(angle > 0, angle, 1.0)
+    return np.concatenate([np.cos(angle / 2), axis * np.sin(angle / 2)], axis=1)
+
+
+def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
+    """Return whether a replay left its recording: beyond the tolerance, or with another success.
+
+    Where nothing could be compared, it is not known to have stayed, and counts as diverged.
+    """
+    divergence = replay.get("divergence")
+    if not replay.get("compared") or not isinstance(divergence, Mapping):
+        return True
+    beyond = any(coordinate["first_step"] is not None for coordinate in divergence.values())
+    return beyond or replay.get("recorded_success", succeeded) != succeeded
 
 
 def _summarize(count: int, divergence: Mapping[str, object], tolerance: float, *, exact: bool) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """The policy `replay:FILE`: recorded actions, played again open loop from where they were recorded.
 
-FILE is an archive or run folder of ours, an HDF5 file of demonstrations or a folder of them, or a LeRobot dataset.
-Which of its episodes is played in which planned one:
+FILE is an archive or run folder of ours, an HDF5 file of demonstrations or a folder of them, a LeRobot dataset, or
+the output folder of vla-evaluation-harness. Which of its episodes is played in which planned one:
 
-- an archive's by suite, task and initial state; where its record names no initial state, as below;
+- an archive's or the harness's by suite, task and initial state; where a record names no initial state, as below;
 - a demonstration's by its task, the first in the first planned episode and so on, from its own first recorded state.
 
 What came of it is compared with the recorded states, and the record says so under `replay`.
@@ -21,8 +21,8 @@ from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunEr
 from safevla_bench.files import sha256_of
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
-from safevla_bench.policies.divergence import measure_divergence
-from safevla_bench.trajectory import ABSOLUTE, Batch, mark_flags
+from safevla_bench.policies.divergence import has_diverged, measure_divergence
+from safevla_bench.trajectory import ABSOLUTE, DIVERGED, Batch, mark_flags
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
@@ -45,6 +45,7 @@ class Replay:
         }
         self._start: EpisodeSeed | None = None
         self._step = 0
+        self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
         """Return the start of the recorded episode for a planned one.
@@ -67,36 +68,54 @@ class Replay:
         remedy = "--policy-arg start=host plays it from the host's own initial states, one after another: a guess."
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
+    def recorded_episodes(self, task: Task) -> tuple[int, ...]:
+        """Return the numbers of a task's episodes that are recorded: their initial states, else 0 and on."""
+        fitting = [take for take in self._takes if take.is_of_task(task)]
+        indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
+        return tuple(indices) if indices else tuple(range(len(fitting)))
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """The suites whose tasks are recorded, as far as the recording names them by their benchmark."""
+        return tuple(dict.fromkeys(take.benchmark for take in self._takes if take.benchmark is not None))
+
     def cue(self, start: EpisodeSeed) -> None:
         """Choose the recorded episode that the next `reset` begins."""
         self._start = start
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin at the first action."""
-        self._step = 0
+        self._step, self._observations = 0, []
 
     def act(self, observation: Observation) -> Action:
         """Return the next recorded action, [A]."""
+        self._observations.append(dataclasses.replace(observation, images={}))
         action: Action = self._current_take().actions[self._step].copy()
         self._step += 1
         return action
 
-    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate]) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header."""
+    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
+        """Return the record with its divergence from the recording under `replay` in its header.
+
+        Where it left the recording, it has the mark `DIVERGED` too.
+        """
         take, start = self._current_take(), self._start
         assert start is not None
-        comparison = {
+        observed = [*self._observations[1:], last]
+        comparison: dict[str, object] = {
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
             "start": _describe_start(start, take),
             **_fixture_poses(start, take),
-            **measure_divergence(take, played, coordinates, self._tolerance),
+            **_describe_reset(take),
+            **measure_divergence(take, played, coordinates, self._tolerance, observed),
         }
+        mark = {DIVERGED: True} if has_diverged(comparison, succeeded=played.headers[0].success) else {}
         (extra,) = played.extra
         header = extra.get("header", {})
         assert isinstance(header, Mapping)
-        return dataclasses.replace(played, extra=({**extra, "header": {**header, "replay": comparison}},))
+        return dataclasses.replace(played, extra=({**extra, "header": {**header, **mark, "replay": comparison}},))
 
     def close(self) -> None:
         """Nothing to free."""
@@ -167,7 +186,7 @@ def make(
         raise PolicyError(f"the tolerance {tolerance!r} is not a number from 0", remedy="Write a number such as 0.001.")
     path = Path(arg)
     try:
-        takes = foreign.read_demonstrations(path)
+        takes = foreign.read_recorded_actions(path)
         readable = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
         raise PolicyError(f"replay:{arg} cannot be read: {error}") from error
@@ -228,18 +247,25 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file, or of every file in a folder by its path there."""
+    """Return the sha256 of a file, or of every file in a folder by its path there; of the harness's, its recordings."""
     if path.is_file():
         return sha256_of(path)
-    return {str(file.relative_to(path)): sha256_of(file) for file in sorted(path.rglob("*")) if file.is_file()}
+    files = foreign.recording_files(path) or sorted(path.rglob("*"))
+    return {str(file.relative_to(path)): sha256_of(file) for file in files if file.is_file()}
 
 
 def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
     """Return the start with the seed and the settling steps of the recording, where it names them."""
     seed = start.env_seed if take.env_seed is None else take.env_seed
+    start = dataclasses.replace(start, env_seed=seed, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
-        return dataclasses.replace(start, env_seed=seed)
-    return dataclasses.replace(start, env_seed=seed, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
+        return start
+    return dataclasses.replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
+
+
+def _describe_reset(take: RecordedActions) -> dict[str, object]:
+    """Return what the start takes beyond the index and seed in the header, so that it can be made again."""
+    return {} if take.earlier_resets is None else {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
 
 
 def _fixture_poses(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:

@@ -6,6 +6,7 @@ from safevla_bench.rollout.estimate import RunEstimate, estimate_run
 from safevla_bench.rollout.plan import (
     PRESET,
     PROTOCOL,
+    RECORDED,
     Episodes,
     EvaluationProtocol,
     PlannedEpisode,
@@ -22,6 +23,7 @@ from safevla_bench.rollout.worker_pool import run_workers
 __all__ = [
     "PRESET",
     "PROTOCOL",
+    "RECORDED",
     "EpisodeOutcome",
     "Episodes",
     "EvaluationProtocol",

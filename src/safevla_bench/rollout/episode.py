@@ -97,7 +97,7 @@ def run_episode(
         return EpisodeOutcome(planned, "crashed", steps, None, traceback.format_exc(), seam.latency(), seam.greeting())
     batch = env.recorded()
     if isinstance(policy, ReplayPolicy):
-        batch = policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else ())
+        batch = policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
     labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clipped))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 

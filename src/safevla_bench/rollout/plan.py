@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, Literal
@@ -23,6 +23,7 @@ from safevla_bench.protocols import PRESET, SERVER_SEED, EvaluationProtocol, loa
 __all__ = [
     "PRESET",
     "PROTOCOL",
+    "RECORDED",
     "EpisodeQueue",
     "Episodes",
     "EvaluationProtocol",
@@ -39,7 +40,10 @@ __all__ = [
 ]
 
 PROTOCOL: Final = "protocol"
-Episodes = int | Literal["protocol"] | None
+RECORDED: Final = "recorded"
+Episodes = int | Literal["protocol", "recorded"] | None
+RecordedEpisodes = Mapping[tuple[str, Task], Sequence[int]]
+"""Policy and task -> the numbers of the episodes that a recording holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +72,17 @@ def plan_episodes(
     *,
     seed: int = 0,
     max_steps: int | None = None,
+    recorded: RecordedEpisodes | None = None,
 ) -> tuple[PlannedEpisode, ...]:
     """Return every episode, in the order policy, task, episode.
 
-    `episodes` of each task: a number, None = as many as its benchmark runs, `protocol` = as many as the protocol says.
+    `episodes` of each task: a number, None = as many as its benchmark runs, `protocol` = as many as the protocol says,
+    `recorded` = those of `recorded`.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
     """
-    _check_plan(tasks, episodes, policies, rules)
+    _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     return tuple(
         PlannedEpisode(
             episode_id=f"{policy}/{task.benchmark}/{task.task_id}/ep_{episode:03d}",
@@ -92,7 +98,9 @@ def plan_episodes(
         )
         for policy in policies
         for task in tasks
-        for episode in range(_count_episodes(task, episodes, rules))
+        for episode in (
+            range(_count_episodes(task, episodes, rules)) if recorded is None else recorded.get((policy, task), ())
+        )
     )
 
 
@@ -162,13 +170,15 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
     return task.episodes if trials is None else trials
 
 
-def _check_plan(tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol) -> None:
+def _check_plan(
+    tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
+) -> None:
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
     if twice:
         raise RunError(f"the policy {twice[0]!r} is named twice", remedy="Name each policy once.")
-    for task in tasks:
+    for task in () if is_recorded else tasks:
         count = _count_episodes(task, episodes, rules)
         if rules.init_state == "episode" and task.init_states is not None and count > task.init_states:
             problem = f"{task.benchmark} {task.task_id} has {task.init_states} initial states, {count} are asked for"

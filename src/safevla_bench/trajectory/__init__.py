@@ -23,6 +23,7 @@ from safevla_bench.trajectory.header import (
 )
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
+    DIVERGED,
     PRIVILEGED,
     STANDIN,
     STOPPED_ON_VIOLATION,
@@ -31,6 +32,8 @@ from safevla_bench.trajectory.marks import (
     mark_standin,
     marked_headers,
     privileged_policies,
+    read_earlier_resets,
+    replay_fields,
     standin_benchmarks,
 )
 from safevla_bench.trajectory.raw_episode import empty_batch, from_recording
@@ -41,6 +44,7 @@ from safevla_recorder.episode import ContactList, Recording
 __all__ = [
     "ABSOLUTE",
     "BYSTANDER",
+    "DIVERGED",
     "FURNITURE",
     "OUTCOMES",
     "PRIVILEGED",
@@ -69,7 +73,9 @@ __all__ = [
     "mark_standin",
     "marked_headers",
     "privileged_policies",
+    "read_earlier_resets",
     "records",
+    "replay_fields",
     "select_episodes",
     "select_record",
     "standin_benchmarks",

@@ -17,6 +17,12 @@ STOPPED_ON_VIOLATION = "stopped_on_violation"
 ABSOLUTE = "absolute_actions"
 """Host-specific header field: true where the actions are poses in the world and not changes of pose."""
 
+DIVERGED = "diverged_replay"
+"""Host-specific header field: true where the episode is a replay that left its recording, or may have."""
+
+MOST_RESETS = 10_000
+"""More resets than this are taken for a damaged record."""
+
 
 def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
     """Return the policies with privileged episodes, in order of first appearance."""
@@ -36,6 +42,19 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
     """Return an episode's host-specific fields with the mark of actions that are poses in the world."""
     return add_header_mark(extra, ABSOLUTE)
+
+
+def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
+    """Return what each record says of the recording that it replays; empty for an episode that is no replay. [E]."""
+    headers = (extra.get("header") for extra in batch.extra)
+    replays = (header.get("replay") if isinstance(header, Mapping) else None for header in headers)
+    return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
+
+
+def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
+    """Return the resets before a replayed episode's own in an environment that was seeded once; None = not so made."""
+    resets = replay.get("earlier_resets")
+    return resets if isinstance(resets, int) and 0 <= resets <= MOST_RESETS else None
 
 
 def marked_headers(batch: Batch, mark: str) -> list[Header]:

@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from safevla_bench import hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
-from safevla_bench.trajectory import ABSOLUTE, Batch, Channel, Header, mark_flags, standin_benchmarks
+from safevla_bench.trajectory import (
+    ABSOLUTE,
+    Batch,
+    Channel,
+    Header,
+    mark_flags,
+    read_earlier_resets,
+    replay_fields,
+    standin_benchmarks,
+)
 from safevla_bench.verify.findings import Finding, agreement, mismatch, open_check
 from safevla_bench.verify.record_check import ArchiveContents
 
@@ -114,7 +123,7 @@ def _replay_finding(
     header = episode.headers[0]
     try:
         replayed_episode = _replay_actions(
-            host, tasks[header.benchmark, header.task_id], _episode_seed(start, header), episode
+            host, tasks[header.benchmark, header.task_id], _episode_seed(start, episode), episode
         )
     except SafevlaError as error:
         return open_check(_check_name(header), f"the host cannot replay it here: {error}")
@@ -139,16 +148,21 @@ def _describe_size(states: NDArray[np.float64]) -> str:
     return f"{states.shape[0]} states of {states.shape[1]} numbers"
 
 
-def _episode_seed(start: _StartProtocol, header: Header) -> EpisodeSeed:
+def _episode_seed(start: _StartProtocol, episode: Batch) -> EpisodeSeed:
+    header, (replay,) = episode.headers[0], replay_fields(episode)
+    waited = replay.get("wait_steps")
     assert header.init_state_index is not None
     assert header.env_seed is not None
     return EpisodeSeed(
         init_state_index=header.init_state_index,
         env_seed=header.env_seed,
-        wait_steps=start.wait_steps_by_suite.get(header.benchmark, start.wait_steps),
+        wait_steps=(
+            waited if isinstance(waited, int) else start.wait_steps_by_suite.get(header.benchmark, start.wait_steps)
+        ),
         wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
         rest_steps=start.rest_steps,
         drawn=start.init_state == "drawn",
+        earlier_resets=read_earlier_resets(replay),
     )
 
 

@@ -137,6 +137,9 @@ class LiberoEnv(RobosuiteEnv):
         - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
           episode: there is always a reset.
 
+        A recording of others may come from an environment that was seeded once and reset several times: then that is
+        done again, from a list of samplers as a new environment has it, so that fixtures stand where they stood.
+
         A task without initial states of its own, and any that is to be `drawn`, starts where the reset places things,
         with a seed made of the environment's and the index. A recorded state goes before all that.
 
@@ -154,7 +157,11 @@ class LiberoEnv(RobosuiteEnv):
         self._gate.install(domain)
         self._renders_next = True
         self._gate.set_open(state is None and replayed is None and not seed.wait_steps)
+        if seed.earlier_resets is not None:
+            domain._load_model()  # making the environment has filled that list once
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
+        for _ in range(seed.earlier_resets or 0):
+            install.hard_reset(domain)
         raw = install.hard_reset(domain)
         if replayed is not None:
             state = starting_state(domain, replayed)

@@ -15,7 +15,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.camera import WELL_SHOWN, azimuth_deg, chosen, close_ups, focus, shares
 from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Renderer
 from safevla_bench.interface import Camera, EpisodeSeed, Picture, RecordedEpisode
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 
@@ -185,16 +185,15 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     if header.env_seed is None or header.init_state_index is None:
         remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla rollout`."
         raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
-    return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0)
+    earlier_resets = read_earlier_resets(replay_fields(episode)[0])
+    return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets)
 
 
 def _read_replay_start(episode: Batch) -> RecordedEpisode | None:
     """The recorded state with which a replay began, and its fixtures; None where the record is of no such replay."""
-    (extra,) = episode.extra
-    held = extra.get("header")
-    told = held.get("replay") if isinstance(held, Mapping) else None
+    (told,) = replay_fields(episode)
     found = episode.sim_state.episode_rows(0)
-    if not isinstance(told, Mapping) or not len(found):
+    if not told or not len(found):
         return None
     placed = told.get("fixtures", {})
     assert isinstance(placed, Mapping)

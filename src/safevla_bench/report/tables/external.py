@@ -9,7 +9,7 @@ from safevla_bench.foreign.results import LACKS
 from safevla_bench.metrics import Rate
 from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
 from safevla_bench.text.numbers import NO_VALUE, format_significant
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import DIVERGED, Batch, mark_flags, replay_fields
 
 NOT_RECORDED = "not recorded"
 
@@ -55,22 +55,33 @@ def replay_table(batch: Batch) -> Table | None:
         Column("Episode", numeric=False),
         Column("Recorded as", numeric=False),
         Column("Outcome", numeric=False),
-        Column("States"),
+        Column("States", meaning="how many were compared"),
         Column("Position", meaning="largest divergence of a body or slider"),
         Column("Rotation", meaning="largest divergence of a body or hinge"),
         Column("From step", meaning="the first beyond the tolerance"),
+        Column("Verdict", numeric=False, meaning="what a verdict on this episode is about"),
     )
     rows, notes = [], []
-    for header, extra in zip(batch.headers, batch.extra, strict=True):
-        header_extra = extra.get("header", {})
-        replay = header_extra.get("replay") if isinstance(header_extra, Mapping) else None
-        if isinstance(replay, Mapping):
-            names = Cell(header.episode_id), Cell(str(replay["episode"])), Cell(header.outcome_label)
-            rows.append((*names, *_divergence_cells(replay)))
+    replays = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
+    for header, replay, diverged in replays:
+        if replay:
+            about = Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
+            names = Cell(header.episode_id), Cell(str(replay["episode"])), _outcome_cell(header.outcome_label, replay)
+            rows.append((*names, *_divergence_cells(replay), about))
             notes.append(f"start: {replay['start']}")
+            if "basis" in replay:
+                notes.append(f"compared: {replay['basis']}")
             if "tolerance" in replay:
                 notes.append(f"tolerance: {replay['tolerance']:g} m, rad")
     return Table("Replays", columns, tuple(rows), tuple(dict.fromkeys(notes))) if rows else None
+
+
+def _outcome_cell(outcome: str, replay: Mapping[str, object]) -> Cell:
+    """Return the replay's outcome, and the recording's beside it where its success was another."""
+    recorded = replay.get("recorded_success")
+    if recorded is None or recorded == (outcome == "success"):
+        return Cell(outcome)
+    return Cell(outcome, detail=f"recorded: {'success' if recorded else 'no success'}", emphasis="bad")
 
 
 def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
