@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from safevla_bench.evaluate import Request, roll_out
+from safevla_bench.evaluation import Request, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero import tasks
 from safevla_bench.policies.servers.codecs import OPENPI

@@ -16,7 +16,7 @@ import made
 import numpy as np
 from speed import RECORDS, derived
 
-from safevla_bench import archive, evaluate, runs, stl
+from safevla_bench import archive, evaluation, runs, stl
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.specs import library
 
@@ -51,9 +51,9 @@ def forms(episodes: int) -> None:
             clock.append(time.perf_counter())
             assert sum(map(len, runs.Scan([path]))) == episodes
             clock.append(time.perf_counter())
-            judged = evaluate.judge([path], load_ruleset(missing="deactivate"))
+            judged = evaluation.judge([path], load_ruleset(missing="deactivate"))
             clock.append(time.perf_counter())
-            evaluate.render_report(judged)
+            evaluation.render_report(judged)
             clock.append(time.perf_counter())
             names = ("write", "read", "read and judge", "report")
             told = ", ".join(f"{n} {1e3 * s / episodes:.2f} ms" for n, s in zip(names, np.diff(clock), strict=True))

@@ -25,7 +25,7 @@ import scipy
 from ratio import Row, compared, printed, seconds
 from scipy.stats import bootstrap
 
-from safevla_bench import evaluate, runs, stl
+from safevla_bench import evaluation, runs, stl
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scoring import score_chunks
 from safevla_bench.specs import library
@@ -147,10 +147,10 @@ def archives() -> Iterator[Row]:
 _JUDGE = """
 import sys
 from pathlib import Path
-from safevla_bench import evaluate
+from safevla_bench import evaluation
 from safevla_bench.ruleset import load_ruleset
-judged = evaluate.judge([Path(one) for one in sys.argv[2:]], load_ruleset(missing="deactivate"))
-evaluate.render_report(judged)
+judged = evaluation.judge([Path(one) for one in sys.argv[2:]], load_ruleset(missing="deactivate"))
+evaluation.render_report(judged)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
 """
 _CONVERT = """
@@ -208,8 +208,8 @@ def reports() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         paths = made.files(Path(folder), 2, 1000, 200)
         by = load_ruleset(missing="deactivate")
-        judged = evaluate.judge(paths, by)
-        ratio = compared(lambda: evaluate.render_report(judged), lambda: evaluate.judge(paths, by), 1)
+        judged = evaluation.judge(paths, by)
+        ratio = compared(lambda: evaluation.render_report(judged), lambda: evaluation.judge(paths, by), 1)
     reason = "it reads all records once more, draws the signals of 400 episodes and lists all of them"
     yield Row("report of 2,000 episodes : scoring them", ratio, 2, reason=reason)
 
@@ -220,12 +220,14 @@ def workers() -> Iterator[Row]:
         told = f"not measured: {free:.1f} cores were free here, and this needs two"
         yield Row(what, None, 1.8, more=True, measured=told)
         return
-    request = evaluate.Request(host="libero", suites=("libero-object",), tasks=(0, 1), episodes=10, policies=("noop",))
+    request = evaluation.Request(
+        host="libero", suites=("libero-object",), tasks=(0, 1), episodes=10, policies=("noop",)
+    )
     with tempfile.TemporaryDirectory() as folder:
 
         def roll_out(workers: int) -> None:
-            running = evaluate.ExecutionOptions(workers=workers)
-            evaluate.roll_out(request, Path(folder) / str(workers), running=running)
+            running = evaluation.ExecutionOptions(workers=workers)
+            evaluation.roll_out(request, Path(folder) / str(workers), running=running)
 
         one, two = (seconds(lambda n=n: roll_out(n)) for n in (1, 2))
     yield Row(

@@ -1,6 +1,6 @@
 """Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--page]
 
-400 episodes: two policies, the 40 tasks of four suites, their first five initial states, through `evaluate`, as
+400 episodes: two policies, the 40 tasks of four suites, their first five initial states, through `evaluate_request`, as
 `safevla eval` does it. One run folder under runs/measure for each task and policy. With --keep, folders that are
 complete stay and only the others are rolled out, so that an interrupted run can go on; without it, all is measured
 anew.
@@ -20,7 +20,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-from safevla_bench import evaluate, hosts, runs
+from safevla_bench import evaluation, hosts, runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.metrics import Rate, Summary, cells
 from safevla_bench.ruleset import load_ruleset
@@ -89,10 +89,10 @@ def plan_jobs(out: Path, suites: Sequence[str]) -> list[Job]:
 def measure(job: Job) -> str:
     """Roll out and judge one job; returns what came of it in a line."""
     shutil.rmtree(job.folder, ignore_errors=True)
-    request = evaluate.Request(
+    request = evaluation.Request(
         host=HOST, suites=(job.suite,), tasks=(job.task,), episodes=EPISODES, policies=(job.policy,)
     )
-    _, total = evaluate.evaluate(request, load_ruleset(), job.folder).summarize_scores()
+    _, total = evaluation.evaluate_request(request, load_ruleset(), job.folder).summarize_scores()
     success, safe = (total.rates[name].count for name in ("sr", "safety"))
     return f"{job.suite} task {job.task} {job.policy}: {success} successful, {safe} safe of {total.n}"
 
@@ -194,7 +194,7 @@ def main() -> None:
     if chosen.suite:
         return
     done = [job.folder for job in every if is_complete(job.folder)]
-    judged = evaluate.judge(done, load_ruleset())
+    judged = evaluation.judge(done, load_ruleset())
     PAGE.write_text(build_page(judged.scores), encoding="utf-8")
     print(f"{PAGE.name} has {len(done)} of {len(every)} tasks and policies; their reports are under {chosen.out}")
 

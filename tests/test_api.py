@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import safevla_bench
 from report.scenes import NAN, verdicts
 from safevla_bench.errors import SafevlaError
+from safevla_bench.metrics import cells
 
 
 def test_every_public_name_is_there():
@@ -23,8 +25,32 @@ def test_every_public_name_is_there():
 def test_type_checkers_are_told_the_same_names():
     tree = ast.parse(Path(safevla_bench.__file__).read_text(encoding="utf-8"))
     [block] = [node for node in tree.body if isinstance(node, ast.If)]
-    typed = {alias.asname for statement in block.body for alias in statement.names}
+    imported = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assigned = {node.targets[0].id for node in block.body if isinstance(node, ast.Assign)}
+    typed = {name for name in imported | assigned if not name.startswith("_")}
     assert typed | {"__version__"} == set(safevla_bench.__all__)
+
+
+def test_dir_lists_the_public_names_and_nothing_else():
+    assert dir(safevla_bench) == sorted(safevla_bench.__all__)
+
+
+def test_a_former_name_works_for_one_release_and_says_what_it_is_called_now():
+    for former, name in safevla_bench._FORMER.items():
+        with pytest.warns(DeprecationWarning, match=name):
+            assert getattr(safevla_bench, former) is getattr(safevla_bench, name)
+        assert former not in dir(safevla_bench)
+
+
+def test_the_former_module_of_evaluations_is_the_function_too():
+    code = (
+        "import safevla_bench as sb, safevla_bench.evaluate\n"
+        "from safevla_bench.evaluate import Request, judge\n"
+        "assert judge is sb.judge and Request is sb.Request\n"
+        "print(len(sb.evaluate('noop', 'fake', tasks=[0], max_steps=2)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "1"
 
 
 def test_importing_the_package_imports_nothing_heavy():
@@ -77,3 +103,49 @@ def test_without_pandas_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(SafevlaError, match=r"safevla-bench\[pandas\]"):
         verdicts((True, 1, 1)).to_pandas()
+
+
+def test_polars_has_the_same_table_with_null_where_there_is_no_value():
+    polars = pytest.importorskip("polars")
+    made = verdicts((True, -10, 1), (True, NAN, 3), (False, 5, float("inf")), outcome=("success", "stopped", "timeout"))
+    ours, theirs = made.to_polars(), made.to_pandas()
+    assert ours.columns == list(theirs.columns)
+    assert ours["safe"].to_list() == [False, None, True]
+    assert ours["rho.force"].to_list() == [-10, None, 5]
+    assert ours["first_violation_step"].dtype == polars.Int64
+    assert verdicts().to_polars().schema == ours.schema
+
+
+def test_without_polars_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(SafevlaError, match=r"safevla-bench\[polars\]"):
+        verdicts((True, 1, 1)).to_polars()
+
+
+# Scores as a sequence
+
+
+def test_scores_iterate_and_are_indexed_by_place_id_and_slice():
+    made = verdicts((True, -10, 1), (True, 5, 3))
+    assert list(made) == list(made.episodes()) == [made[0], made[-1]]
+    assert made[made.episode_id[1]] == made[1]
+    assert made[1:].episode_id == made.episode_id[1:]
+    for key, error in ((2, IndexError), ("elsewhere", KeyError)):
+        with pytest.raises(error):
+            made[key]
+
+
+def test_cells_are_found_by_policy_suite_or_both():
+    made = cells(replace(verdicts((True, -10, 1), (True, 5, 3)), policy=("a", "b")))
+    assert made["a"] is made[0]
+    assert made["b", made[1].suite] is made[1]
+    with pytest.raises(KeyError, match="2 cells fit"):
+        made[made[0].suite]
+
+
+def test_what_a_notebook_shows_is_short_and_escaped():
+    made = verdicts((True, -10, 1), (True, 5, 3), policy="<b>")
+    for value in (made, made[0], cells(made), cells(made)[0]):
+        assert len(repr(value)) < 400
+        assert value._repr_html_().startswith("<table>")
+        assert "<b>" not in value._repr_html_()

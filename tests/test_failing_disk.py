@@ -19,10 +19,10 @@ import pytest
 from builders import episode
 from disk import Disk, Killed
 from folders import contents
-from safevla_bench import archive, cli, demo, evaluate, files, runs
+from safevla_bench import archive, cli, demo, evaluation, files, runs
 from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, SafevlaError
-from safevla_bench.evaluate import outputs
+from safevla_bench.evaluation import outputs
 from safevla_bench.report import board
 from safevla_bench.report.board.site import GENERATOR
 from safevla_bench.rollout import Shard
@@ -31,7 +31,7 @@ from safevla_bench.trajectory import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 
-ASKED = evaluate.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+ASKED = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
 FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None
 
 
@@ -50,8 +50,8 @@ def records(*names: str) -> Batch:
     return concatenate_batches([episode(3, episode_id=name) for name in names])
 
 
-def judged(folder: Path, library: str) -> evaluate.Judged:
-    return evaluate.judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
+def judged(folder: Path, library: str) -> evaluation.Judged:
+    return evaluation.judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
 
 
 def archived(folder: Path) -> None:
@@ -60,12 +60,12 @@ def archived(folder: Path) -> None:
 
 def scored(folder: Path) -> None:
     archived(folder)
-    evaluate.write_outputs(judged(folder, "paper-text"), folder / "out")
+    evaluation.write_outputs(judged(folder, "paper-text"), folder / "out")
 
 
 def shards(folder: Path) -> None:
     for number in (1, 2):
-        evaluate.roll_out(replace(ASKED, shard=Shard(number, 2)), folder / f"shard-{number}")
+        evaluation.roll_out(replace(ASKED, shard=Shard(number, 2)), folder / f"shard-{number}")
 
 
 def grown(folder: Path) -> None:
@@ -101,8 +101,10 @@ def judging(*words: str) -> Callable[[Path], object]:
 def rolled(form: str) -> Written:
     asked = replace(ASKED, archive=form)
     return Written(
-        write=lambda folder: evaluate.roll_out(asked, folder / "run"),
-        again=lambda folder: evaluate.roll_out(asked, folder / "run", running=evaluate.ExecutionOptions(resume=True)),
+        write=lambda folder: evaluation.roll_out(asked, folder / "run"),
+        again=lambda folder: evaluation.roll_out(
+            asked, folder / "run", running=evaluation.ExecutionOptions(resume=True)
+        ),
     )
 
 
@@ -118,7 +120,7 @@ TABLE: dict[str, Written] = {
     ),
     "scores over older ones": Written(
         before=scored,
-        write=lambda folder: evaluate.write_outputs(judged(folder, "default"), folder / "out"),
+        write=lambda folder: evaluation.write_outputs(judged(folder, "default"), folder / "out"),
         together=("out/scores.json", "out/scores.parquet", "out/report.html"),
     ),
     "a report": Written(before=archived, write=judging("report", "--out", "HERE/page.html")),
@@ -146,7 +148,7 @@ TABLE: dict[str, Written] = {
 def quick(monkeypatch):
     """Pages and figures are drawn elsewhere; here they are written."""
     monkeypatch.setattr(outputs, "render_report", lambda judged, *title: f"page of {judged.library.name}")
-    monkeypatch.setattr(evaluate, "render_report", lambda judged: "page")
+    monkeypatch.setattr(evaluation, "render_report", lambda judged: "page")
     monkeypatch.setattr("safevla_bench.report.figures.render_figure", lambda figure, form: form.encode())
 
 
@@ -296,10 +298,10 @@ def test_a_write_that_the_system_breaks_off_in_the_middle_leaves_the_file_as_it_
 
 
 def test_a_run_that_the_system_breaks_off_goes_on_where_it_was(tmp_path):
-    evaluate.roll_out(ASKED, tmp_path / "whole")
+    evaluation.roll_out(ASKED, tmp_path / "whole")
     for size in (0, 100, 700, 1500, 2500):
         with no_file_longer_than(size), pytest.raises(FileError, match="File too large") as raised:
-            evaluate.roll_out(ASKED, tmp_path / f"{size}")
+            evaluation.roll_out(ASKED, tmp_path / f"{size}")
         assert raised.value.remedy
-        evaluate.roll_out(ASKED, tmp_path / f"{size}", running=evaluate.ExecutionOptions(resume=True))
+        evaluation.roll_out(ASKED, tmp_path / f"{size}", running=evaluation.ExecutionOptions(resume=True))
         assert contents(tmp_path / f"{size}") == contents(tmp_path / "whole")

@@ -14,7 +14,7 @@ import pytest
 
 from report.figures import figure_texts
 from report.scenes import SPECS, joined, rollout, verdicts
-from safevla_bench import compare, evaluate, gates, metrics, provenance_marks, sensitivity, viewers
+from safevla_bench import compare, evaluation, gates, metrics, provenance_marks, sensitivity, viewers
 from safevla_bench.archive import write_archive
 from safevla_bench.explain import episode, query
 from safevla_bench.report import authors_csv, episode_list, figures, render_page, terminal
@@ -71,10 +71,10 @@ BATCH = replace(
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory) -> evaluate.Judged:
+def judged(tmp_path_factory) -> evaluation.Judged:
     path = tmp_path_factory.mktemp("standins") / "both.jsonl"
     write_archive(path, BATCH)
-    return evaluate.judge([path], load_ruleset())
+    return evaluation.judge([path], load_ruleset())
 
 
 def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
@@ -148,14 +148,14 @@ def test_listed_and_explained_episodes_say_so(judged):
 
 
 def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
-    held = json.loads(evaluate.score_files(judged)["scores.json"])
+    held = json.loads(evaluation.score_files(judged)["scores.json"])
     assert [one["standin_assets"] for one in held["cells"]] == [False, True, False, True]
     html = render_page(judged.scores, None, load_ruleset(), title="t")
     assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
     assert html.count(SAID) == 1  # below the headline table
     assert "privileged" not in html
     assert ", stand-in assets</span>" in html
-    site = evaluate.build_board(list(judged.paths), load_ruleset(), reports=False)
+    site = evaluation.build_board(list(judged.paths), load_ruleset(), reports=False)
     assert all(SAID in html for path, html in site.items() if path.startswith(("policies/a-", "policies/b-")))
     assert SAID in site["index.html"]
 
@@ -164,7 +164,7 @@ def test_exports_do_not_pass_for_results_on_the_suite(judged):
     text = authors_csv.format_authors_csv(judged.summarize_scores()[0], library(), "x")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
-    cells = evaluate.build_submission(judged, judged.paths).cells
+    cells = evaluation.build_submission(judged, judged.paths).cells
     assert [one.standin_assets for one in cells] == [False, True, False, True]
 
 
@@ -197,12 +197,12 @@ def runs_of_two_versions(tmp_path):
 
 
 def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_scores(runs_of_two_versions):
-    judged = evaluate.judge([runs_of_two_versions], load_ruleset())
+    judged = evaluation.judge([runs_of_two_versions], load_ruleset())
     assert [row.simulator for row in judged.scores.episodes()] == [OLD, OLD, NEW, NEW]
     cells, total = judged.summarize_scores()
     assert [cell.simulator["mujoco"] for cell in cells] == [("3.2.3",), ("3.2.3",), ("3.17.0",), ("3.17.0",)]
     assert total.simulator == {"mujoco": ("3.17.0", "3.2.3"), "robosuite": ("1.4.0",)}
-    files = evaluate.score_files(judged)
+    files = evaluation.score_files(judged)
     document = json.loads(files["scores.json"])
     assert document["episodes"][3]["simulator"] == NEW
     assert document["cells"][0]["simulator"]["mujoco"] == ["3.2.3"]
@@ -212,22 +212,22 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
 
 
 def test_exports_name_the_versions(runs_of_two_versions):
-    judged = evaluate.judge([runs_of_two_versions], load_ruleset())
+    judged = evaluation.judge([runs_of_two_versions], load_ruleset())
     rows = csv.DictReader(io.StringIO(authors_csv.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
     assert {row["model"]: row["simulator"] for row in rows} == {
         "a": "mujoco 3.2.3; robosuite 1.4.0",
         "b": "mujoco 3.17.0; robosuite 1.4.0",
     }
-    submitted = evaluate.build_submission(judged, [runs_of_two_versions])
+    submitted = evaluation.build_submission(judged, [runs_of_two_versions])
     assert [cell.simulator["mujoco"] for cell in submitted.cells] == [("3.2.3",)] * 2 + [("3.17.0",)] * 2
 
 
 def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_two_versions, tmp_path):
-    material = evaluate.table_material(evaluate.judge([runs_of_two_versions], load_ruleset()))
+    material = evaluation.table_material(evaluation.judge([runs_of_two_versions], load_ruleset()))
     for table in catalog.build_tables(material):
         assert any("mujoco 3.17.0" in remark for remark in table.remarks), table.title
     write_archive(tmp_path / "one.jsonl", versioned(RECORDS, {"a": OLD, "b": OLD}))
-    single = evaluate.table_material(evaluate.judge([tmp_path / "one.jsonl"], load_ruleset()))
+    single = evaluation.table_material(evaluation.judge([tmp_path / "one.jsonl"], load_ruleset()))
     for table in catalog.build_tables(single):
         assert "Simulated with mujoco 3.2.3, robosuite 1.4.0." in table.remarks
         assert not any("Several physics" in remark for remark in table.remarks)
@@ -244,7 +244,7 @@ def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
     (warning,) = gates.check_gates(MIXED, [gates.Gate("safety", "min", 0.1)]).warnings
     assert warning.startswith(MIXTURE)
     assert gates.check_gates(PLAIN, [gates.Gate("safety", "min", 0.1)]).warnings == ()
-    page = evaluate.render_report(evaluate.judge([runs_of_two_versions], load_ruleset()))
+    page = evaluation.render_report(evaluation.judge([runs_of_two_versions], load_ruleset()))
     assert "Several physics versions" in page
     assert ", across physics versions" in page
 

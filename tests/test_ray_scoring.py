@@ -16,7 +16,7 @@ from safevla_bench import archive, ray_scoring, runs
 from safevla_bench import ray_cluster as cluster
 from safevla_bench.archive import parquet
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.evaluate import Request, judge, roll_out, score_files, write_outputs
+from safevla_bench.evaluation import Request, judge, roll_out, score_files, write_outputs
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import parts

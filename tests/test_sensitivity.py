@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
-from safevla_bench import demo, evaluate, stl
+from safevla_bench import demo, evaluation, stl
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.metrics import cells
@@ -72,9 +72,9 @@ def shipped(tmp_path_factory) -> Batch:
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory) -> Batch:
     run = tmp_path_factory.mktemp("fake") / "run"
-    request = evaluate.Request(host="fake", suites=("fake",), policies=("random", "scripted:hasty"), episodes=2)
-    evaluate.roll_out(replace(request, max_steps=40), run)
-    return evaluate.judge([run], load_ruleset()).batch
+    request = evaluation.Request(host="fake", suites=("fake",), policies=("random", "scripted:hasty"), episodes=2)
+    evaluation.roll_out(replace(request, max_steps=40), run)
+    return evaluation.judge([run], load_ruleset()).batch
 
 
 def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any():

@@ -16,18 +16,25 @@ Names are imported when they are first used, so that `import safevla_bench` cost
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
 from safevla_bench.version import __version__
 
 if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
-    from safevla_bench.archive import append as append
+    from safevla_bench import archive as _archive
+    from safevla_bench import specs as _specs
+    from safevla_bench import stl as _stl
+    from safevla_bench import tasks as _tasks
+    from safevla_bench import trajectory as _trajectory
     from safevla_bench.archive import open_archive as open_archive
-    from safevla_bench.archive import schema as schema
     from safevla_bench.errors import SafevlaError as SafevlaError
-    from safevla_bench.evaluate import Request as Request
-    from safevla_bench.evaluate import judge as judge
-    from safevla_bench.evaluate import roll_out as roll_out
+    from safevla_bench.evaluation import Evaluation as Evaluation
+    from safevla_bench.evaluation import Request as Request
+    from safevla_bench.evaluation import evaluate as evaluate
+    from safevla_bench.evaluation import judge as judge
+    from safevla_bench.evaluation import load as load
+    from safevla_bench.evaluation import roll_out as roll_out
     from safevla_bench.exposure import measure_exposure as measure_exposure
     from safevla_bench.exposure import summarize_exposure as summarize_exposure
     from safevla_bench.interface import Observation as Observation
@@ -44,18 +51,21 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.scoring import score as score
     from safevla_bench.specs import Library as Library
     from safevla_bench.specs import Spec as Spec
-    from safevla_bench.specs.loader import library as library
-    from safevla_bench.stl import parse as parse
     from safevla_bench.tasks import Registry as Registry
-    from safevla_bench.tasks.loader import registry as registry
     from safevla_bench.trajectory import Batch as Batch
-    from safevla_bench.trajectory import records as records
     from safevla_recorder import record as record
 
+    append_episodes = _archive.append
+    iterate_records = _trajectory.records
+    load_library = _specs.library
+    load_registry = _tasks.registry
+    parse_formula = _stl.parse
+    record_schema = _archive.schema
+
 _HOMES = {
-    "safevla_bench.archive": ("append", "open_archive", "schema"),
+    "safevla_bench.archive": ("append_episodes=append", "open_archive", "record_schema=schema"),
     "safevla_bench.errors": ("SafevlaError",),
-    "safevla_bench.evaluate": ("Request", "judge", "roll_out"),
+    "safevla_bench.evaluation": ("Evaluation", "Request", "evaluate", "judge", "load", "roll_out"),
     "safevla_bench.exposure": ("measure_exposure", "summarize_exposure"),
     "safevla_bench.interface": ("Observation", "Policy", "Wants"),
     "safevla_bench.metrics": ("Summary", "aggregate", "cells"),
@@ -63,18 +73,37 @@ _HOMES = {
     "safevla_bench.ruleset": ("Ruleset", "load_ruleset"),
     "safevla_bench.scores": ("EpisodeScore", "Scores"),
     "safevla_bench.scoring": ("score",),
-    "safevla_bench.specs": ("Library", "Spec", "library"),
-    "safevla_bench.stl": ("parse",),
-    "safevla_bench.tasks": ("Registry", "registry"),
-    "safevla_bench.trajectory": ("Batch", "records"),
+    "safevla_bench.specs": ("Library", "Spec", "load_library=library"),
+    "safevla_bench.stl": ("parse_formula=parse",),
+    "safevla_bench.tasks": ("Registry", "load_registry=registry"),
+    "safevla_bench.trajectory": ("Batch", "iterate_records=records"),
     "safevla_recorder": ("record",),
 }
-"""Module -> the public names that it defines. This is the only list of them at run time."""
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = ["__version__", *_MODULE_OF]
+"""Module -> its public names, as NAME or NAME=ITS NAME THERE. This is the only list of them at run time."""
+_PLACES = {
+    name.partition("=")[0]: (module, name.rpartition("=")[2]) for module, names in _HOMES.items() for name in names
+}
+_FORMER = {
+    "append": "append_episodes",
+    "library": "load_library",
+    "parse": "parse_formula",
+    "records": "iterate_records",
+    "registry": "load_registry",
+    "schema": "record_schema",
+}
+"""Former public name -> the one that says what it does; the former ones work for one release."""
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
+    if name in _FORMER:
+        message = f"safevla_bench.{name} is called {_FORMER[name]} now; the old name goes with the next release"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+    if _FORMER.get(name, name) not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    module, attribute = _PLACES[_FORMER.get(name, name)]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.scores import INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics import Interval, bootstrap_means, wilson_interval
+from safevla_bench.text.html_table import html_table
+from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
 
 BOOTSTRAP_SEED = 0
 Bounds = tuple[float, float]
@@ -120,10 +123,54 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     simulator: dict[str, tuple[str, ...]] = {}
     """Package -> versions, of what decided the physics of the episodes; several = they are mixed."""
 
+    def __repr__(self) -> str:
+        """Return the cell and its four numbers, as one line."""
+        whose = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
+        numbers = ", ".join(f"{name} {text}" for name, text in zip(_NUMBER_NAMES, _number_texts(self), strict=True))
+        return f"<Summary of {whose}: n = {self.n}, {numbers}>"
+
+    def _repr_html_(self) -> str:
+        return CellList([self])._repr_html_()
+
     @property
     def unjudged(self) -> int:
         """Number of episodes with a record and without a verdict."""
         return sum(self.no_verdict.values())
+
+
+class CellList(list[Summary]):
+    """Summaries of cells, also found by policy, by suite, or by both; a notebook shows them as a table."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the cell of an index, of a policy or suite that has one cell, or of (policy, suite).
+
+        Raises:
+            KeyError: no cell has that name, or several do; lists the cells there are.
+        """
+        if not isinstance(key, str | tuple):
+            return super().__getitem__(key)
+        names = {key} if isinstance(key, str) else set(key)
+        matches = [cell for cell in self if names <= {cell.policy, cell.suite}]
+        if len(matches) != 1:
+            there = ", ".join(f"({cell.policy!r}, {cell.suite!r})" for cell in self) or "none"
+            raise KeyError(f"{len(matches)} cells fit {key!r}; there are {there}")
+        return matches[0]
+
+    def _repr_html_(self) -> str:
+        heads = ["Policy", "Suite", "n", *_NUMBER_NAMES]
+        return html_table(
+            heads, ([cell.policy or "–", cell.suite or "all", str(cell.n), *_number_texts(cell)] for cell in self)
+        )
+
+
+_NUMBER_NAMES = ("SR", "Safety", "SBU", "VSI")
+
+
+def _number_texts(cell: Summary) -> list[str]:
+    """Return the four numbers as texts; a dash where there is none."""
+    rates = [cell.rates[name] for name in ("sr", "safety", "sbu")]
+    shares = [f"{format_percent(rate.count, rate.n)} %" if rate.value is not None else NO_VALUE for rate in rates]
+    return [*shares, NO_VALUE if cell.vsi is None else format_fixed(cell.vsi, 3)]
 
 
 class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +202,7 @@ def aggregate(scores: Scores) -> Summary:
     return _summarize_cell(scores, np.arange(len(scores)), [episode.outcome for episode in scores.absent])
 
 
-def cells(scores: Scores) -> list[Summary]:
+def cells(scores: Scores) -> CellList:
     """Summarize each policy × suite, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent_keys = [(episode.policy, episode.benchmark) for episode in scores.absent]
@@ -164,7 +211,7 @@ def cells(scores: Scores) -> list[Summary]:
         members = np.array([k for k, other in enumerate(keys) if other == key], dtype=np.int64)
         absent = [episode.outcome for episode, other in zip(scores.absent, absent_keys, strict=True) if other == key]
         summaries.append(_summarize_cell(scores, members, absent, policy=key[0], suite=key[1]))
-    return summaries
+    return CellList(summaries)
 
 
 def task_rates(scores: Scores) -> list[TaskRates]:

@@ -137,7 +137,7 @@ class Monitor:
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
     >>> monitor = sb.Monitor(sb.load_ruleset(missing="deactivate"))
-    >>> standing = [monitor.observe(record) for record in sb.records(batch)][-1]
+    >>> standing = [monitor.observe(record) for record in sb.iterate_records(batch)][-1]
     >>> standing.safe, standing.worst, standing.robustness["max_contact_force_under_200N"]
     (True, 'max_contact_force_under_200N', 187.6)
     """

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
+from safevla_bench.text.html_table import html_table
+from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,6 +35,8 @@ CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early: without a violation so far, nobody knows whether one would have followed."""
 CAPABILITIES_OPTION = "--capabilities "
 """How the reason of a specification begins that would apply with the host's own capabilities."""
+_SHOWN = 20
+"""Episodes that a notebook shows."""
 NO_VERDICT = "no verdict"
 """The word for an episode whose safety is unknown, wherever it is shown."""
 SIGNAL_MISSING = "signal missing: "
@@ -114,8 +119,26 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     simulator: dict[str, str] = {}
     """Package -> version, of what decides the physics; empty = the record does not say."""
 
+    def __repr__(self) -> str:
+        """Return the id, the outcome and the verdict, as one line."""
+        broken = f" ({', '.join(self.violated_specs)})" if self.violated_specs else ""
+        unknown = f" ({self.no_verdict})" if self.no_verdict else ""
+        return f"<EpisodeScore of {self.episode_id}: {self.outcome}, {verdict_word(self.safe)}{broken}{unknown}>"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        robustness = {name: NO_VALUE if rho is None else format_compact(rho) for name, rho in self.robustness.items()}
+        words = {
+            **dict.fromkeys(self.active_specs, "holds"),
+            **dict.fromkeys(self.vacuous_specs, "vacuous"),
+            **self.inactive_specs,
+            **dict.fromkeys(self.violated_specs, "violated"),
+        }
+        rows = ([name, words.get(name, ""), rho] for name, rho in robustness.items())
+        title = f"{self.episode_id}: {self.outcome}, {verdict_word(self.safe)}"
+        return html_table(["Specification", "Verdict", "ρ"], rows, title, [self.no_verdict or ""])
+
+
+@dataclass(frozen=True, repr=False)
 class Scores:
     """E episodes judged by S specifications, in library order.
 
@@ -151,6 +174,52 @@ class Scores:
 
     def __len__(self) -> int:
         return len(self.episode_id)
+
+    def __iter__(self) -> Iterator[EpisodeScore]:
+        return self.episodes()
+
+    @overload
+    def __getitem__(self, key: int | str) -> EpisodeScore: ...
+    @overload
+    def __getitem__(self, key: slice) -> Scores: ...
+    def __getitem__(self, key: int | str | slice) -> EpisodeScore | Scores:
+        """Return the row of an episode by its index from 0 or its id, or the scores of a slice.
+
+        Raises:
+            IndexError: no episode has that index.
+            KeyError: no episode has that id, or those of several policies have it.
+        """
+        if isinstance(key, slice):
+            return self.select_episodes(np.arange(len(self))[key])
+        if not isinstance(key, str):
+            return self.episode(range(len(self))[key])
+        places = [k for k, episode_id in enumerate(self.episode_id) if episode_id == key]
+        if len(places) != 1:
+            raise KeyError(f"{len(places)} of {len(self)} episodes have the id {key!r}")
+        return self.episode(places[0])
+
+    def __repr__(self) -> str:
+        """Return how many episodes were judged, by how many specifications, as one line."""
+        judged, unsafe = int(self.is_judged.sum()), int(self.unsafe.sum())
+        lost = f", {len(self.absent)} absent" if self.absent else ""
+        verdicts = f"{judged - unsafe} safe, {unsafe} unsafe, {len(self) - judged} without a verdict"
+        return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            [
+                row.episode_id,
+                row.policy or NO_VALUE,
+                row.outcome,
+                verdict_word(row.safe),
+                NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3),
+                row.worst_spec or NO_VALUE,
+            ]
+            for row in self[:_SHOWN]
+        )
+        more = f"… and {len(self) - _SHOWN} more" if len(self) > _SHOWN else ""
+        heads = ["Episode", "Policy", "Outcome", "Safe", "VSI", "Worst specification"]
+        return html_table(heads, rows, repr(self)[1:-1], [more])
 
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of some episodes, in the order given; `absent` stays as it is."""
@@ -357,30 +426,57 @@ class Scores:
         except ModuleNotFoundError:
             remedy = 'Install it: pip install "safevla-bench[pandas]".'
             raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
+        columns = self._episode_columns()
+        for name, dtype in _NULLABLE.items():
+            columns[name] = pandas.array(columns[name], dtype=dtype)
+        return pandas.DataFrame(columns)
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return the table of `to_pandas` as polars has it: what has no value is null.
+
+        Raises:
+            SafevlaError: polars is not installed.
+        """
+        try:
+            import polars
+        except ModuleNotFoundError:
+            remedy = 'Install it: pip install "safevla-bench[polars]".'
+            raise SafevlaError("to_polars() needs polars, which is not installed", remedy=remedy) from None
+        types = {"object": polars.String, "int": polars.Int64, "bool": polars.Boolean, "float": polars.Float64}
+        series = []
+        for name, values in self._episode_columns().items():
+            is_number = isinstance(values, np.ndarray) and values.dtype.kind == "f"
+            kind = "float" if is_number else "bool" if name in _FLAGS else "int" if name in _COUNTS else "object"
+            items = [nan_to_none(value) for value in values] if is_number else list(values)
+            series.append(polars.Series(name, items, dtype=types[kind]))
+        return polars.DataFrame(series)
+
+    def _episode_columns(self) -> dict[str, Any]:
+        """Return the columns of a data frame: texts and flags with None, numbers with NaN where there is no value."""
         step, first = self.first_violation
-        columns: dict[str, object] = {
+        columns: dict[str, Any] = {
             "episode_id": self.episode_id,
             "benchmark": self.benchmark,
             "task_id": self.task_id,
             "policy": self.policy,
             "outcome": self.outcome,
-            "success": self.success,
-            "counted": self.is_counted,
-            "safe": pandas.array([self.verdict(k) for k in range(len(self))], dtype="boolean"),
-            "sbu": pandas.array([self.unsafe_success(k) for k in range(len(self))], dtype="boolean"),
+            "success": self.success.tolist(),
+            "counted": self.is_counted.tolist(),
+            "safe": [self.verdict(k) for k in range(len(self))],
+            "sbu": [self.unsafe_success(k) for k in range(len(self))],
             "no_verdict": [self.no_verdict_reason(k) for k in range(len(self))],
             "vsi": self.vsi,
             "rho_min": self.rho_min,
             "worst_spec": [None if k < 0 else self._spec_id(k) for k in self.worst_column],
-            "first_violation_step": pandas.array([None if k < 0 else int(k) for k in step], dtype="Int64"),
+            "first_violation_step": [None if k < 0 else int(k) for k in step],
             "first_violation_spec": [None if k < 0 else self._spec_id(k) for k in first],
-            "standin_assets": self.standin or (False,) * len(self),
+            "standin_assets": list(self.standin) or [False] * len(self),
         }
         for k, spec in enumerate(self.specs):
             columns[f"rho.{spec.spec_id}"] = np.where(np.isinf(self.rho[k]), np.nan, self.rho[k])
             columns[f"depth.{spec.spec_id}"] = self.depth[k]
             columns[f"state.{spec.spec_id}"] = [STATES[state] for state in self.state[k]]
-        return pandas.DataFrame(columns)
+        return columns
 
     def _spec_id(self, column: int) -> str:
         return self.specs[column].spec_id
@@ -394,6 +490,12 @@ class Scores:
             violated=bool(self.is_violated[column, index]),
             extreme=nan_to_none(self.extreme[column, index]),
         )
+
+
+_FLAGS = ("success", "counted", "safe", "sbu", "standin_assets")
+_COUNTS = ("first_violation_step",)
+_NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
+"""Columns of flags and counts that may have no value, and pandas' types for them."""
 
 
 def finite_or_none(value: float | np.float64) -> float | None:

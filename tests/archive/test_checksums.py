@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from safevla_bench import archive, evaluate, runs
+from safevla_bench import archive, evaluation, runs
 from safevla_bench.errors import DamageError
 
 
 def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):
-    asked = evaluate.Request(host="fake", suites=("fake",), tasks=(0,), policies=("random",), max_steps=4)
-    evaluate.roll_out(asked, tmp_path / "run")
+    asked = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), policies=("random",), max_steps=4)
+    evaluation.roll_out(asked, tmp_path / "run")
     (part,) = runs.archive_parts(tmp_path / "run")
     content = part.read_bytes()
     for cut in range(1, 8):

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from builders import episode
-from safevla_bench import demo, evaluate, runs
+from safevla_bench import demo, evaluation, runs
 from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
 
@@ -24,9 +24,9 @@ def shipped(tmp_path_factory):
 def fake(tmp_path_factory):
     """Two runs of one plan, in which the fake host's third task always crashes."""
     folder = tmp_path_factory.mktemp("fake")
-    request = evaluate.Request(host="fake", suites=("fake",), episodes=2, max_steps=60)
+    request = evaluation.Request(host="fake", suites=("fake",), episodes=2, max_steps=60)
     for name, policies in (("one", ("random",)), ("two", ("scripted:hasty", "noop"))):
-        evaluate.roll_out(replace(request, policies=policies), folder / name)
+        evaluation.roll_out(replace(request, policies=policies), folder / name)
     return folder
 
 

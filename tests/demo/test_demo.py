@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from safevla_bench import archive, cli, demo, evaluate
+from safevla_bench import archive, cli, demo, evaluation
 from safevla_bench.demo import recording
 from safevla_bench.errors import RunError
 from safevla_bench.ruleset import load_ruleset
@@ -22,7 +22,7 @@ def shipped(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(shipped):
-    return evaluate.judge([shipped], load_ruleset())
+    return evaluation.judge([shipped], load_ruleset())
 
 
 def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
@@ -52,7 +52,7 @@ def test_the_command_writes_the_report_and_says_what_to_try_next(tmp_path, capsy
     assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
     printed = capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
-    assert (out / "report.html").read_text() == evaluate.render_report(judged)
+    assert (out / "report.html").read_text() == evaluation.render_report(judged)
     assert str(out / "report.html") in printed
     assert "nothing was simulated" in printed
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from fuzz.grammar import damaged, json_text, mutated
 from fuzz.records import change_table
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.cli import run_command_line as command_line
 from safevla_bench.ruleset import load_ruleset
 
@@ -42,8 +42,8 @@ def made() -> Path:
     """A judged run on the fake host, made once a process."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-run-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    asked = evaluate.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
-    evaluate.evaluate(asked, load_ruleset(), folder / "run")
+    asked = evaluation.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
+    evaluation.evaluate_request(asked, load_ruleset(), folder / "run")
     return folder / "run"
 
 

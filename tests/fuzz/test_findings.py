@@ -12,7 +12,7 @@ import pytest
 
 from builders import episode
 from report.scenes import rollout
-from safevla_bench import evaluate, runs, specs
+from safevla_bench import evaluation, runs, specs
 from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
@@ -87,8 +87,8 @@ def test_an_index_of_frames_that_nests_too_deeply_is_a_run_error(tmp_path):
 def test_raw_episodes_of_anybody_are_errors_by_name(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "run.json").write_text('{"complete": false}')
-    asked = evaluate.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=2)
-    evaluate.roll_out(asked, tmp_path / "other")
+    asked = evaluation.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=2)
+    evaluation.roll_out(asked, tmp_path / "other")
     row = msgspec.json.encode(runs.episode_rows(tmp_path / "other")[0])
     large = io.BytesIO()
     with zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as file:

@@ -12,7 +12,7 @@ import pytest
 
 from safevla_bench import archive, metrics, policies
 from safevla_bench.errors import HostError, PolicyError, RunError
-from safevla_bench.evaluate import ExecutionOptions, Request, evaluate, prepare_run, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, evaluate, prepare_run, roll_out
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed, Observation

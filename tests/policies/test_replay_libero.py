@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from safevla_bench.evaluate import Request, roll_out
+from safevla_bench.evaluation import Request, roll_out
 from safevla_bench.foreign import read_demonstrations
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.mujoco.viewer import episode_seed

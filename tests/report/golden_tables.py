@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench import demo, evaluate
+from safevla_bench import demo, evaluation
 from safevla_bench.metrics import cells
 from safevla_bench.report import tables
 from safevla_bench.report.published import PAPER, episode_counts, load_published, synthesize_scores
@@ -36,8 +36,8 @@ def demonstrated() -> list[tables.Table]:
     """Every table that the shipped archive allows."""
     judge = load_ruleset()
     with tempfile.TemporaryDirectory() as folder:
-        judged = evaluate.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
-        return catalog.build_tables(evaluate.table_material(judged))
+        judged = evaluation.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
+        return catalog.build_tables(evaluation.table_material(judged))
 
 
 def papers() -> list[tables.Table]:

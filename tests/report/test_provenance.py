@@ -10,7 +10,7 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
-from safevla_bench import cli, demo, evaluate, metrics
+from safevla_bench import cli, demo, evaluation, metrics
 from safevla_bench.report import episode_list
 from safevla_bench.ruleset import NamedDigest, load_ruleset
 from safevla_bench.specs import library
@@ -20,14 +20,14 @@ from safevla_bench.verify import RulesetFiles, verify_run
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    return evaluate.judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
+    return evaluation.judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
 
 
 @pytest.fixture
 def run(tmp_path):
     """A judged run with episodes that crashed."""
-    request = evaluate.Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
-    evaluate.evaluate(request, load_ruleset(), tmp_path / "run")
+    request = evaluation.Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
+    evaluation.evaluate_request(request, load_ruleset(), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -68,7 +68,7 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
 
 
 def test_the_episodes_of_every_task_and_every_ending_can_be_listed(run):
-    judged = evaluate.judge([run], load_ruleset())
+    judged = evaluation.judge([run], load_ruleset())
     for task in metrics.task_rates(judged.scores):
         of = {"policy": task.policy, "task": f"{task.suite}/{task.task_id}"}
         assert counted(judged, **of) == task.sr.n + task.crashed
@@ -202,8 +202,8 @@ def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, h
 
 def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they_share_a_table(run, houses, capsys):
     other = run.parent / "other"
-    request = evaluate.Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
-    evaluate.evaluate(request, load_ruleset(library=str(houses[0])), other)
+    request = evaluation.Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
+    evaluation.evaluate_request(request, load_ruleset(library=str(houses[0])), other)
     capsys.readouterr()
     for words in ([], ["--library", str(houses[1])]):
         by = load_ruleset(library=words[1]) if words else load_ruleset()
@@ -211,4 +211,4 @@ def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("Judged by") == 1
         assert by.provenance().to_sentence() in said
-        assert evaluate.judge([run, other], by).provenance.library == NamedDigest(by.library.name, by.library.digest)
+        assert evaluation.judge([run, other], by).provenance.library == NamedDigest(by.library.name, by.library.digest)

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from safevla_bench import demo, evaluate
+from safevla_bench import demo, evaluation
 from safevla_bench.errors import RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.report import submission
@@ -23,7 +23,7 @@ def archive(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(archive) -> submission.Submission:
-    return evaluate.build_submission(evaluate.judge([archive], load_ruleset()), [archive])
+    return evaluation.build_submission(evaluation.judge([archive], load_ruleset()), [archive])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_it_names_records_judge_and_versions(exported, archive):
 
 
 def test_its_counts_are_those_of_the_cells(exported, archive):
-    summaries, _ = evaluate.judge([archive], load_ruleset()).summarize_scores()
+    summaries, _ = evaluation.judge([archive], load_ruleset()).summarize_scores()
     assert [(cell.policy, cell.suite, cell.n, cell.unsafe_success, cell.vsi) for cell in exported.cells] == [
         (cell.policy, cell.suite, cell.n, cell.success_unsafe, cell.vsi) for cell in summaries
     ]
@@ -124,7 +124,7 @@ def test_what_is_no_submission_is_refused(plain, tmp_path, changes):
 def test_an_ablation_is_no_submission(archive):
     untagged = load_ruleset(applicability="off")
     with pytest.raises(RunError, match="applicability was off"):
-        evaluate.build_submission(evaluate.judge([archive], untagged), [archive])
+        evaluation.build_submission(evaluation.judge([archive], untagged), [archive])
 
 
 def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from folders import contents
 from safevla_bench import runs
 from safevla_bench.archive import jsonl
-from safevla_bench.evaluate import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, judge, roll_out
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import serve
 from safevla_bench.ruleset import load_ruleset

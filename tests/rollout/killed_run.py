@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safevla_bench import files
-from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.runs import writer as writing
 
 REQUEST = Request(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from expected import refusal
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies.servers import entries
 from strict_server import StrictServer
@@ -24,8 +24,8 @@ def _libero():
 
 def asked(name, url, **changes):
     few = {"tasks": (1,), "episodes": 1, "max_steps": 2}
-    return evaluate.Request(
-        **{**evaluate.entry_fields(name, (SUITE,)), **few, "servers": (f"{SUITE}={url}",), **changes}
+    return evaluation.Request(
+        **{**evaluation.entry_fields(name, (SUITE,)), **few, "servers": (f"{SUITE}={url}",), **changes}
     )
 
 
@@ -33,7 +33,7 @@ def asked(name, url, **changes):
 def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     server = StrictServer(name)
     try:
-        (row,) = evaluate.roll_out(asked(name, server.url), tmp_path / "run")
+        (row,) = evaluation.roll_out(asked(name, server.url), tmp_path / "run")
     finally:
         server.close()
     assert (row.outcome, row.steps, row.policy) == ("timeout", 2, name)
@@ -48,22 +48,22 @@ def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     assert server.url in str(today["servers"])
     assert server.url not in json.dumps(held)
     # Where it is served is no part of what was run: it goes on with another address.
-    assert evaluate.Request.from_run(tmp_path / "run").servers == (f"{SUITE}={server.url}",)
+    assert evaluation.Request.from_run(tmp_path / "run").servers == (f"{SUITE}={server.url}",)
     elsewhere = asked(name, "127.0.0.1:9")
-    assert evaluate.roll_out(elsewhere, tmp_path / "run", running=evaluate.ExecutionOptions(resume=True)) == [row]
+    assert evaluation.roll_out(elsewhere, tmp_path / "run", running=evaluation.ExecutionOptions(resume=True)) == [row]
 
 
 def test_a_suite_without_a_server_is_refused_before_anything_runs(tmp_path):
-    request = evaluate.Request(**evaluate.entry_fields("openvla-7b@libero"), servers=(f"{SUITE}=ws://127.0.0.1:9",))
+    request = evaluation.Request(**evaluation.entry_fields("openvla-7b@libero"), servers=(f"{SUITE}=ws://127.0.0.1:9",))
     with pytest.raises(PolicyError, match="no server is named for openvla-7b@libero on libero-spatial"):
-        evaluate.roll_out(request, tmp_path / "run")
+        evaluation.roll_out(request, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_whole_cell_set_is_planned():
-    planned = evaluate.estimate_run(evaluate.Request(**evaluate.entry_fields("pi0.5@libero")))
+    planned = evaluation.estimate_run(evaluation.Request(**evaluation.entry_fields("pi0.5@libero")))
     assert planned.episodes == 800
     assert {(one.suite, one.episodes) for one in planned.scenes} == {
         (suite, 20) for suite in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
     }
-    assert evaluate.estimate_run(evaluate.Request(**evaluate.entry_fields("pi-rl-130@libero"))).episodes == 8000
+    assert evaluation.estimate_run(evaluation.Request(**evaluation.entry_fields("pi-rl-130@libero"))).episodes == 8000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.evaluate import Request
-from safevla_bench.evaluate import estimate_run as estimate_planned
+from safevla_bench.evaluation import Request
+from safevla_bench.evaluation import estimate_run as estimate_planned
 from safevla_bench.hosts import host_names
 from safevla_bench.interface import Task
 from safevla_bench.rollout import estimate_run, load_protocol, plan_episodes

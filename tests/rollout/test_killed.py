@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from folders import contents
-from safevla_bench.evaluate import roll_out
+from safevla_bench.evaluation import roll_out
 from safevla_bench.runs import count_progress
 
 sys.path.insert(0, str(Path(__file__).parent))

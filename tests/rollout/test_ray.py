@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster as SeveralNodes
 from folders import contents
 from safevla_bench import cli, ray_cluster, ray_scoring, runs
 from safevla_bench.errors import RunError
-from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler

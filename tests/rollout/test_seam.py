@@ -13,7 +13,7 @@ from folders import contents
 from safevla_bench import rollout, runs
 from safevla_bench.archive import jsonl
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
-from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
 from safevla_bench.policies.servers.codecs import OPENPI

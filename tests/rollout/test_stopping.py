@@ -10,7 +10,7 @@ import pytest
 from folders import contents
 from safevla_bench import archive
 from safevla_bench.errors import RunError, UnknownTaskError
-from safevla_bench.evaluate import ExecutionOptions, Request, evaluate, judge, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, evaluate_request, judge, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
 from safevla_bench.monitor import Monitor
@@ -100,7 +100,7 @@ def strict(tmp_path):
 
 
 def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path, strict):
-    judged = evaluate(request(stop_on_violation=True, ruleset=strict), strict, tmp_path / "run")
+    judged = evaluate_request(request(stop_on_violation=True, ruleset=strict), strict, tmp_path / "run")
     held = read_description(tmp_path / "run")["stop_on_violation"]
     assert held["library_digest"] == strict.library.digest
     stopped = [row for row in episode_rows(tmp_path / "run") if row.outcome == "stopped"]

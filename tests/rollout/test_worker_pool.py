@@ -10,7 +10,7 @@ import pytest
 from folders import contents
 from safevla_bench import runs
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.evaluate import ExecutionOptions, Request, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.rollout import load_protocol, plan_episodes, worker_pool
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from builders import episode, same_bits
 from safevla_bench import archive, exposure, runs
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.evaluate import judge, render_report, write_outputs
+from safevla_bench.evaluation import judge, render_report, write_outputs
 from safevla_bench.report import episode_table, paired_episodes
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import episode_index

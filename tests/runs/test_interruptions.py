@@ -15,7 +15,7 @@ import pytest
 
 from folders import contents
 from safevla_bench import files
-from safevla_bench.evaluate import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, judge, roll_out
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import count_progress, parts, read_description, read_sources
 

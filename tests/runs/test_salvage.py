@@ -9,7 +9,7 @@ import shutil
 import pytest
 import zstandard
 
-from safevla_bench import archive, cli, evaluate, runs, verify
+from safevla_bench import archive, cli, evaluation, runs, verify
 from safevla_bench.archive import jsonl as members_of_files
 from safevla_bench.errors import CollectedError, DamageError, RunError
 from safevla_bench.ruleset import load_ruleset
@@ -23,10 +23,10 @@ MAGIC = {".zst": b"\x28\xb5\x2f\xfd", ".gz": b"\x1f\x8b\x08"}
 def made(tmp_path_factory):
     def run(form):
         folder = tmp_path_factory.mktemp("salvage") / "run"
-        asked = evaluate.Request(
+        asked = evaluation.Request(
             host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4, archive=form
         )
-        evaluate.roll_out(asked, folder)
+        evaluation.roll_out(asked, folder)
         return folder
 
     return {form: run(form) for form in runs.FORMS}
@@ -164,10 +164,10 @@ def damaged(run, part, kind):
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
     lost = damaged(run, part, kind)
     with pytest.raises(CollectedError, match="--salvage") as raised:
-        evaluate.judge([run], load_ruleset())
+        evaluation.judge([run], load_ruleset())
     assert str(part) in str(raised.value)
     gone = [one.place.episode for one in raised.value.errors if one.place.episode]
-    judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
+    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
     assert (len(judged.scores), judged.left_out.count) == (COUNT - lost, lost)
     told = judged.provenance.lost
     assert (told.episodes, told.more, list(told.named)) == (lost, False, gone)
@@ -197,7 +197,7 @@ def test_a_damaged_run_in_parquet_names_what_is_lost(made, tmp_path):
     shutil.copytree(made["parquet"], tmp_path / "run")
     (part,) = runs.archive_parts(tmp_path / "run")
     part.write_bytes(part.read_bytes()[:-100])
-    judged = evaluate.judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
+    judged = evaluation.judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(*range(COUNT))
 
 
@@ -207,8 +207,8 @@ def test_a_part_that_reads_well_and_is_another_is_refused(run, part):
     archive.write_archive(part, batch)
     part.write_bytes(part.read_bytes() + archive.jsonl._COMPRESS[".jsonl.zst"](b"\n"))
     with pytest.raises(CollectedError, match="was changed since it was written"):
-        evaluate.judge([run], load_ruleset())
-    judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
+        evaluation.judge([run], load_ruleset())
+    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
     assert (len(judged.scores), judged.left_out.count) == (COUNT, 0)
     assert judged.left_out.describe_kinds() == [
         "a file is not as it was written; every episode that it should hold was read"
@@ -219,9 +219,9 @@ def test_an_archive_without_a_table_of_episodes_does_not_know_how_many_it_lost(p
     path = tmp_path / "copy.jsonl.zst"
     shutil.copy(part, path)
     flip(path, inside(path, 1, "content"))
-    judged = evaluate.judge([path], load_ruleset(), skip_invalid=True)
+    judged = evaluation.judge([path], load_ruleset(), skip_invalid=True)
     assert judged.left_out.unknown
-    assert evaluate.describe_losses(judged) == ["an unknown number of episodes lost in damaged files"]
+    assert evaluation.describe_losses(judged) == ["an unknown number of episodes lost in damaged files"]
     assert judged.provenance.lost.more is True
 
 
@@ -299,10 +299,10 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
 def unfinished(made, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(runs.RunWriter, "finish", lambda writer: None)
-        asked = evaluate.Request(
+        asked = evaluation.Request(
             host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4
         )
-        evaluate.roll_out(asked, tmp_path / "unfinished")
+        evaluation.roll_out(asked, tmp_path / "unfinished")
     return tmp_path / "unfinished"
 
 
@@ -311,8 +311,8 @@ def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monk
     held = run / "raw" / "000001.npz"
     flip(held, held.stat().st_size // 2)
     with pytest.raises(CollectedError, match="--salvage"):
-        evaluate.judge([run], load_ruleset())
-    judged = evaluate.judge([run], load_ruleset(), skip_invalid=True)
+        evaluation.judge([run], load_ruleset())
+    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(1)
     assert judged.left_out.describe_kinds() == ["1 episode lost in damaged files"]
 

@@ -14,7 +14,7 @@ from folders import contents
 from safevla_bench import runs
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RecordError, RunError
-from safevla_bench.evaluate import Request, roll_out
+from safevla_bench.evaluation import Request, roll_out
 from safevla_bench.files import sha256_of
 from safevla_bench.rollout import Shard
 from safevla_bench.runs import parts

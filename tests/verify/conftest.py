@@ -6,15 +6,15 @@ import shutil
 
 import pytest
 
-from safevla_bench import evaluate
+from safevla_bench import evaluation
 from safevla_bench.ruleset import load_ruleset
 
 
 @pytest.fixture(scope="session")
 def judged_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify") / "run"
-    asked = evaluate.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
-    evaluate.evaluate(asked, load_ruleset(), folder)
+    asked = evaluation.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
+    evaluation.evaluate_request(asked, load_ruleset(), folder)
     return folder
 
 

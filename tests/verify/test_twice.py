@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from folders import contents
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.ruleset import load_ruleset
 
-FAKE = evaluate.Request(
+FAKE = evaluation.Request(
     host="fake", suites=("fake",), tasks=(0, 2), episodes=2, policies=("random", "noop"), max_steps=6
 )
-LIBERO = evaluate.Request(
+LIBERO = evaluation.Request(
     host="libero", suites=("libero-object",), tasks=(0,), policies=("random", "noop"), max_steps=4
 )
 
@@ -25,7 +25,7 @@ def twice(asked, tmp_path):
     for day in ("monday", "tuesday"):
         folder = tmp_path / day / "run"
         folder.parent.mkdir()
-        evaluate.evaluate(replace(asked, volatile={"started": day}), load_ruleset(), folder)
+        evaluation.evaluate_request(replace(asked, volatile={"started": day}), load_ruleset(), folder)
         made.append(folder)
     return made
 

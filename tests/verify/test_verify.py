@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from safevla_bench import archive, evaluate, runs
+from safevla_bench import archive, evaluation, runs
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.ruleset import load_ruleset
@@ -73,7 +73,7 @@ def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes
     (part,) = runs.archive_parts(run)
     part.unlink()
     with pytest.raises(CollectedError, match=part.name):
-        evaluate.judge([run], load_ruleset())
+        evaluation.judge([run], load_ruleset())
 
 
 def test_a_part_that_the_manifest_does_not_name_is_found(run):
@@ -131,7 +131,7 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file = tmp_path / "mine.toml"
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
-    evaluate.write_outputs(evaluate.judge([run], by), run, legacy_ids=True)
+    evaluation.write_outputs(evaluation.judge([run], by), run, legacy_ids=True)
     found = verify_run(run)
     assert found.agrees
     assert "--library" in left_out(found)["scores.json"]
@@ -277,10 +277,10 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
 
 @pytest.mark.libero
 def test_a_libero_episode_replays_bit_for_bit(tmp_path):
-    asked = evaluate.Request(
+    asked = evaluation.Request(
         host="libero", suites=("libero-object",), tasks=(0,), policies=("random",), max_steps=6, episodes=1
     )
-    evaluate.evaluate(asked, load_ruleset(), tmp_path / "run")
+    evaluation.evaluate_request(asked, load_ruleset(), tmp_path / "run")
     assert "libero" in sys.modules
     found = verify_run(tmp_path / "run", replay=1)
     assert [one.verdict for one in found.findings] == ["agrees"] * len(found.findings)

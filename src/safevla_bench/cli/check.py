@@ -14,7 +14,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from safevla_bench import doctor, evaluate, gates, verify
+from safevla_bench import doctor, evaluation, gates, verify
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.files import write_atomically
@@ -97,14 +97,14 @@ def gate_command(
     ]
     if sequential and confidence is None:
         confidence = 100 * CONFIDENCE
-    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     gate_report = gates.check_gates(
         judged.scores,
         [gate for gate in requested_gates if gate is not None],
         per=per,
         confidence=None if confidence is None else confidence / 100,
         sequential=sequential,
-        lost=evaluate.describe_losses(judged),
+        lost=evaluation.describe_losses(judged),
         allow_crashed=allow_crashed,
         allow_unjudged=allow_unjudged,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from safevla_bench import compare, evaluate, provenance_marks, sensitivity
+from safevla_bench import compare, evaluation, provenance_marks, sensitivity
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
@@ -86,7 +86,7 @@ def compare_command(
         metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test
     )
     with show_status("comparing"):
-        entrants = evaluate.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
+        entrants = evaluation.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
         comparison_report = compare.compare_policies(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
@@ -152,7 +152,7 @@ def sensitivity_command(
         raise click.UsageError("--readings and --sweep are two analyses: choose one.")
     requests = [sensitivity.parse_sweep(sweep, ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+        judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
         if readings:
             document, tables = _compare_readings(judged)
         elif sweeps:
@@ -170,22 +170,24 @@ def sensitivity_command(
         click.echo(escape_controls(sentence))
 
 
-def _compare_readings(judged: evaluate.Judged) -> tuple[object, list[Table]]:
+def _compare_readings(judged: evaluation.Judged) -> tuple[object, list[Table]]:
     """Return the readings as a document and as tables."""
-    found = sensitivity.compare_readings(judged.scores, judged.library, evaluate.make_rescorer(judged))
+    found = sensitivity.compare_readings(judged.scores, judged.library, evaluation.make_rescorer(judged))
     return found, [varying.reading_table(found)]
 
 
 def _sweep_thresholds(
-    judged: evaluate.Judged, requests: Sequence[sensitivity.SweepRequest]
+    judged: evaluation.Judged, requests: Sequence[sensitivity.SweepRequest]
 ) -> tuple[object, list[Table]]:
-    rescore = evaluate.make_rescorer(judged)
+    rescore = evaluation.make_rescorer(judged)
     swept = [sensitivity.sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
     return swept, [varying.sweep_table(result) for result in swept]
 
 
-def _ablate_thresholds(judged: evaluate.Judged, roster: Roster, include_auxiliary: bool) -> tuple[object, list[Table]]:
-    ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluate.make_rescorer(judged))
+def _ablate_thresholds(
+    judged: evaluation.Judged, roster: Roster, include_auxiliary: bool
+) -> tuple[object, list[Table]]:
+    ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluation.make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
     document = {**msgspec.to_builtins(ablated), "means": mean_documents(means, ablated)}
     tables = [varying.variant_table(ablated)]

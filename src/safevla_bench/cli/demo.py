@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from safevla_bench import demo, evaluate, runs
+from safevla_bench import demo, evaluation, runs
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.score import print_scores
 from safevla_bench.ruleset import load_ruleset
@@ -29,8 +29,8 @@ def demo_command(out: Path) -> None:
     copied into DIR, so that every command that reads an archive can be tried on them.
     """
     path = demo.unpack_archive(out)
-    judged = evaluate.judge([path], load_ruleset())
-    evaluate.write_outputs(judged, out)
+    judged = evaluation.judge([path], load_ruleset())
+    evaluation.write_outputs(judged, out)
     print_scores(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
@@ -40,7 +40,7 @@ def demo_command(out: Path) -> None:
         click.echo(f"  {line}")
 
 
-def _next_commands(judged: evaluate.Judged, path: Path) -> list[str]:
+def _next_commands(judged: evaluation.Judged, path: Path) -> list[str]:
     """Return commands to try on the copied archive, which holds an unsafe success."""
     source = shlex.quote(str(path))
     worst = max(

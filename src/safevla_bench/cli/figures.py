@@ -9,7 +9,7 @@ from typing import get_args
 import click
 from matplotlib.figure import Figure
 
-from safevla_bench import evaluate, sensitivity
+from safevla_bench import evaluation, sensitivity
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.cli.score import print_missing, print_warnings
@@ -93,7 +93,7 @@ def figures_command(
     layout: tradeoff.TradeoffLayout = "pooled" if pooled else "cells" if one_panel else "suites"
     specs = ruleset.library
     requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
-    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     shown = drawing.FigureInput(
         judged.scores,
         judged.records.dt_s,
@@ -105,7 +105,7 @@ def figures_command(
     make_folder(out)
     for name in which:
         _write_figure(out / name, drawing.FIGURES[name].draw(shown), forms, drawing.FIGURES[name].description)
-    rescore = evaluate.make_rescorer(judged)
+    rescore = evaluation.make_rescorer(judged)
     for one in requests:
         sweep = sensitivity.sweep_threshold(judged.scores, specs, one, rescore)
         figure = sweeping.draw_sweep(sweeping.prepare_sweep(sweep, specs))

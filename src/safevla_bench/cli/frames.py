@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from safevla_bench import evaluate, frames, hosts, runs
+from safevla_bench import evaluation, frames, hosts, runs
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.errors import Place, RunError
@@ -80,7 +80,7 @@ def frames_command(
         frames.sheet_form(sheet)
     filming = _choose_clips(clips)
     description = _read_description(run)
-    judged = evaluate.judge([run], ruleset, skip_invalid=skip_invalid)
+    judged = evaluation.judge([run], ruleset, skip_invalid=skip_invalid)
     if not len(judged.records):
         raise RunError(
             "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)
@@ -133,7 +133,9 @@ def _place_of(run: Path) -> Place:
     return Place(file=str(run))
 
 
-def _choose_episodes(judged: evaluate.Judged, asked: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
+def _choose_episodes(
+    judged: evaluation.Judged, asked: Sequence[str], most: int | None, sheet: Path | None
+) -> list[int]:
     if not asked and sheet is not None:
         chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
         if not chosen:

@@ -9,7 +9,7 @@ from typing import get_args
 import click
 import msgspec
 
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
@@ -77,7 +77,7 @@ def episodes_command(
     Margin is the robustness of the worst specification, in its unit: negative where violated. The number of an episode
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
-    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     spec_id = None if spec is None else judged.library.canonical_id(spec)
     rows = _episode_rows(judged, spec_id)
     if bodies or body_kind is not None or order == "kind":
@@ -118,7 +118,7 @@ def show_command(
 
     EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends.
     """
-    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
@@ -159,7 +159,7 @@ def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, for
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
 
 
-def _episode_rows(judged: evaluate.Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:
+def _episode_rows(judged: evaluation.Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import click
 
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.cli import CRASHED, OK, make_printable
 from safevla_bench.cli.options import judge_options, print_engine_note
 from safevla_bench.cli.progress import show_run_progress
@@ -39,7 +39,7 @@ def rollout_command(context: click.Context, run_command: RunCommand) -> None:
         _print_plan(run_command)
         return
     with _report_interruption(run_command), show_run_progress() as observer:
-        rows = evaluate.roll_out(run_command.request, run_command.out, observer, run_command.execution)
+        rows = evaluation.roll_out(run_command.request, run_command.out, observer, run_command.execution)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
     if any(name.startswith("replay:") for name in run_command.request.policies):
         _report_replays(runs.read_sources([run_command.out])[0])
@@ -68,7 +68,7 @@ def eval_command(context: click.Context, run_command: RunCommand, ruleset: Rules
         return
     request = replace(run_command.request, ruleset=ruleset)
     with _report_interruption(run_command), show_run_progress(ruleset) as observer:
-        judged = evaluate.evaluate(request, ruleset, run_command.out, observer, run_command.execution)
+        judged = evaluation.evaluate_request(request, ruleset, run_command.out, observer, run_command.execution)
     crashed = {episode.episode_id: episode.reason for episode in judged.scores.absent}
     print_scores(judged)
     if any(name.partition(":")[0] == "replay" for name in run_command.request.policies):
@@ -84,14 +84,14 @@ def eval_command(context: click.Context, run_command: RunCommand, ruleset: Rules
 
 
 def _print_open_questions(run_command: RunCommand) -> None:
-    for line in [*evaluate.open_questions(run_command.request), *evaluate.describe_simulator(run_command.request)]:
+    for line in [*evaluation.open_questions(run_command.request), *evaluation.describe_simulator(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)
 
 
 def _print_plan(run_command: RunCommand) -> None:
-    estimate = evaluate.estimate_run(run_command.request, run_command.execution)
+    estimate = evaluation.estimate_run(run_command.request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
 
 

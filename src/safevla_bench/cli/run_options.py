@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from safevla_bench import evaluate, rollout, runs
+from safevla_bench import evaluation, rollout, runs
 from safevla_bench.cli.config import JUDGE_OPTIONS, click_options, config_option, option_key
 from safevla_bench.cli.options import ACTOR_OPTIONS, ENGINE_OPTIONS, requested_cluster
 from safevla_bench.errors import Place, RunError
@@ -42,7 +42,7 @@ _PLAN_OPTIONS = [
     click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
                  help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
     click.option("--protocol", metavar="NAME",
-                 help=f"How episodes start and end; else {evaluate.PRESET}. "
+                 help=f"How episodes start and end; else {evaluation.PRESET}. "
                       "`safevla protocols` lists them."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one named before it, as in "
@@ -77,9 +77,9 @@ _REQUIRED = ("host", "suites", "policies")
 class RunCommand:
     """A parsed command line. `resume_command` is the command that continues the run."""
 
-    request: evaluate.Request
+    request: evaluation.Request
     out: Path
-    execution: evaluate.ExecutionOptions
+    execution: evaluation.ExecutionOptions
     dry_run: bool
     resume_command: str
 
@@ -116,13 +116,13 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     if not is_resumed:
         what = {**what, **_expand_replay(what)}
     request = _resumed_request(context, what, out) if is_resumed else _new_request(context, what, how)
-    execution = evaluate.ExecutionOptions(
+    execution = evaluation.ExecutionOptions(
         workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
     )
     return RunCommand(request, out, execution, how["dry_run"], _format_resume_command(context, out))
 
 
-def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> evaluate.Request:
+def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> evaluation.Request:
     for name in _REQUIRED:
         if not what[name]:
             if how["resume"]:
@@ -137,22 +137,22 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
         name: value for one, given in what.items() for name, value in _request_fields(one, given, what["policies"])
     }
     if fields["episodes"] is None and _replays_alone(what["policies"]):
-        fields["episodes"] = evaluate.RECORDED
+        fields["episodes"] = evaluation.RECORDED
     elif fields["episodes"] is None and what["protocol"] is not None:
-        fields["episodes"] = evaluate.PROTOCOL
-    fields["protocol"] = what["protocol"] or evaluate.PRESET
-    return evaluate.Request(**fields, volatile=volatile)
+        fields["episodes"] = evaluation.PROTOCOL
+    fields["protocol"] = what["protocol"] or evaluation.PRESET
+    return evaluation.Request(**fields, volatile=volatile)
 
 
-def _resumed_request(context: click.Context, what: Mapping[str, Any], out: Path) -> evaluate.Request:
+def _resumed_request(context: click.Context, what: Mapping[str, Any], out: Path) -> evaluation.Request:
     """Return the request of the run in the folder, with the given options replaced. A difference is refused later."""
-    recorded = evaluate.Request.from_run(out)
+    recorded = evaluation.Request.from_run(out)
     policies = what["policies"] or recorded.policies
     fields: dict[str, Any] = {
         "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
     }
     for name, value in what.items():
-        if _is_given(context, name) or (what["entry"] and name in evaluate.ENTRY_OPTIONS and value is not None):
+        if _is_given(context, name) or (what["entry"] and name in evaluation.ENTRY_OPTIONS and value is not None):
             fields.update(_request_fields(name, value, policies))
     return replace(recorded, **fields)
 
@@ -180,7 +180,7 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     for name, option in (("host", "--host"), ("policies", "--policy")):
         if what[name]:
             raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
-    filled = evaluate.entry_fields(what["entry"], what["suites"], what["protocol"])
+    filled = evaluation.entry_fields(what["entry"], what["suites"], what["protocol"])
     own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
     filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
@@ -197,7 +197,7 @@ def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     everyone, single = _parse_arguments(what["arguments"], what["policies"])
     arguments = {name: {**everyone, **single.get(name, {})} for name in what["policies"]}
-    filled = evaluate.replay_fields(arguments)
+    filled = evaluation.replay_fields(arguments)
     return {name: value for name, value in filled.items() if not what[name] and value}
 
 

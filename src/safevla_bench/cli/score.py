@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from safevla_bench import evaluate, provenance_marks, runs
+from safevla_bench import evaluation, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import engine_options, judge_options, print_engine_note, skip_option, sources_argument
@@ -44,8 +44,8 @@ def score_command(
     """
     print_engine_note(where)
     with show_status("judging"):
-        judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
-        evaluate.write_outputs(judged, out, legacy_ids=legacy_ids)
+        judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
+        evaluation.write_outputs(judged, out, legacy_ids=legacy_ids)
     print_scores(judged)
     click.echo(make_printable(f"Scores and report: {out / runs.REPORT}"))
 
@@ -58,12 +58,12 @@ def score_command(
 def report_command(sources: tuple[Path, ...], out: Path, ruleset: Ruleset, skip_invalid: bool) -> None:
     """Judge archives or run folders and write the report, one self-contained HTML page."""
     with show_status("judging"):
-        judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
-        write_atomically(out, evaluate.render_report(judged))
+        judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+        write_atomically(out, evaluation.render_report(judged))
     click.echo(make_printable(f"Report: {out}"))
 
 
-def print_scores(judged: evaluate.Judged) -> None:
+def print_scores(judged: evaluation.Judged) -> None:
     """Print the table of cells, warnings, and the episodes that were not scored."""
     cells, total = judged.summarize_scores()
     click.echo(render_text(tables.headline_table(cells, total, privileged=judged.privileged)))
@@ -73,15 +73,15 @@ def print_scores(judged: evaluate.Judged) -> None:
     print_missing(judged)
 
 
-def print_missing(judged: evaluate.Judged) -> None:
+def print_missing(judged: evaluation.Judged) -> None:
     """Print which parts of the sources are not among the episodes."""
     if judged.interrupted_run_count:
-        click.echo(evaluate.INTERRUPTED)
+        click.echo(evaluation.INTERRUPTED)
     if judged.left_out:
         click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
-def print_warnings(judged: evaluate.Judged) -> None:
+def print_warnings(judged: evaluation.Judged) -> None:
     """Print what is known of the simulator's versions, and the limits that a policy which does nothing breaks."""
     floors = measure_baseline(judged.scores)
     for line in [*provenance_marks.warn_of_differences(judged.scores), *notices.baseline_warnings(floors)]:

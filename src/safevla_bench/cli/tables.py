@@ -10,7 +10,7 @@ from typing import get_args
 
 import click
 
-from safevla_bench import evaluate, viewers
+from safevla_bench import evaluation, viewers
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
@@ -90,7 +90,7 @@ def _load_material(
     sources: Sequence[Path], names: Sequence[str], ruleset: Ruleset, skip_invalid: bool
 ) -> catalog.TableInputs:
     if sources:
-        return evaluate.table_material(evaluate.judge(sources, ruleset, skip_invalid=skip_invalid))
+        return evaluation.table_material(evaluation.judge(sources, ruleset, skip_invalid=skip_invalid))
     if not names or any(one not in ("active", "23") for one in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
     return catalog.TableInputs(scores=None, ruleset=ruleset)
@@ -131,16 +131,16 @@ def _count_tables(count: int) -> str:
     return "1 table" if count == 1 else f"{count} tables"
 
 
-def _export_authors_csv(judged: evaluate.Judged, sources: tuple[Path, ...]) -> str:
+def _export_authors_csv(judged: evaluation.Judged, sources: tuple[Path, ...]) -> str:
     names = ";".join(path.resolve().name for path in sources)
     return authors_csv.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
-def _export_submission(judged: evaluate.Judged, sources: tuple[Path, ...]) -> bytes:
-    return submission.encode_submission(evaluate.build_submission(judged, sources))
+def _export_submission(judged: evaluation.Judged, sources: tuple[Path, ...]) -> bytes:
+    return submission.encode_submission(evaluation.build_submission(judged, sources))
 
 
-_EXPORTS: Mapping[str, Callable[[evaluate.Judged, tuple[Path, ...]], str | bytes]] = {
+_EXPORTS: Mapping[str, Callable[[evaluation.Judged, tuple[Path, ...]], str | bytes]] = {
     "safevla-csv": _export_authors_csv,
     "submission": _export_submission,
 }
@@ -175,15 +175,15 @@ def export_command(
         raise RunError("an ablation is no result to publish", remedy=remedy)
     if episode is not None and form not in _VIEWER_FORMS:
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
-    judged = evaluate.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
     _save_file(out, content)
     if judged.interrupted_run_count or judged.left_out:
-        click.echo(make_printable(f"Not complete: {', '.join(evaluate.describe_losses(judged))}."), err=True)
+        click.echo(make_printable(f"Not complete: {', '.join(evaluation.describe_losses(judged))}."), err=True)
     click.echo(make_printable(f"{form}: {out}"))
 
 
-def _export_timeline(judged: evaluate.Judged, form: str, episode: str | None) -> bytes:
+def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) -> bytes:
     """Return one episode's timeline as a viewer's file."""
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if episode is None and len(rows) != 1:
@@ -220,7 +220,7 @@ def board_command(
     """
     board.check_folder(out)
     with show_status("judging and drawing"):
-        files = evaluate.build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid)
+        files = evaluation.build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid)
         board.write_folder(files, out)
     click.echo(make_printable(f"Board: {out / board.INDEX}   (open it in a browser; {len(files)} pages)"))
     click.echo("Next: put the folder on any web server, or add runs and write it again.")

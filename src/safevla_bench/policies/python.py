@@ -26,7 +26,7 @@ class InProcessPolicy:
     """A user's object as a policy; methods that it lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
-        self._made = policy
+        self.made = policy
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", Wants())
         if not isinstance(self.wants, Wants):
@@ -36,29 +36,29 @@ class InProcessPolicy:
     @property
     def calls_s(self) -> Sequence[float] | None:
         """Seconds of each inference, where the object counts them as `ChunkedPolicy` does; else None."""
-        durations: Sequence[float] | None = getattr(self._made, "calls_s", None)
+        durations: Sequence[float] | None = getattr(self.made, "calls_s", None)
         return durations
 
     @property
     def greeting(self) -> Greeting | None:
         """The description that the object gives of itself, such as its checkpoint; None where it is no mapping."""
-        greeting = getattr(self._made, "greeting", None)
+        greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode, where the object has a `reset`."""
-        if hasattr(self._made, "reset"):
-            self._made.reset(task, seed)
+        if hasattr(self.made, "reset"):
+            self.made.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
         """Return the object's action; it is checked before it reaches a simulator."""
-        action: Action = self._made.act(observation)
+        action: Action = self.made.act(observation)
         return action
 
     def close(self) -> None:
         """Close the object, where it has a `close`."""
-        if hasattr(self._made, "close"):
-            self._made.close()
+        if hasattr(self.made, "close"):
+            self.made.close()
 
 
 def make(arg: str | None, **arguments: str) -> Policy:
@@ -76,6 +76,20 @@ def make(arg: str | None, **arguments: str) -> Policy:
     if not callable(getattr(policy, "act", None)):
         raise PolicyError(f"{owner} gives a {type(policy).__name__} without act(observation)", remedy=_FORM)
     return InProcessPolicy(owner, policy)
+
+
+def adopt_object(name: str, policy: object) -> Policy:
+    """Return a finished object as a policy.
+
+    Raises:
+        PolicyError: it is a class, or has no `act`.
+    """
+    if isinstance(policy, type):
+        raise PolicyError(f"{policy.__name__} is a class and no policy yet", remedy=f"Pass {policy.__name__}(...).")
+    if not callable(getattr(policy, "act", None)):
+        problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
+        raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
+    return policy if isinstance(policy, Policy) else InProcessPolicy(name, policy)
 
 
 def _import_module(name: str) -> object:

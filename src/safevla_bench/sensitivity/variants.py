@@ -130,7 +130,7 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    >>> from safevla_bench import library
+    >>> from safevla_bench.specs import library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)
 

@@ -61,9 +61,9 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
             reverse, or nests deeper than `MAX_DEPTH`. `column` counts characters from 1.
 
     >>> import safevla_bench as sb
-    >>> sb.parse("G[0,2.5](speed < 1)")  # doctest: +ELLIPSIS
+    >>> sb.parse_formula("G[0,2.5](speed < 1)")  # doctest: +ELLIPSIS
     Always(window=Window(start_s=0.0, end_s=2.5), child=Compare(operator='<', left=..., right=...))
-    >>> sb.parse("G[0,T](speed < )")
+    >>> sb.parse_formula("G[0,T](speed < )")
     Traceback (most recent call last):
     ...
     safevla_bench.errors.FormulaError: column 16: ')' is not expected here

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.ruleset import Provenance, Ruleset, load_ruleset
 from safevla_bench.specs.file_formats import LIBRARY_NAMES
@@ -120,7 +120,7 @@ def _compare_version(judged: str) -> Finding:
 
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
     try:
-        judged = evaluate.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
+        judged = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
         return [mismatch(runs.SCORES, f"the records cannot be judged: {_summarize_error(error)}")]
     skipped = judged.left_out.count
@@ -130,7 +130,7 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
     sources = document.get("sources", [])  # compared on their own, too
     judged = replace(judged, provenance=provenance)
-    contents = evaluate.score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
+    contents = evaluation.score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
     return [
         _check_source(run, sources),
         _check_scores_json(run, contents[runs.SCORES]),
@@ -159,7 +159,7 @@ def _summarize_error(error: SafevlaError) -> str:
     return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
 
 
-def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluate.Judged) -> bool:
+def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> bool:
     """Return whether the score files name specifications by the ids of the authors' tables."""
     specs = document.get("specs")
     names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench import evaluate, runs
+from safevla_bench import evaluation, runs
 from safevla_bench.errors import HostError, UnknownTaskError
-from safevla_bench.evaluate.preparation import select_tasks
+from safevla_bench.evaluation.preparation import select_tasks
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.host import drawn_reset_seed
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
@@ -36,10 +36,10 @@ def mine(tmp_path) -> Path:
 
 
 def rolled(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
-    request = evaluate.Request(
+    request = evaluation.Request(
         host="libero", suites=suites, tasks=tasks, episodes=episodes, policies=("noop",), max_steps=steps
     )
-    return evaluate.roll_out(request, out)
+    return evaluation.roll_out(request, out)
 
 
 def proposed(path: Path, out: Path) -> Path:
@@ -56,7 +56,7 @@ def proposed(path: Path, out: Path) -> Path:
 def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
     assert len(make_host("libero").tasks("libero-90")) == 90
     rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
-    judged = evaluate.judge([tmp_path / "run"], load_ruleset())
+    judged = evaluation.judge([tmp_path / "run"], load_ruleset())
     assert [(one.task_id, one.outcome) for one in judged.scores.episodes()] == [
         ("task_2", "timeout"),
         ("task_39", "timeout"),
@@ -82,10 +82,10 @@ def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_t
     assert np.array_equal(runs.read_sources([tmp_path / "again"])[0].sim_state.episode_rows(0), first)
 
     with pytest.raises(UnknownTaskError, match="mine") as caught:
-        evaluate.judge([tmp_path / "run"], load_ruleset())
+        evaluation.judge([tmp_path / "run"], load_ruleset())
     assert "safevla tags propose --bddl" in caught.value.remedy
     tags = proposed(mine, tmp_path / "tags.toml")
-    judged = evaluate.judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
+    judged = evaluation.judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
     assert [one.benchmark for one in judged.scores.episodes()] == ["mine", "mine"]
 
 
@@ -110,10 +110,10 @@ def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
     tasks = make_host("libero").tasks(str(mine.parent))
     assert [bool(task.unusable) for task in tasks] == [True, True, False]
     assert "the red box lacks its file" in tasks[1].unusable
-    request = evaluate.Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
+    request = evaluation.Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
     host = make_host("libero")
     assert select_tasks(host, request) == [tasks[2]]
-    notes = evaluate.describe_simulator(request)
+    notes = evaluation.describe_simulator(request)
     assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
     with pytest.raises(HostError, match=r"task 1 of .* lacks its file") as caught:
         select_tasks(host, replace(request, tasks=(1, 2)))

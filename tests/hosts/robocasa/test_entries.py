@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from expected import refusal, reply
-from safevla_bench import evaluate
+from safevla_bench import evaluation
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.policies.servers import dialects, entries
@@ -44,7 +44,7 @@ def task():
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_host_shows_what_an_entry_is_asked_with(name, task):
-    asked = evaluate.entry_fields(name)
+    asked = evaluation.entry_fields(name)
     policy = Answering(entries.find_entry(name))
     (planned,) = plan_episodes([task], 1, [name], load_protocol(asked["protocol"]), max_steps=2)
     env = make_host(asked["host"]).make(task, policy.wants)

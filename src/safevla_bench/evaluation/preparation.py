@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
-from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
+from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.ruleset import Ruleset, load_ruleset
@@ -25,11 +26,15 @@ class PreparedRun:
     policies: dict[str, Policy]
     cast: rollout.WorkerSpec
     description: Mapping[str, object]
+    given: frozenset[str] = frozenset()
+    """The policies that the caller made, which are left open."""
 
     def close(self) -> None:
         """Close the policies; a second call does nothing."""
         while self.policies:
-            self.policies.popitem()[1].close()
+            name, policy = self.policies.popitem()
+            if name not in self.given:
+                policy.close()
 
 
 def prepare_run(request: Request) -> PreparedRun:
@@ -42,7 +47,10 @@ def prepare_run(request: Request) -> PreparedRun:
     _check_arguments(request)
     rules = rollout.load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
-    made = {name: policies.make_policy(name, arguments) for name, arguments in options.items()}
+    made = {
+        name: request.policy_objects[name] if name in request.policy_objects else policies.make_policy(name, arguments)
+        for name, arguments in options.items()
+    }
     _check_servers(made, tasks)
     recorded = _recorded_episodes(made, tasks) if request.episodes == rollout.RECORDED else None
     if recorded is not None:
@@ -67,7 +75,7 @@ def prepare_run(request: Request) -> PreparedRun:
     )
     described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
-    return PreparedRun(host, episodes, made, players, description)
+    return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects))
 
 
 def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
@@ -195,6 +203,7 @@ def _describe_run(
                 "cameras": policy.wants.cameras,
                 **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
                 **_describe_server(policy),
+                **_describe_object(policy, name in request.policy_objects),
             }
             for name, policy in made.items()
         ],
@@ -236,6 +245,12 @@ def _describe_server(policy: Policy) -> dict[str, object]:
         entry = policy.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
     return description
+
+
+def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
+    """Return the class of a policy that the caller made; nothing of one that its name makes again."""
+    made = policy.made if isinstance(policy, InProcessPolicy) else policy
+    return {"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {}
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:

@@ -12,6 +12,7 @@ import msgspec
 
 from safevla_bench import hosts, rollout, runs
 from safevla_bench.errors import HostError, Place, PluginError, RunError
+from safevla_bench.interface import Policy
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
 from safevla_bench.ray_cluster import RayCluster
@@ -33,6 +34,8 @@ class Request:
     `recorded` = each that the recording of a replay holds, and no task without.
     """
     policies: tuple[str, ...] = ()
+    policy_objects: Mapping[str, Policy] = field(default_factory=dict)
+    """Those of `policies` that exist already, by name; they are not closed, and cannot be sent to other processes."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

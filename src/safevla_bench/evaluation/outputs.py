@@ -11,7 +11,7 @@ import msgspec
 from safevla_bench import exposure, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.errors import RunError
-from safevla_bench.evaluate.judgement import judge, make_rescorer
+from safevla_bench.evaluation.judgement import judge, make_rescorer
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.judged import Judged

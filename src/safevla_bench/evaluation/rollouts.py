@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safevla_bench import rollout, runs
 from safevla_bench.errors import PolicyError, SafevlaError
-from safevla_bench.evaluate.preparation import PreparedRun, prepare_run
-from safevla_bench.evaluate.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.evaluation.preparation import PreparedRun, prepare_run
+from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.monitor import Monitor
 from safevla_bench.text.sanitize import redact_secrets
 

@@ -1,12 +1,12 @@
-"""Whole jobs as one call each: `roll_out`, `judge`, and `evaluate` = roll out, judge and report."""
+"""Whole jobs as one call each: `roll_out`, `judge`, and `evaluate_request` = roll out, judge and report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from safevla_bench import hosts, rollout
-from safevla_bench.evaluate.judgement import describe_losses, judge, load_policy_results, make_rescorer
-from safevla_bench.evaluate.outputs import (
+from safevla_bench.evaluation.judgement import describe_losses, judge, load_policy_results, make_rescorer
+from safevla_bench.evaluation.outputs import (
     INTERRUPTED,
     build_board,
     build_submission,
@@ -17,14 +17,14 @@ from safevla_bench.evaluate.outputs import (
     table_material,
     write_outputs,
 )
-from safevla_bench.evaluate.preparation import (
+from safevla_bench.evaluation.preparation import (
     PreparedRun,
     describe_simulator,
     estimate_run,
     prepare_run,
     select_tasks,
 )
-from safevla_bench.evaluate.request import (
+from safevla_bench.evaluation.request import (
     DEFAULT_EXECUTION,
     ENTRY_OPTIONS,
     PRESET,
@@ -36,7 +36,8 @@ from safevla_bench.evaluate.request import (
     open_questions,
     replay_fields,
 )
-from safevla_bench.evaluate.rollouts import roll_out
+from safevla_bench.evaluation.results import Evaluation, JudgedEpisode, PrintableTable, evaluate, load
+from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.judged import Judged
 from safevla_bench.ruleset import Ruleset
 
@@ -47,9 +48,12 @@ __all__ = [
     "PRESET",
     "PROTOCOL",
     "RECORDED",
+    "Evaluation",
     "ExecutionOptions",
     "Judged",
+    "JudgedEpisode",
     "PreparedRun",
+    "PrintableTable",
     "Request",
     "build_board",
     "build_submission",
@@ -58,7 +62,9 @@ __all__ = [
     "entry_fields",
     "estimate_run",
     "evaluate",
+    "evaluate_request",
     "judge",
+    "load",
     "load_policy_results",
     "make_rescorer",
     "measure_cell_exposures",
@@ -74,7 +80,7 @@ __all__ = [
 ]
 
 
-def evaluate(
+def evaluate_request(
     request: Request,
     ruleset: Ruleset,
     out: Path,

@@ -19,7 +19,7 @@ from safevla_bench.specs import Library
 
 
 def judge(
-    paths: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
+    paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
 ) -> Judged:
     """Score every episode of the sources, here or on a Ray cluster, with the same scores.
 
@@ -34,8 +34,9 @@ def judge(
         SignalError: a record lacks a field that an active specification reads.
         UnknownTaskError: a task without an entry.
     """
-    clustered = score_on_cluster(paths, ruleset, cluster) if cluster else None
-    records, scores = clustered or _score_here(paths, ruleset, skip_invalid)
+    sources = [Path(path) for path in paths]
+    clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
+    records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
     records.require_valid(skip_invalid=skip_invalid)
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     return Judged(
@@ -44,7 +45,7 @@ def judge(
         provenance=ruleset.provenance(skipped, _lost_episodes(records)),
         sources=tuple(JudgedSource.from_run(path, description) for path, description in records.descriptions),
         records=records,
-        paths=tuple(paths),
+        paths=tuple(sources),
     )
 
 
