@@ -86,6 +86,15 @@ class Restless(Mutant):
         return seen
 
 
+class Headstrong(Mutant):
+    """Settles as it always does."""
+
+    breaks = "test_settling_is_by_the_action_that_the_seed_names"
+
+    def reset(self, seed):
+        return super().reset(replace(seed, wait_action=None))
+
+
 class Individual(Mutant):
     """No two environments are alike."""
 
@@ -455,6 +464,15 @@ class Obliging(FakeHost):
 
     def tasks(self, suite):
         return super().tasks("fake")
+
+
+class Unfitting(FakeHost):
+    """Leaves another robot's still action in its tasks."""
+
+    breaks = "test_the_still_action_is_one_of_the_environment_s"
+
+    def tasks(self, suite):
+        return tuple(replace(task, still=(0.0, 0.0, 0.0)) for task in super().tasks(suite))
 
 
 class Unversioned(FakeHost):

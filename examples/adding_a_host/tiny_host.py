@@ -67,7 +67,7 @@ class TinyHost:
     def tasks(self, suite):
         if suite != "tiny":
             raise HostError(f"the tiny host has no suite {suite!r}", remedy="Suites: tiny.")
-        return (Task("tiny", "lift", 0, "lift", "lift the box"),)
+        return (Task("tiny", "lift", 0, "lift", "lift the box", tuple(STILL)),)
 
     def make(self, task, wants):
         if wants.cameras:

@@ -28,14 +28,14 @@ class Task:
     index: int
     name: str
     instruction: str
+    still: tuple[float, ...]
+    """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
     init_states: int | None = None
     """Number of fixed initial states that the host ships for it; None = drawn from the seed."""
     horizon: int | None = None
     """The host's own limit in policy steps; a protocol's goes first."""
     episodes: int = 1
     """Number of episodes that its benchmark runs of it."""
-    still: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-    """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
     unusable: str | None = None
     """The reason why no environment of it can be made here; None where one can, as far as is known."""
 

@@ -169,7 +169,7 @@ def test_the_largest_motion_is_of_what_is_no_robot(episodes):
 
 
 def test_still_steps_follow_the_native_settling_whatever_the_default_is(episodes):
-    task = Task("libero-spatial", "task_5", 5, "bowl", "take the bowl", init_states=50)
+    task = Task("libero-spatial", "task_5", 5, "bowl", "take the bowl", (0.0,) * 6 + (-1.0,), init_states=50)
     planned = episodes.plan_still(task, 5)
     assert [one.start.init_state_index for one in planned] == [0, 1, 2, 3, 4]
     assert {(one.start.wait_steps, one.start.rest_steps, one.start.env_seed) for one in planned} == {(10, 0, 7)}

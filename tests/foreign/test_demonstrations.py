@@ -146,7 +146,7 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
         read_demonstrations(tmp_path)
 
 
-TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove", 50)
+TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove", (0.0,) * 6 + (-1.0,), 50)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.serve import parse_observation
 
 NOW = endpoint.parse_timeouts("1", "1")
-TASK = Task("served", "task_0", 0, "served", "put it there")
+TASK = Task("served", "task_0", 0, "served", "put it there", (0.0,) * 6 + (-1.0,))
 SEEN = Observation("put it there", np.zeros(3), np.array([1.0, 0, 0, 0]), np.zeros(2))
 SPEECH: dict[str, Dialect] = {}
 

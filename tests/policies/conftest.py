@@ -8,7 +8,7 @@ import pytest
 from safevla_bench.interface import Observation, Privileged, Task
 
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
-TASK = Task("fake", "task_0", 0, "place", "put it there", 1)
+TASK = Task("fake", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)
 
 
 def frozen(numbers) -> np.ndarray:

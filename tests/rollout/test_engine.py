@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,13 @@ def test_an_invalid_action_is_a_failure_with_a_record_of_what_came_before(action
     assert outcomes[0].batch.lengths.tolist() == [1]
     assert not outcomes[0].batch.success[0]
     assert outcomes[0].reason
+
+
+def test_a_still_action_of_another_length_is_the_host_s_fault_and_no_failure_of_the_policy():
+    """Three numbers in the place of seven: the policy `noop` would give them, and be refused as if it had erred."""
+    (outcome,) = run([replace(TASKS[0], still=(0.0, 0.0, 0.0))], Scripted(), episodes=1)
+    assert outcome.outcome == "crashed"
+    assert "`Task.still` has 3 numbers, an action 7" in outcome.reason
 
 
 def test_the_same_plan_gives_the_same_bytes():

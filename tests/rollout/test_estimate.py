@@ -11,7 +11,9 @@ from safevla_bench.interface import Task
 from safevla_bench.rollout import estimate_run, load_protocol, plan_episodes
 from safevla_bench.rollout.estimate import load_costs
 
-TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", 50) for k in (0, 3)]
+STILL = (0.0,) * 6 + (-1.0,)
+
+TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", STILL, 50) for k in (0, 3)]
 PLAN = plan_episodes(TASKS, 5, ["blind", "seeing"], load_protocol())
 CAMERAS = {"blind": 0, "seeing": 2}
 

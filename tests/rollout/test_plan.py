@@ -22,7 +22,9 @@ from safevla_bench.rollout.plan import (
     scene_of,
 )
 
-TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", 50) for k in (0, 3)]
+STILL = (0.0,) * 6 + (-1.0,)
+
+TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", STILL, 50) for k in (0, 3)]
 RULES = load_protocol()
 
 
@@ -33,7 +35,7 @@ def test_the_preset_has_the_published_values():
 
 
 def test_a_suite_settles_as_its_own_benchmark_does():
-    kitchen = Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "open the drawer", None, 100)
+    kitchen = Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "open the drawer", STILL, None, 100)
     settled = plan_episodes([TASKS[0], kitchen], 1, ["a"], RULES)
     assert [episode.start.wait_steps for episode in settled] == [10, 0]
     assert {episode.start.rest_steps for episode in settled} == {0}
@@ -72,7 +74,7 @@ def test_max_steps_overrides_the_horizon():
         ({"policies": []}, "nothing to run"),
         ({"policies": ["a", "a"]}, "named twice"),
         ({"episodes": 51}, "50 initial states, 51 are asked for"),
-        ({"tasks": [Task("other", "t", 0, "n", "i")]}, "no horizon for 'other'"),
+        ({"tasks": [Task("other", "t", 0, "n", "i", STILL)]}, "no horizon for 'other'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):

@@ -101,6 +101,7 @@ class EnvRunner:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
             self._env = self._host.make(planned.task, policy.wants)
+            _require_still(self._env, planned.task)
             self._made_for = (planned.policy, planned.task)
         _require_start(self._env, planned)
         return self._env
@@ -111,6 +112,14 @@ class EnvRunner:
             self.close()
         except Exception:
             return
+
+
+def _require_still(env: HostEnv, task: Task) -> None:
+    """Raise `HostError` unless the action that moves nothing is one of the environment's."""
+    if len(task.still) != len(env.action_low):
+        counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
+        problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
+        raise HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
 
 
 def _require_start(env: HostEnv, planned: PlannedEpisode) -> None:

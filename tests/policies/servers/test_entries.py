@@ -17,6 +17,8 @@ from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.report.published import PAPER, load_published
 from strict_server import StrictServer
 
+STILL = (0.0,) * 6 + (-1.0,)
+
 NINE = tuple(EXPECTED)
 CARRIED_OUT = {"openpi-libero": 5, "openpi-robocasa": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
 """Actions of a reply of 16 before the next request."""
@@ -39,7 +41,7 @@ def observation(dialect):
 
 
 def task(entry):
-    return Task(entry.suites[0], "task_0", 0, "a task", "do it")
+    return Task(entry.suites[0], "task_0", 0, "a task", "do it", STILL)
 
 
 @pytest.fixture(params=NINE)

@@ -24,7 +24,7 @@ from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 from stub_servers import OPENPI_REQUEST, chunk, openpi, websockets
 
-TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", 1)
+TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)
 QUICK = {"connect_timeout_s": "0.3", "timeout_s": "5"}
 
 

@@ -201,7 +201,7 @@ def test_a_request_of_a_kitchen_is_the_harness_s_own():
 
 def test_a_task_is_named_as_the_harness_names_it():
     assert describe_task(TASK) == {"name": "put it there", "suite": "libero_spatial", "task_id": 0}
-    kitchen = Task("robocasa-365", "OpenDrawer", 6, "OpenDrawer", "open the drawer")
+    kitchen = Task("robocasa-365", "OpenDrawer", 6, "OpenDrawer", "open the drawer", (0.0,) * 12)
     assert describe_task(kitchen) == {"name": "OpenDrawer", "suite": "atomic_seen"}
 
 

@@ -1,11 +1,21 @@
-"""Rules about a host before any episode: tasks, versions, libraries that are missing."""
+"""Rules about a host before an episode's first record: tasks, versions, missing libraries, settling."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.conformance.base import HostRules, TrialRun, require
+from safevla_bench.hosts.conformance.base import (
+    HostRules,
+    TrialRun,
+    first_difference,
+    require,
+    run_actions,
+    skip_unless_repeatable,
+)
 from safevla_bench.hosts.conformance.missing_dependency import run_without
 
 
@@ -49,6 +59,26 @@ class TaskRules(HostRules):
             run.batch.headers[0].versions == versions,
             f"{run}: the record does not hold the host's versions.",
         )
+
+    def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
+        still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
+        fits = still.shape == low.shape
+        require(fits, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
+        require(
+            bool(np.all((low <= still) & (still <= high))), f"{run}: `Task.still` lies outside the actions' bounds."
+        )
+
+    def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
+        skip_unless_repeatable(run)
+        if len(run.task.still) != len(run.env.action_low):
+            return  # another rule
+        own, named, other = (
+            run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
+            for action in (None, run.task.still, tuple(run.env.action_high))
+        )
+        difference = first_difference(own, named)
+        require(not difference, f"{run}: settling by `Task.still` differs from the host's own in {difference}.")
+        require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_making_the_host_imports_no_simulator(self) -> None:
         if not self.needs:

@@ -73,7 +73,7 @@ class FakeHost:
         """
         if suite != SUITE:
             raise HostError(f"the fake host has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
-        return tuple(Task(SUITE, f"task_{k}", k, *text, INIT_STATES) for k, text in enumerate(_TASKS))
+        return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
         """Make an environment of one task.

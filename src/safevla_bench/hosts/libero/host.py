@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-STILL: Action = np.array([0.0] * 6 + [-1.0])
-"""No motion, gripper opening: LIBERO's own settling action."""
+STILL: Action = np.array(libero_tasks.STILL)
 
 
 class LiberoHost:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
+STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+"""No motion, gripper opening: LIBERO's own settling action."""
 
 
 def find_benchmark(suite: str) -> str | None:
@@ -52,7 +54,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
     file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
     instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
-    return Task(benchmark, f"task_{index}", index, entry.name, instruction, len(_load_suite_states(entry)))
+    return Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, len(_load_suite_states(entry)))
 
 
 def is_task_path(suite: str) -> bool:
@@ -108,7 +110,7 @@ def _read_own_task(path: Path, index: int) -> Task:
     try:
         problem, states = bddl.read_bddl(path), read_own_states(path)
     except (HostError, RegistryError) as error:
-        return Task(benchmark, task_id, index, str(path), "", unusable=str(error))
+        return Task(benchmark, task_id, index, str(path), "", STILL, unusable=str(error))
     missing = dict.fromkeys(
         filter(None, map(install.find_missing_asset, [*problem.fixtures.values(), *problem.objects.values()]))
     )
@@ -118,6 +120,7 @@ def _read_own_task(path: Path, index: int) -> Task:
         index,
         str(path),
         problem.language,
+        STILL,
         None if states is None else len(states),
         unusable="; ".join(missing) or None,
     )

@@ -38,6 +38,8 @@ MAX_CONNECTIONS = 64
 OPEN_S = 10.0
 """Seconds that a connection has to send its request."""
 _STATE, _PROMPT = "observation/state", "prompt"
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+"""The action of a robot arm that moves nothing: nothing says which robot asks."""
 _LOG = logging.getLogger(__name__)
 _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the key, at DEBUG
 
@@ -209,7 +211,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy, policy: P
             raise PolicyError("the request is not a map", remedy="Send what openpi's clients send.")
         observation = parse_observation(request, served.wants)
         if not begun:
-            policy.reset(Task("served", "task_0", 0, "served", observation.instruction), served.seed)
+            policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
             begun = True
         action = np.asarray(policy.act(observation), dtype=np.float64)
         spent = 1000 * (time.perf_counter() - start)
