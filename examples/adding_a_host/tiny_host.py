@@ -109,8 +109,9 @@ class TinyEnv:
     def reset(self, seed):
         self.seed = seed
         start(self.model, self.data, seed)
+        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
-            control(self.model, self.data, STILL)
+            control(self.model, self.data, still)
         self.recorder = Recorder(self.model, self.data, self.scene())  # takes record 0
         return self.observation()
 

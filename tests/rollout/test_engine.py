@@ -9,6 +9,7 @@ import pytest
 
 from safevla_bench.archive import encode_json
 from safevla_bench.archive.json_text import decode_json
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeEnv
 from safevla_bench.interface import Observation, Task, Wants
@@ -81,9 +82,8 @@ def test_an_invalid_action_is_a_failure_with_a_record_of_what_came_before(action
 
 def test_a_still_action_of_another_length_is_the_host_s_fault_and_no_failure_of_the_policy():
     """Three numbers in the place of seven: the policy `noop` would give them, and be refused as if it had erred."""
-    (outcome,) = run([replace(TASKS[0], still=(0.0, 0.0, 0.0))], Scripted(), episodes=1)
-    assert outcome.outcome == "crashed"
-    assert "`Task.still` has 3 numbers, an action 7" in outcome.reason
+    with pytest.raises(HostError, match=r"`Task\.still` has 3 numbers, an action 7"):
+        run([replace(TASKS[0], still=(0.0, 0.0, 0.0))], Scripted(), episodes=1)
 
 
 def test_the_same_plan_gives_the_same_bytes():
