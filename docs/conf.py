@@ -32,13 +32,27 @@ logging.getLogger("traitlets").setLevel(logging.ERROR)
 project, author = "safevla-bench", "The safevla-bench developers"
 release = version = __version__
 
-extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "site_pages"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "myst_nb",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "site_pages",
+]
 exclude_patterns = ["**/.ipynb_checkpoints"]
 suppress_warnings = ["myst.header"]  # a page may leave out a level of headings
+smartquotes = False  # two dashes begin an option
 default_role = "code"  # docstrings write code in single backticks
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "separated"
+python_use_unqualified_type_names = True
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
 
 # Cells are run when they or the package change, in an empty folder; one that fails ends the build.
 nb_execution_mode = "cache"

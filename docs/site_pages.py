@@ -14,10 +14,11 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import site_reference
 from docutils import nodes
 from sphinx.application import Sphinx
 
-ROOT = Path(__file__).parents[1]
+DOCS, ROOT = Path(__file__).parent, Path(__file__).parents[1]
 STATIC = ROOT / "build" / "docs-static"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 """Pages that lie in the repository's root -> the page of the site that shows them."""
@@ -68,6 +69,17 @@ def write_demo_report(_: Sphinx) -> None:
     stamp.write_text(source_digest())
 
 
+def write_reference(_: Sphinx) -> None:
+    """Write the pages that are made from code, where they have changed, and remove those that no code has any more."""
+    pages = {DOCS / "reference" / f"{name}.md": text for name, text in site_reference.build_pages().items()}
+    for path, text in pages.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for path in set((DOCS / "reference").rglob("*.md")) - set(pages):
+        path.unlink()
+
+
 def redirect_links(_: Sphinx, page: str, source: list[str]) -> None:
     """Point links to pages in the repository's root at the pages of the site that include them."""
     up = "../" * page.count("/")
@@ -99,6 +111,7 @@ def show_cells(_: Sphinx, document: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the steps."""
     app.connect("builder-inited", write_demo_report)
+    app.connect("builder-inited", write_reference)
     app.connect("source-read", redirect_links)
     app.connect("doctree-read", show_cells)
     return {"parallel_read_safe": True}

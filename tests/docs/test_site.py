@@ -16,7 +16,18 @@ from report.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[2]
 DOCS, SITE = ROOT / "docs", ROOT / "build" / "docs"
-PAGES = ("index", "tutorials/judge", "tutorials/evaluate", "specifications", "fidelity", "glossary")
+PAGES = (
+    "index",
+    "reference/commands",
+    "reference/commands/eval",
+    "reference/api",
+    "reference/files",
+    "tutorials/judge",
+    "tutorials/evaluate",
+    "specifications",
+    "fidelity",
+    "glossary",
+)
 WIDTHS = (390, 1280)
 
 pytestmark = pytest.mark.long
