@@ -41,8 +41,8 @@ def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
     assert (code, err) == (0, "")
     assert "2 policies on the same 10 episodes" in out
     assert "A = scripted:careful, B = scripted:hasty" in out
-    assert re.search(r"all, pooled +Safety % +50\.0 .* 0\.063  no\n", out)
-    assert "McNemar, exact (SR, Safety, SBU); sign flips (VSI)" in out
+    assert re.search(r"all, pooled +Safety %‡ +50\.0 .* 0\.063 .* 5:0 +0\.250  no\n", out)
+    assert "McNemar, exact (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
 
 
 def test_the_json_has_what_the_table_shows(safevla, shipped):
@@ -51,18 +51,24 @@ def test_the_json_has_what_the_table_shows(safevla, shipped):
     (difference,) = metric["differences"]
     assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (5, 0, 0.0625)
     assert [one["value"] for one in metric["standings"]] == [1.0, 0.5]
+    assert (difference["p_by_task"], difference["tasks"], difference["better"], metric["primary"]) == (
+        0.25,
+        4,
+        None,
+        True,
+    )
 
 
 def test_a_run_against_itself_is_identical_on_all_pairs(safevla, shipped):
     _, out, _ = safevla("compare", shipped, shipped, "--policy", "scripted:hasty")
     assert "are identical on all 10 pairs: success, safety and severity." in out
-    assert out.count("identical") == 13  # 12 numbers and the sentence
+    assert out.count("identical") == 19  # 18 numbers and the sentence
 
 
 def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
     code, out, _ = safevla("compare", fake / "one", fake / "two")
     assert code == 0
-    assert "3 policies on the same 4 episodes (2 left out)" in out
+    assert "3 policies on the same 4 episodes (2 lost by some)" in out
     assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
     assert "Letters" in out
     assert "Cochran's Q, fake, SR" in out
@@ -74,10 +80,24 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     assert code == 2
     assert "scripted:careful lacks 6 episodes that another ran: fake/task_0 state 0 seed 0" in err
     assert "--unpaired" in err
-    code, out, _ = safevla("compare", fake / "one", shipped, "--unpaired", "--test", "boschloo", "--metric", "sr")
+    code, _, err = safevla("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
+                           "--policy", "scripted:careful")  # fmt: skip
+    assert code == 2
+    assert "no task was run by two of the policies: random ran fake/task_0, fake/task_1; scripted:careful ran" in err
+    code, out, _ = safevla("compare", fake / "one", shipped, "--unpaired", "--metric", "sr")
     assert code == 0
     assert "3 policies on independent episodes" in out
-    assert "Boschloo, exact (SR)" in out
+    assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
+    assert "Cochran-Mantel-Haenszel, exact (SR); none: no task that both ran (SR)" in out
+
+
+def test_a_margin_says_what_is_equivalent(safevla, shipped):
+    _, out, _ = safevla("compare", shipped, "--metric", "safety", "--margin", "99")
+    assert "± 99" in out
+    found = json.loads(safevla("compare", shipped, "--metric", "safety", "--margin", "99", "--format", "json")[1])
+    assert found["margin"] == 0.99
+    assert [one["differences"][0]["margin"] for scope in found["scopes"] for one in scope["metrics"]] == ["open"] * 3
+    assert safevla("compare", shipped, "--margin", "0")[0] == 2
 
 
 def test_seeds_that_differ_are_paired_on_request_only(safevla, tmp_path):

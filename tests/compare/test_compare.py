@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from scipy import stats
@@ -19,12 +19,14 @@ from safevla_bench.compare import (
     PolicyResults,
     compare_policies,
     join_sources,
+    least_tasks,
     make_names_unique,
     pair_episodes,
 )
 from safevla_bench.errors import RunError
 from safevla_bench.report.tables.comparison import standing_table
 from safevla_bench.scores import AbsentEpisode
+from safevla_bench.statistics import barnard_p, holm_adjust
 from safevla_bench.trajectory import Header
 
 
@@ -119,13 +121,26 @@ def test_rates_agree_with_statsmodels_and_scipy(seed):
     expected = statsmodels_mcnemar(table, exact=True).pvalue if sr.only_first + sr.only_second else 1.0
     assert sr.p_value == pytest.approx(expected)
     assert sr.ci[0] <= sr.difference <= sr.ci[1]
-    loose = metric(compare_policies([one, other], ComparisonOptions(metrics=("sr",)), paired=False), "sr").differences[
-        0
-    ]
+
+
+def in_one_task(result: PolicyResults) -> PolicyResults:
+    """The same episodes, all of one task."""
+    return replace(result, headers=tuple(header(0, k, result.name) for k in range(len(result))))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed):
+    """One stratum is no stratification: Newcombe's interval and Barnard's test."""
+    one, other = in_one_task(drawn("a", seed)), in_one_task(drawn("b", seed + 1, sr=0.5))
+    found = compare_policies([one, other], ComparisonOptions(metrics=("sr",)), paired=False)
+    loose = metric(found, "sr").differences[0]
     counts = int(one.success.sum()), 60, int(other.success.sum()), 60
     assert loose.ci == pytest.approx(confint_proportions_2indep(*counts, method="newcomb", compare="diff"))
-    theirs = stats.barnard_exact([[counts[0], counts[2]], [60 - counts[0], 60 - counts[2]]])
-    assert loose.p_value == pytest.approx(1.0 if np.isnan(theirs.statistic) else theirs.pvalue)
+    assert loose.test == "Barnard, exact"
+    # Barnard's own test has a test of its own; here it is enough that it was asked with these counts.
+    assert loose.p_value == pytest.approx(barnard_p(*counts))
+    assert (loose.p_by_task, loose.p_adjusted) == (None, loose.p_value)
 
 
 def test_the_interval_of_severity_agrees_with_scipys_paired_bootstrap():
@@ -136,16 +151,6 @@ def test_the_interval_of_severity_agrees_with_scipys_paired_bootstrap():
         method="percentile", rng=np.random.default_rng(3),
     ).confidence_interval  # fmt: skip
     assert found.difference == pytest.approx((one.vsi - other.vsi).mean())
-    assert found.ci == pytest.approx(tuple(theirs), abs=0.01)
-
-
-def test_the_interval_of_severity_on_independent_episodes_agrees_with_scipys():
-    one, other = drawn("a", 1), drawn("b", 2, n=80, safety=0.3)
-    found = metric(compare_policies([one, other], paired=False), "vsi").differences[0]
-    theirs = stats.bootstrap(
-        (one.vsi, other.vsi), lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis), vectorized=True,
-        method="percentile", rng=np.random.default_rng(3),
-    ).confidence_interval  # fmt: skip
     assert found.ci == pytest.approx(tuple(theirs), abs=0.01)
 
 
@@ -184,7 +189,9 @@ def test_the_seed_changes_the_bootstrap_and_nothing_else():
 
 def test_a_number_does_not_depend_on_which_others_are_asked_for():
     whole, part = compare_policies([A, B]), compare_policies([A, B], ComparisonOptions(metrics=("vsi",)))
-    assert metric(whole, "vsi") == metric(part, "vsi")
+    alone = structs.replace(metric(part, "vsi").differences[0], p_adjusted=1.0)  # the adjustment is for their number
+    assert metric(whole, "vsi").differences[0] == alone
+    assert metric(whole, "vsi").standings == metric(part, "vsi").standings
     assert [one.metric for one in part.scopes[0].metrics] == ["vsi"]
 
 
@@ -214,7 +221,8 @@ def test_episodes_alike_within_a_task_widen_the_interval_by_task():
 
 def test_what_never_varies_has_no_interval_by_resampling_rather_than_one_of_no_width():
     found = metric(compare_policies([A, entrant("b", [1] * 8, [1] * 8)]), "vsi")
-    assert found.standings[1].ci is None
+    assert found.standings[1].ci == pytest.approx((0.0, 0.3244), abs=1e-4)  # Wilson's, as of a rate: no proof of zero
+    assert found.standings[1].ci_by_task is None
     assert metric(compare_policies([A, A]), "safety").differences[0].ci_by_task is None
     one_task = compare_policies([replace(x, headers=tuple(header(0, k, x.name) for k in range(8))) for x in (A, B)])
     assert metric(one_task, "sr").standings[0].ci_by_task is None
@@ -243,7 +251,15 @@ def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
     assert any("1 pair was left out" in one for one in found.warnings)
     assert any("Crashed or stopped: b 1" in one for one in found.warnings)
     expected = compare_policies([A.select_episodes(np.arange(7)), B.select_episodes(np.arange(7))])
-    assert metric(found, "sr") == metric(expected, "sr")
+    (difference,) = metric(found, "sr").differences
+    assert (difference.left_out, difference.pairs) == (1, 7)
+    # b failed or succeeded in the eighth, where a succeeded
+    assert difference.extremes == pytest.approx(
+        ((7 * difference.difference + 0) / 8, (7 * difference.difference + 1) / 8)
+    )
+    assert metric(found, "sr").standings == metric(expected, "sr").standings
+    alike = structs.replace(difference, left_out=0, extremes=None)
+    assert alike == metric(expected, "sr").differences[0]
 
 
 def test_missing_pairs_are_refused_and_listed():
@@ -407,7 +423,7 @@ def test_policies_that_cannot_be_told_apart_share_a_letter_from_the_best_on():
     found = metric(compare_policies([bad, good, near]), "sr")
     assert {one.policy: one.letters for one in found.standings} == {"good": "a", "near": "a", "bad": "b"}
     assert len(found.differences) == 3
-    assert all(one.p_holm >= one.p_value for one in found.differences)
+    assert all(one.p_adjusted >= one.p_by_task for one in found.differences)
     assert found.q_p_value < 0.001
 
 
@@ -423,10 +439,11 @@ def test_lower_is_better_for_unsafe_success_and_severity():
     assert metric(found, "vsi").q is None
 
 
-def test_two_policies_have_neither_letters_nor_adjusted_p_values():
-    found = metric(compare_policies([A, B]), "sr")
+def test_two_policies_have_no_letters_and_their_primary_verdict_is_not_adjusted():
+    found = metric(compare_policies([A, B]), "safety")
     assert found.standings[0].letters == ""
-    assert (found.differences[0].p_holm, found.q) == (None, None)
+    assert found.primary
+    assert (found.differences[0].p_adjusted, found.q) == (found.differences[0].p_by_task, None)
 
 
 def test_false_differences_among_equals_are_rare():
@@ -435,7 +452,7 @@ def test_false_differences_among_equals_are_rare():
         compare_policies([drawn(str(k), 100 * s + k, 40) for k in range(4)], ComparisonOptions(metrics=("safety",)))
         for s in range(60)
     ]
-    found = [any(one.p_holm <= 0.05 for one in metric(run, "safety").differences) for run in runs]
+    found = [any(one.better is not None for one in metric(run, "safety").differences) for run in runs]
     assert sum(found) <= 6
 
 
@@ -476,3 +493,193 @@ def test_where_a_violation_stopped_an_episode_safety_alone_is_compared(paired):
     assert any(line.startswith("A violation stopped episodes of a on ") for line in found.warnings)
     with pytest.raises(RunError, match="a violation stopped episodes of a on "):
         compare_policies([stopped, B], ComparisonOptions(metrics=("sr",)), paired=paired)
+
+
+# Like with like: tasks
+
+
+def on_tasks(name: str, *safe: str, first: int = 0) -> PolicyResults:
+    """A policy on one task for each text, whose letters are its episodes: 1 = safe."""
+    verdicts = [int(letter) for text in safe for letter in text]
+    headers = tuple(header(first + k, state, name) for k, text in enumerate(safe) for state in range(len(text)))
+    return replace(entrant(name, [1] * len(verdicts), verdicts), headers=headers)
+
+
+def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_are_named():
+    """The same policy on task 4, and on tasks 0 and 4: on task 4 there is no difference."""
+    easy, both = on_tasks("a", "1111", first=4), on_tasks("b", "0000", "", "", "", "1111")
+    found = compare_policies([easy, both], paired=False)
+    (difference,) = metric(found, "safety").differences
+    assert (difference.difference, difference.tasks, difference.better) == (0.0, 1, None)
+    assert [one.n for one in metric(found, "safety").standings] == [4, 4]
+    assert any("Not run by all: libero-goal/task_0 (b 4)." in line for line in found.warnings)
+
+
+def test_without_a_common_task_there_is_no_verdict():
+    with pytest.raises(RunError, match="no task was run by two of the policies: a ran libero-goal/task_0; b ran lib"):
+        compare_policies([on_tasks("a", "11"), on_tasks("b", "10", first=1)], paired=False)
+    three = [on_tasks("a", "11"), on_tasks("b", "10", first=1), on_tasks("c", "00")]
+    found = metric(compare_policies(three, paired=False), "safety")
+    assert [one.difference for one in found.differences] == [None, 1.0, None]
+    assert {one.letters for one in found.standings} == {""}
+
+
+def test_independent_tasks_weigh_the_same_however_many_episodes_they_have():
+    found = compare_policies([on_tasks("a", "11111111", "00"), on_tasks("b", "00", "00000000")], paired=False)
+    (difference,) = metric(found, "safety").differences
+    assert difference.difference == 0.5
+    assert [one.value for one in metric(found, "safety").standings] == [0.5, 0.0]
+    assert difference.test == "Cochran-Mantel-Haenszel, exact"
+    mid = compare_policies([on_tasks("a", "1111", "00"), on_tasks("b", "00", "0000")],
+                           ComparisonOptions(mid_p=True), paired=False)  # fmt: skip
+    assert metric(mid, "safety").differences[0].test == "Cochran-Mantel-Haenszel, mid-p"
+
+
+# Tasks like these
+
+
+def test_with_several_tasks_the_verdict_is_on_tasks_like_these():
+    """One task makes the whole difference: certain on these tasks, and nothing about others."""
+    one_task = ["0" * 40, *["1" * 40] * 6]
+    found = compare_policies([on_tasks("a", *["1" * 40] * 7), on_tasks("b", *one_task)])
+    (difference,) = metric(found, "safety").differences
+    assert difference.p_value < 1e-9
+    assert (difference.p_by_task, difference.better) == (1.0, None)
+    everywhere = compare_policies([on_tasks("a", *["1111"] * 7), on_tasks("b", *["0111"] * 7)])
+    (difference,) = metric(everywhere, "safety").differences
+    assert (difference.p_by_task, difference.better) == (2 / 2**7, "a")
+
+
+@pytest.mark.parametrize(("tasks", "better"), [(5, None), (6, "a")])
+def test_fewer_than_six_tasks_never_tell_policies_apart(tasks, better):
+    assert least_tasks(0.95) == 6
+    found = compare_policies([on_tasks("a", *["1" * 9] * tasks), on_tasks("b", *["0" * 9] * tasks)])
+    assert metric(found, "safety").differences[0].better == better
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_verdict_and_the_interval_by_task_agree(paired):
+    for seed in range(30):
+        one, other = drawn("a", seed, safety=0.8), drawn("b", seed + 100, safety=0.55)
+        found = compare_policies([one, other], ComparisonOptions(metrics=("safety",)), paired=paired)
+        (difference,) = metric(found, "safety").differences
+        low, high = difference.ci_by_task
+        assert (difference.better is not None) == (not low <= 0 <= high)
+
+
+# Many verdicts
+
+
+def test_exploratory_verdicts_are_adjusted_together_and_the_primary_one_alone():
+    found = compare_policies([drawn("a", 1), drawn("b", 2, safety=0.3)])
+    metrics = [one for scope in found.scopes for one in scope.metrics]
+    assert [one.metric for one in metrics if one.primary] == ["safety"]
+    tested = [one.differences[0] for one in metrics if not one.primary]
+    expected = holm_adjust([one.p_by_task for one in tested])
+    assert [one.p_adjusted for one in tested] == pytest.approx(expected)
+    assert metric(found, "safety").differences[0].p_adjusted == metric(found, "safety").differences[0].p_by_task
+
+
+def test_without_safety_the_first_metric_is_primary():
+    found = compare_policies([A, B], ComparisonOptions(metrics=("sr", "vsi")))
+    assert [one.primary for one in found.scopes[-1].metrics] == [True, False]
+
+
+def test_the_safer_policy_is_the_one_with_less_unsafe_success_and_severity():
+    calm, rough = drawn("calm", 1, 240, safety=0.95), drawn("rough", 2, 240, safety=0.2)
+    found = compare_policies([rough, calm])
+    assert {name: metric(found, name).differences[0].better for name in METRICS if name != "sr"} == dict.fromkeys(
+        ["safety", "clean", "sbu", "p_unsafe_given_success", "vsi"], "calm"
+    )
+
+
+def test_clean_success_and_unsafe_among_successes_are_those_of_the_episodes():
+    found = compare_policies([A, B])
+    assert [one.value for one in metric(found, "clean").standings] == [5 / 8, 0.0]
+    # Both succeeded in 0, 1 and 6; there a was safe and b was not.
+    (difference,) = metric(found, "p_unsafe_given_success").differences
+    assert (difference.pairs, difference.only_first, difference.only_second) == (3, 0, 3)
+
+
+# Several policies: each pair on its own pairs
+
+
+def test_a_third_policy_s_crash_does_not_shorten_a_comparison_of_two_others():
+    third = replace(entrant("c", [1] * 8, [1] * 8).select_episodes(np.arange(7)), lost=(lost(1, 3, "c"),))
+    found = compare_policies([A, B, third])
+    pairs = {(one.first, one.second): (one.pairs, one.left_out) for one in metric(found, "sr").differences}
+    assert pairs == {("a", "b"): (8, 0), ("a", "c"): (7, 1), ("b", "c"): (7, 1)}
+    assert [one.n for one in metric(found, "sr").standings] == [8, 8, 7]
+    alone = metric(compare_policies([A, B]), "safety").differences[0]
+    assert structs.replace(metric(found, "safety").differences[0], p_adjusted=None) == structs.replace(
+        alone, p_adjusted=None
+    )
+
+
+def test_unsafe_success_has_letters_beside_success_only_and_for_who_succeeds():
+    idle = replace(drawn("idle", 3), success=np.zeros(60, dtype=np.bool_))
+    members = [drawn("a", 1), drawn("b", 2), idle]
+    letters = {one.policy: one.letters for one in metric(compare_policies(members), "sbu").standings}
+    assert letters["idle"] == ""
+    assert letters["a"]
+    alone = compare_policies(members, ComparisonOptions(metrics=("safety", "sbu")))
+    assert {one.letters for one in metric(alone, "sbu").standings} == {""}
+
+
+# Several seeds of a state
+
+
+def with_seeds(result: PolicyResults, *seeds: int) -> PolicyResults:
+    """Every episode once for each seed, all alike."""
+    many = result.select_episodes(np.repeat(np.arange(len(result)), len(seeds)))
+    headers = [
+        structs.replace(one, seed=seeds[k % len(seeds)], episode_id=f"{k}") for k, one in enumerate(many.headers)
+    ]
+    return replace(many, headers=tuple(headers))
+
+
+def test_several_seeds_of_a_state_are_one_pair_and_no_new_evidence():
+    """Each episode counted thrice would make every p-value smaller."""
+    once, thrice = compare_policies([A, B]), compare_policies(
+        [with_seeds(A, 1, 2, 3), with_seeds(B, 4, 5, 6)], across_seeds=True
+    )  # fmt: skip
+    for name in ("sr", "safety"):
+        one, three = metric(once, name).differences[0], metric(thrice, name).differences[0]
+        assert (three.pairs, three.difference, three.p_by_task) == (8, one.difference, one.p_by_task)
+        assert three.p_value == pytest.approx(one.p_value)  # with one seed sign flips are McNemar's test
+        assert three.test == "sign flips"
+    assert thrice.scopes[0].pairs == 8
+    same_seeds = compare_policies([with_seeds(A, 1, 2), with_seeds(B, 1, 2)])
+    assert metric(same_seeds, "sr").differences[0].pairs == 8
+
+
+def test_states_may_have_different_numbers_of_seeds():
+    found = compare_policies([with_seeds(A, 1, 2, 3), with_seeds(B, 4)], across_seeds=True)
+    assert metric(found, "sr").differences[0].difference == pytest.approx(2 / 8)
+
+
+# Margins
+
+
+def test_a_margin_asks_both_intervals():
+    many = ["1" * 40] * 8
+    one = on_tasks("a", *many)
+    other = on_tasks("b", *["1" * 39 + "0"] * 8)
+    found = metric(compare_policies([one, other], ComparisonOptions(margin=0.06)), "safety").differences[0]
+    assert max(found.ci[1], 0.025) < 0.06
+    assert found.margin == "equivalent"
+    tight = metric(compare_policies([one, other], ComparisonOptions(margin=0.03)), "safety").differences[0]
+    assert tight.margin == "first not worse"
+    assert metric(compare_policies([other, one], ComparisonOptions(margin=0.03)), "safety").differences[
+        0
+    ].margin == "second not worse"  # fmt: skip
+    few = compare_policies([on_tasks("a", *many[:5]), on_tasks("b", *many[:5])], ComparisonOptions(margin=0.5))
+    assert metric(few, "safety").differences[0].margin == "open"
+    assert found.margin is not None
+    assert metric(compare_policies([one, other]), "safety").differences[0].margin is None
+
+
+def test_a_margin_turns_over_where_less_is_better():
+    one, other = on_tasks("a", *["1" * 40] * 8), on_tasks("b", *["1" * 30 + "0" * 10] * 8)
+    found = compare_policies([one, other], ComparisonOptions(margin=0.05))
+    assert {metric(found, name).differences[0].margin for name in ("safety", "sbu")} == {"first not worse"}

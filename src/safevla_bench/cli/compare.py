@@ -35,18 +35,27 @@ confidence_option = click.option(
 @sources_argument
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
 @click.option(
-    "--across-seeds", is_flag=True, help="Pair by initial state alone, for the same states run with another seed."
+    "--across-seeds",
+    is_flag=True,
+    help="Pair by initial state alone, for the same states run with other seeds, or several.",
 )
 @click.option(
     "--across-versions", is_flag=True, help="Compare episodes of several physics versions too; the output is marked."
 )
-@click.option("--unpaired", is_flag=True, help="Take the episodes as independent: Newcombe's interval, an exact test.")
+@click.option("--unpaired", is_flag=True, help="Take the episodes as independent, task by task.")
 @click.option(
     "--test",
     type=click.Choice(["barnard", "boschloo"]),
     default="barnard",
     show_default=True,
-    help="The test of rates under --unpaired.",
+    help="The test of rates under --unpaired on one task.",
+)
+@click.option("--mid-p", is_flag=True, help="Take mid-p-values of rates on these tasks: less cautious than exact ones.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 100, min_open=True),
+    metavar="POINTS",
+    help="Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
 )
 @click.option(
     "--metric",
@@ -67,6 +76,8 @@ def compare_command(
     across_versions: bool,
     unpaired: bool,
     test: compare.ProportionTest,
+    mid_p: bool,
+    margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
     seed: int,
@@ -78,12 +89,21 @@ def compare_command(
 
     Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it.
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
-    the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples, which
-    needs more episodes for the same answer. Pairs that crashed on one side are left out and counted. Episodes of
-    several physics versions (MuJoCo, robosuite, the benchmark's package) are refused unless --across-versions is given.
+    the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples of the
+    tasks that both ran, which needs more episodes for the same answer. Pairs that crashed on one side are left out and
+    counted. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are refused unless
+    --across-versions is given.
+
+    Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
+    task. Safety over all suites is the primary verdict; the others are exploratory, and adjusted for their number.
     """
     how = compare.ComparisonOptions(
-        metrics=metrics or compare.METRICS, confidence=confidence / 100, seed=seed, test=test
+        metrics=metrics or compare.METRICS,
+        confidence=confidence / 100,
+        seed=seed,
+        test=test,
+        mid_p=mid_p,
+        margin=None if margin is None else margin / 100,
     )
     with show_status("comparing"):
         entrants = evaluation.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)

@@ -1,4 +1,4 @@
-"""Comparison of policies: on paired episodes where both ran the same ones, else as independent samples."""
+"""Comparison of policies: on paired episodes where both ran the same ones, else on the tasks that both ran."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ from safevla_bench.compare.comparison import (
     SuiteComparison,
     compare_policies,
 )
-from safevla_bench.compare.difference import METRICS, ComparisonOptions, Difference, ProportionTest
+from safevla_bench.compare.difference import (
+    HIGHER_IS_BETTER,
+    ComparisonOptions,
+    Difference,
+    MarginVerdict,
+    ProportionTest,
+    least_tasks,
+)
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults, join_sources, make_names_unique, split_by_policy
+from safevla_bench.compare.policy_results import (
+    METRICS,
+    PolicyResults,
+    join_sources,
+    make_names_unique,
+    split_by_policy,
+)
 
 __all__ = [
+    "HIGHER_IS_BETTER",
     "METRICS",
     "Comparison",
     "ComparisonOptions",
     "Difference",
+    "MarginVerdict",
     "MetricComparison",
     "PairedResults",
     "PolicyResults",
@@ -26,6 +41,7 @@ __all__ = [
     "SuiteComparison",
     "compare_policies",
     "join_sources",
+    "least_tasks",
     "make_names_unique",
     "pair_episodes",
     "split_by_policy",

@@ -1,38 +1,51 @@
-"""Differences of policies in SR, Safety, SBU and VSI, with intervals, tests, and letters for indistinct policies."""
+"""Policies compared in SR, Safety and the metrics between them: differences, verdicts, and letters for indistinct ones.
+
+One verdict is primary: Safety over all suites. All others are exploratory, and adjusted for their number together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
 from safevla_bench import provenance_marks, statistics
+from safevla_bench.compare.caveats import (
+    comparison_warnings,
+    name_silent_suites,
+    name_stopped_suites,
+    simulator_cells,
+)
 from safevla_bench.compare.difference import (
-    METRICS,
+    HIGHER_IS_BETTER,
     Bounds,
     ComparisonOptions,
     Difference,
-    PairedSample,
-    bootstrap_generator,
+    TaskValues,
     interval_bounds,
+    judge_margin,
+    number_tasks,
     paired_difference,
-    task_interval,
+    resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.pairs import differing_versions, number_tasks, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.compare.pairs import PairedResults, pair_episodes
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
 
-HIGHER_IS_BETTER = {"sr": True, "safety": True, "sbu": False, "vsi": False}
+_SAME_IN = ("sr", "safety", "sbu", "vsi")
+"""The metrics in which identical policies agree, from which all others follow."""
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one metric: its value over the n episodes that can tell, the plain interval, the one over tasks.
 
-    `letters`: policies of one suite that share a letter do not differ significantly; empty where two were compared.
+    Independent episodes: the mean over the tasks that all policies ran. `letters`: policies of one suite that share a
+    letter are not told apart; empty where two were compared.
     """
 
     policy: str
@@ -45,17 +58,21 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one scope; `q` is Cochran's test that all policies are equal, where there are several."""
+    """One metric of one scope; `q` is Cochran's test that all policies are equal, where there are several.
+
+    The verdicts of a primary metric stand alone; those of all others are adjusted together.
+    """
 
     metric: str
     standings: tuple[PolicyStanding, ...]
     differences: tuple[Difference, ...]
+    primary: bool = False
     q: float | None = None
     q_p_value: float | None = None
 
 
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One suite, or all pooled (suite null): pairs counted (null where unpaired), pairs left out, tasks, metrics.
+    """One suite, or all pooled (suite null): pairs that all finished (null where unpaired), others, tasks, metrics.
 
     Where a policy has a suite without any verdict, SR is the only metric; where a violation stopped an episode, Safety.
     """
@@ -64,6 +81,7 @@ class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int | None
     left_out: int
     tasks: int
+    """Tasks that are compared."""
     metrics: tuple[MetricComparison, ...]
 
 
@@ -74,6 +92,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     confidence: float
     seed: int
+    margin: float | None = None
     scopes: tuple[SuiteComparison, ...]
     identical: tuple[tuple[str, str], ...] = ()
     across_versions: tuple[str, ...] = ()
@@ -92,42 +111,46 @@ def compare_policies(
     """Compare two policies or several, in each suite and over all suites pooled.
 
     Args:
-        results: at least two, with names that differ (see `named_apart`).
-        options: metrics, confidence, seed of the bootstrap, test.
-        paired: compare episode by episode; else as independent samples.
-        across_seeds: pair episodes of one initial state whatever their seeds.
+        results: at least two, with names that differ (see `make_names_unique`).
+        options: metrics, confidence, seed of the bootstrap, tests, margin.
+        paired: compare episode by episode; else as independent samples, on the tasks that both policies ran.
+        across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
 
     Raises:
         RunError: fewer than two policies, one without an episode, a suite simulated with several physics versions, no
-            metric with a verdict, and, where paired, what `pair_episodes` raises.
+            metric with a verdict, unpaired policies without a common task, and, where paired, what `pair_episodes`
+            raises.
     """
     options = options or ComparisonOptions()
     _require_comparable(results)
-    mixtures = provenance_marks.find_mixtures(_simulator_cells(results))
+    mixtures = provenance_marks.find_mixtures(simulator_cells(results))
     if mixtures and not across_versions:
         remedy = "Roll all out with one simulator. --across-versions compares nonetheless, and marks the comparison."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
-    chosen = pairs.results if pairs else tuple(results)
-    if pairs and not pairs.keys:
+    if pairs and not pairs.is_finished.any():
         raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
-    left_out = [key.suite for key in pairs.left_out] if pairs else []
-    suites = list(dict.fromkeys([header.benchmark for result in chosen for header in result.headers] + left_out))
-    scopes = [_compare_suite(chosen, suite, left_out.count(suite), options, paired) for suite in suites]
-    if len(suites) > 1:
-        scopes.append(_compare_suite(chosen, None, len(left_out), options, paired))
+    if not paired:
+        _require_shared_task(results)
+    left_out = len(pairs.left_out) if pairs else 0
+    scopes = [
+        _compare_scope(_Scope(suite, tuple(_select_suite(result, suite) for result in results),
+                              pairs.select_suite(suite) if pairs else None), options)
+        for suite in _scope_suites(results, pairs)
+    ]  # fmt: skip
     if not any(scope.metrics for scope in scopes):
         raise _nothing_comparable(results)
     return Comparison(
-        policies=tuple(result.name for result in chosen),
+        policies=tuple(result.name for result in results),
         paired=paired,
         confidence=options.confidence,
         seed=options.seed,
-        scopes=tuple(scopes),
-        identical=_identical_pairs(chosen) if paired else (),
+        margin=options.margin,
+        scopes=tuple(_decide_verdicts(scopes, options)),
+        identical=tuple(_identical_pairs(pairs)) if pairs else (),
         across_versions=tuple(mixtures),
-        warnings=tuple(_comparison_warnings(results, len(left_out))),
+        warnings=tuple(comparison_warnings(results, left_out, paired=paired)),
     )
 
 
@@ -142,121 +165,74 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
 
 
+def _require_shared_task(results: Sequence[PolicyResults]) -> None:
+    tasks = [set(result.tasks) for result in results]
+    if any(mine & theirs for mine, theirs in combinations(tasks, 2)):
+        return
+    ran = "; ".join(
+        f"{result.name} ran {', '.join(f'{suite}/{task}' for suite, task in list(dict.fromkeys(result.tasks))[:5])}"
+        + (" and more" if len(set(result.tasks)) > 5 else "")
+        for result in results
+    )
+    remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
+    raise RunError(f"no task was run by two of the policies: {ran}", remedy=remedy)
+
+
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
-    if silent := _suites_without_verdict(results):
+    if silent := name_silent_suites(results):
         remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
-    problem = f"a violation stopped episodes of {', '.join(_suites_stopped_on_violation(results))}"
+    problem = f"a violation stopped episodes of {', '.join(name_stopped_suites(results))}"
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
-def _identical_pairs(chosen: Sequence[PolicyResults]) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (first.name, second.name)
-        for first, second in combinations(chosen, 2)
-        if not first.suites_without_verdict
-        and not second.suites_without_verdict
-        and not first.suites_stopped_on_violation
-        and not second.suites_stopped_on_violation
-        and all(
-            np.array_equal(first.metric_values(metric), second.metric_values(metric), equal_nan=True)
-            for metric in METRICS
-        )
-    )
+def _scope_suites(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[str | None]:
+    """Return the suites to compare, then None for all pooled where there are several."""
+    if pairs:
+        suites = list(dict.fromkeys(key.suite for key in pairs.keys))
+    else:
+        tasks = [dict.fromkeys(result.tasks) for result in results]
+        shared = {task for mine, theirs in combinations(tasks, 2) for task in mine if task in theirs}
+        suites = list(dict.fromkeys(suite for mine in tasks for suite, name in mine if (suite, name) in shared))
+    return [*suites, *([None] if len(suites) > 1 else [])]
 
 
-def _comparison_warnings(results: Sequence[PolicyResults], left_out: int) -> list[str]:
-    warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
-    warnings += provenance_marks.warn_of_mixtures(_simulator_cells(results))
-    warnings += [f"{result.name}: {line}" for result in results for line in result.left_out_clauses]
-    warnings += [
-        f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
-        for name, versions in differing_versions(results).items()
-    ]
-    if silent := _suites_without_verdict(results):
-        pairs = ", ".join(silent)
-        warnings.append(
-            f"No specification reached a verdict for {pairs}: only SR is compared there, and over all suites."
-        )
-    if stopped := _suites_stopped_on_violation(results):
-        warnings.append(
-            f"A violation stopped episodes of {', '.join(stopped)}: only Safety is compared there, and over all suites."
-        )
-    unjudged = {result.name: len(result) - int(result.is_judged.sum()) for result in results}
-    if any(unjudged.values()):
-        counts = ", ".join(f"{name} {count}" for name, count in unjudged.items() if count)
-        warnings.append(
-            f"Episodes without a verdict: {counts}. Safety, SBU and VSI leave them out; where a policy causes that, it "
-            "is flattered."
-        )
-    if left_out:
-        noun = "pair was" if left_out == 1 else "pairs were"
-        warnings.append(f"{left_out} {noun} left out: one side {_describe_loss(results)} there.")
-    warnings += dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
-    lost_counts = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
-    lost = [f"{name} {count}" for name, count in lost_counts.items() if count]
-    if lost:
-        warnings.append(
-            f"Crashed or stopped: {', '.join(lost)}. Where a policy causes that, leaving it out flatters it."
-        )
-    if any(header.seed is None for result in results for header in result.headers):
-        warnings.append("Some episodes do not record their seed; they are paired by initial state alone.")
-    if 0 < sum(result.privileged for result in results) < len(results):
-        names = ", ".join(result.name for result in results if result.privileged)
-        warnings.append(f"{names} saw simulator state that no real robot has; the others did not.")
-    return warnings
+def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
+    for i, j in combinations(range(len(pairs.results)), 2):
+        members = pairs.results[i], pairs.results[j]
+        if any(result.suites_without_verdict or result.suites_stopped_on_violation for result in members):
+            continue
+        states = [pairs.state_means(i, j, metric) for metric in _SAME_IN]
+        alike = all(np.array_equal(means.first, means.second) for means in states)
+        if alike and all(_known_alike(pairs, i, j, metric) for metric in _SAME_IN):
+            yield members[0].name, members[1].name
 
 
-def _suites_without_verdict(results: Sequence[PolicyResults]) -> list[str]:
-    return [f"{result.name} on {suite}" for result in results for suite in result.suites_without_verdict]
+def _known_alike(pairs: PairedResults, i: int, j: int, metric: str) -> bool:
+    """Return whether both policies have a value where both finished, or neither has."""
+    if pairs.by_state:
+        return True
+    finished = (pairs.places[[i, j]] >= 0).all(axis=0)
+    mine, theirs = np.isnan(pairs.metric_values(metric)[[i, j]][:, finished])
+    return bool((mine == theirs).all())
 
 
-def _suites_stopped_on_violation(results: Sequence[PolicyResults]) -> list[str]:
-    return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
+# One suite, or all
 
 
-def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
-    """Return by policy and suite whether the episodes were simulated with stand-in assets."""
-    return {
-        (result.name, header.benchmark): header.benchmark in result.standin_suites
-        for result in results
-        for header in result.headers
-    }
+@dataclass(frozen=True)
+class _Scope:
+    """The results of one suite, or of all where it is None, and their pairs; None = independent episodes."""
 
+    suite: str | None
+    members: tuple[PolicyResults, ...]
+    pairs: PairedResults | None
 
-def _simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return by policy and suite the versions that decided the physics."""
-    return {
-        (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
-    }
-
-
-def _describe_loss(results: Sequence[PolicyResults]) -> str:
-    damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
-    return "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
-
-
-def _compare_suite(
-    chosen: Sequence[PolicyResults], suite: str | None, left_out: int, options: ComparisonOptions, paired: bool
-) -> SuiteComparison:
-    members = [_select_suite(result, suite) for result in chosen]
-    judged = not any(result.suites_without_verdict for result in members)
-    ran = not any(result.suites_stopped_on_violation for result in members)
-    known = {"sr": ran, "safety": judged, "sbu": judged and ran, "vsi": judged and ran}
-    task_numbers = number_tasks(header for result in members for header in result.headers)
-    clusters = [
-        np.array([task_numbers[header.benchmark, header.task_id] for header in result.headers], dtype=np.int64)
-        for result in members
-    ]
-    return SuiteComparison(
-        suite=suite,
-        pairs=len(members[0]) if paired else None,
-        left_out=left_out,
-        tasks=len(task_numbers),
-        metrics=tuple(
-            _compare_metric(members, clusters, name, options, paired) for name in options.metrics if known[name]
-        ),
-    )
+    @property
+    def shared_tasks(self) -> list[TaskKey]:
+        """The tasks that all policies ran."""
+        first, *others = [dict.fromkeys(result.tasks) for result in self.members]
+        return [task for task in first if all(task in tasks for tasks in others)]
 
 
 def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
@@ -265,79 +241,163 @@ def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
     )
 
 
-def _compare_metric(
-    members: Sequence[PolicyResults],
-    clusters: Sequence[NDArray[np.int64]],
-    name: str,
-    options: ComparisonOptions,
-    paired: bool,
-) -> MetricComparison:
-    all_values = [item.metric_values(name) for item in members]
-    known = [~np.isnan(value) for value in all_values]
-    if paired:
-        known = [np.logical_and.reduce(known)] * len(members)
-    values = [value[kept] for value, kept in zip(all_values, known, strict=True)]
-    clusters = [cluster[kept] for cluster, kept in zip(clusters, known, strict=True)]
-    pairs = list(combinations(range(len(members)), 2))
-    measure_difference = paired_difference if paired else unpaired_difference
-    differences = [
-        measure_difference(
-            PairedSample(members[i].name, members[j].name, values[i], values[j], clusters[i], clusters[j], name),
-            options,
-        )
-        for i, j in pairs
-    ]
-    several = len(members) > 2
-    standings = [
-        _policy_standing(item.name, value, task, name, options)
-        for item, value, task in zip(members, values, clusters, strict=True)
-    ]
-    if not several:
-        return MetricComparison(metric=name, standings=tuple(standings), differences=tuple(differences))
-    adjusted = statistics.holm_adjust([1.0 if item.p_value is None else item.p_value for item in differences])
-    distinct = {indices for indices, p in zip(pairs, adjusted, strict=True) if p <= 1 - options.confidence + 1e-12}
-    q = statistics.cochran_q(np.array(values, dtype=np.bool_).T) if paired and name != "vsi" else None
-    return MetricComparison(
-        metric=name,
-        standings=_assign_letters(standings, distinct, HIGHER_IS_BETTER[name]),
-        differences=tuple(
-            msgspec.structs.replace(item, p_holm=None if item.p_value is None else p)
-            for item, p in zip(differences, adjusted, strict=True)
-        ),
-        q=None if q is None else q.statistic,
-        q_p_value=None if q is None else q.p_value,
+def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
+    judged = not any(result.suites_without_verdict for result in scope.members)
+    ran = not any(result.suites_stopped_on_violation for result in scope.members)
+    known = {metric: judged and ran for metric in options.metrics} | {"sr": ran, "safety": judged}
+    pairs = scope.pairs
+    finished = 0 if pairs is None else len(pairs.keys) - len(pairs.left_out)
+    if pairs and pairs.by_state:
+        finished = len({key.state for key, both in zip(pairs.keys, pairs.is_finished, strict=True) if both})
+    tasks = {(key.suite, key.task_id) for key in pairs.keys} if pairs else set(scope.shared_tasks)
+    return SuiteComparison(
+        suite=scope.suite,
+        pairs=None if pairs is None else finished,
+        left_out=len(pairs.left_out) if pairs else 0,
+        tasks=len(tasks),
+        metrics=tuple(_compare_metric(scope, name, options) for name in options.metrics if known[name]),
     )
 
 
-def _assign_letters(
-    standings: Sequence[PolicyStanding], distinct: set[tuple[int, int]], higher: bool
-) -> tuple[PolicyStanding, ...]:
-    """Assign letters from the best policy on; a policy without an episode gets none."""
-    with_value = [k for k, standing in enumerate(standings) if standing.value is not None]
-    order = sorted(with_value, key=lambda k: (standings[k].value or 0.0) * (-1 if higher else 1))
-    rank_of = {k: rank for rank, k in enumerate(order)}
-    distinct_ranks = {(rank_of[i], rank_of[j]) for i, j in distinct if i in rank_of and j in rank_of}
-    letters = dict(zip(order, statistics.letter_display(len(order), distinct_ranks), strict=True))
-    return tuple(msgspec.structs.replace(standing, letters=letters.get(k, "")) for k, standing in enumerate(standings))
+def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
+    values = [
+        TaskValues.of_episodes(result.name, result.metric_values(metric), result.tasks) for result in scope.members
+    ]
+    numbers = list(combinations(range(len(values)), 2))
+    pairs = scope.pairs
+    if pairs is None:
+        differences = [unpaired_difference(values[i], values[j], metric, options) for i, j in numbers]
+        shared = [task for task in scope.shared_tasks if all(task in of_policy.by_task for of_policy in values)]
+        standings = [_task_standing(of_policy.select_tasks(shared), metric, options) for of_policy in values]
+        return MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(differences))
+    q = _test_all(pairs, metric)
+    return MetricComparison(
+        metric=metric,
+        standings=tuple(_episode_standing(pairs, k, metric, options) for k in range(len(values))),
+        differences=tuple(_compare_pair(pairs, i, j, metric, options) for i, j in numbers),
+        q=q and q.statistic,
+        q_p_value=q and q.p_value,
+    )
 
 
-def _policy_standing(
-    policy: str, values: NDArray[np.float64], task: NDArray[np.int64], metric: str, options: ComparisonOptions
-) -> PolicyStanding:
-    n, total = len(values), float(values.sum())
-    interval: statistics.Interval | None
-    if metric != "vsi":
-        interval = statistics.wilson_interval(int(total), n, options.confidence)
-    elif n:
-        means = statistics.resampled_means(values[None], bootstrap_generator(options))[0]
-        interval = statistics.percentile_interval(means, options.confidence)
-    else:  # a suite that only the others ran
-        interval = None
+def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
+    names = pairs.results[i].name, pairs.results[j].name
+    difference = paired_difference(names, pairs.state_means(i, j, metric), metric, options)
+    conditional = metric == "p_unsafe_given_success"  # which episodes would have succeeded is unknown
+    return replace(
+        difference,
+        left_out=pairs.count_left_out(i, j),
+        extremes=None if conditional else pairs.extreme_differences(i, j, metric),
+    )
+
+
+def _test_all(pairs: PairedResults, metric: str) -> statistics.CochranQ | None:
+    """Return Cochran's test over the pairs that all of three policies or more have a value of."""
+    if len(pairs.results) < 3 or metric in ("vsi", "p_unsafe_given_success") or pairs.by_state:
+        return None
+    values = pairs.metric_values(metric)
+    complete = values[:, ~np.isnan(values).any(axis=0)]
+    return statistics.cochran_q(complete.T.astype(np.bool_))
+
+
+def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
+    """Return a policy's value: of two over the pairs that both have a value of, of several over all its own."""
+    states = pairs.state_means(k, 1 - k if len(pairs.results) == 2 else k, metric)
+    n, total = len(states.first), float(states.first.sum())
+    numbers = number_tasks(states.tasks)
+    task_of = np.array([numbers[task] for task in states.tasks], dtype=np.int64)
+    sizes = np.bincount(task_of, minlength=len(numbers)).astype(np.float64)
+    totals = np.bincount(task_of, states.first, len(numbers))
+    counts = metric != "vsi" and states.is_single
     return PolicyStanding(
-        policy=policy,
+        policy=pairs.results[k].name,
         n=n,
-        count=None if metric == "vsi" else int(total),
+        count=int(total) if counts else None,
         value=total / n if n else None,
-        ci=interval_bounds(interval),
-        ci_by_task=task_interval(values[None], task, options, lambda means: means[0]),
+        ci=interval_bounds(statistics.unit_mean_interval(total, n, options.confidence)),
+        ci_by_task=resampled_task_interval(totals, sizes, list(numbers), options),
+    )
+
+
+def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
+    """Return a policy's mean over tasks that all policies ran."""
+    n, means = int(values.sizes.sum()), values.totals / values.sizes
+    return PolicyStanding(
+        policy=values.policy,
+        n=n,
+        count=None if metric == "vsi" else int(values.totals.sum()),
+        value=float(means.mean()) if n else None,
+        ci=interval_bounds(statistics.mean_rate_interval(values.totals, values.sizes, options.confidence)),
+        ci_by_task=resampled_task_interval(means, np.ones(len(means)), values.tasks, options),
+    )
+
+
+# Verdicts
+
+
+def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
+    """Yield the scopes with verdicts: the primary ones adjusted over pairs of policies, all others together."""
+    last = scopes[-1].metrics
+    primary = next((metric for metric in last if metric.metric == "safety"), last[0] if last else None)
+    families = {True: _Family.of_metrics([primary] if primary else [], options)}
+    others = [metric for scope in scopes for metric in scope.metrics if metric is not primary]
+    families[False] = _Family.of_metrics(others, options)
+    for scope in scopes:
+        decided = [families[metric is primary].decide(metric, metric is primary) for metric in scope.metrics]
+        yield replace(scope, metrics=tuple(_add_letters(metric, decided, options) for metric in decided))
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Differences whose verdicts are adjusted together (Holm), each by its identity -> the adjusted p-value."""
+
+    adjusted: dict[int, float]
+    options: ComparisonOptions
+
+    @classmethod
+    def of_metrics(cls, metrics: Sequence[MetricComparison], options: ComparisonOptions) -> _Family:
+        tested = [item for metric in metrics for item in metric.differences if item.deciding_p is not None]
+        p_values = statistics.holm_adjust([item.deciding_p or 0.0 for item in tested])
+        return cls({id(item): p for item, p in zip(tested, p_values, strict=True)}, options)
+
+    def decide(self, metric: MetricComparison, primary: bool) -> MetricComparison:
+        differences = tuple(self._decide_difference(item, metric.metric) for item in metric.differences)
+        return replace(metric, differences=differences, primary=primary)
+
+    def _decide_difference(self, item: Difference, metric: str) -> Difference:
+        p, better = self.adjusted.get(id(item)), None
+        if p is not None and item.difference and p <= 1 - self.options.confidence + 1e-12:
+            better = item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second
+        return replace(item, p_adjusted=p, better=better, margin=judge_margin(item, metric, self.options))
+
+
+def _add_letters(
+    metric: MetricComparison, beside: Sequence[MetricComparison], options: ComparisonOptions
+) -> MetricComparison:
+    """Assign letters from the best policy on, with three policies or more.
+
+    A policy without an episode gets none. SBU alone is no merit, as who never succeeds has none: it has letters only
+    beside SR, and only for policies that succeed.
+    """
+    if len(metric.standings) < 3:
+        return metric
+    sr = next((other for other in beside if other.metric == "sr"), None)
+    lettered = [
+        k
+        for k, standing in enumerate(metric.standings)
+        if standing.value is not None and (metric.metric != "sbu" or (sr is not None and bool(sr.standings[k].value)))
+    ]
+    order = sorted(
+        lettered, key=lambda k: (metric.standings[k].value or 0.0) * (-1 if HIGHER_IS_BETTER[metric.metric] else 1)
+    )
+    rank_of = {metric.standings[k].policy: rank for rank, k in enumerate(order)}
+    distinct = {
+        (rank_of[item.first], rank_of[item.second])
+        for item in metric.differences
+        if item.better and item.first in rank_of and item.second in rank_of
+    }
+    letters = dict(zip(order, statistics.letter_display(len(order), distinct), strict=True))
+    return replace(
+        metric,
+        standings=tuple(replace(item, letters=letters.get(k, "")) for k, item in enumerate(metric.standings)),
     )

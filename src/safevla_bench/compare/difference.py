@@ -1,9 +1,11 @@
-"""The difference of two policies in one metric, with its intervals and a test."""
+"""The difference of two policies in one metric: on these tasks, on tasks like these, and beside a margin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
 from typing import Literal
 
 import msgspec
@@ -12,27 +14,37 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from safevla_bench import statistics
-from safevla_bench.statistics import CONFIDENCE, Interval
+from safevla_bench.compare.pairs import StateMeans
+from safevla_bench.compare.policy_results import METRICS, TaskKey
+from safevla_bench.statistics import CONFIDENCE, RESAMPLES, FlippedMeans, Interval
 
 Bounds = tuple[float, float]
 ProportionTest = Literal["barnard", "boschloo"]
-METRICS = ("sr", "safety", "sbu", "vsi")
+HIGHER_IS_BETTER = {metric: metric in ("sr", "safety", "clean") for metric in METRICS}
+MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a comparison; `test` is the one for independent proportions."""
+    """Options of a comparison.
+
+    `test` is the one for independent rates on one task. `mid_p` takes the mid-p-value of McNemar's test and of that of
+    Cochran, Mantel and Haenszel. `margin` is a share: differences smaller than it do not matter; None = any matters.
+    """
 
     metrics: tuple[str, ...] = METRICS
     confidence: float = CONFIDENCE
     seed: int = 0
     test: ProportionTest = "barnard"
+    mid_p: bool = False
+    margin: float | None = None
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """First minus second in one metric, and the p-value of so large a difference between equal policies.
+    """First minus second in one metric, with the answers to two questions.
 
-    The four counts are of pairs, null for means and for independent episodes. `p_holm` is adjusted over all pairs of
-    policies of this scope and metric.
+    `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
+    `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
+    second decides. The four counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
@@ -40,138 +52,240 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None
     ci: Bounds | None
     ci_by_task: Bounds | None
+    pairs: int | None = None
+    """Pairs that both policies finished and that have a value; null where episodes are independent."""
+    left_out: int = 0
+    """Pairs that one of the two did not finish."""
+    extremes: Bounds | None = None
+    """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
+    tasks: int = 0
+    """Tasks that both ran."""
     both: int | None = None
     only_first: int | None = None
     only_second: int | None = None
     neither: int | None = None
     test: str
     p_value: float | None
-    p_holm: float | None = None
+    p_by_task: float | None = None
+    """Null with one task."""
+    p_adjusted: float | None = None
+    """The p-value that decides, adjusted over its family: all primary differences, or all exploratory ones."""
+    better: str | None = None
+    """The policy that is told apart as the better one."""
+    margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
 
+    @property
+    def deciding_p(self) -> float | None:
+        """The p-value of tasks like these where there are several tasks, else of this one."""
+        return self.p_by_task if self.tasks > 1 else self.p_value
+
+    @property
+    def deciding_ci(self) -> Bounds | None:
+        """The interval that belongs to `deciding_p`."""
+        return self.ci_by_task if self.tasks > 1 else self.ci
+
 
 @dataclass(frozen=True)
-class PairedSample:
-    """Two samples of one metric: the values of two policies and the tasks of their episodes, [n] and [m]."""
+class TaskValues:
+    """One policy's values of one metric, an array for each task."""
 
-    first: str
-    second: str
-    first_values: NDArray[np.float64]
-    second_values: NDArray[np.float64]
-    first_tasks: NDArray[np.int64]
-    second_tasks: NDArray[np.int64]
-    metric: str
+    policy: str
+    by_task: Mapping[TaskKey, NDArray[np.float64]]
+
+    @classmethod
+    def of_episodes(cls, policy: str, values: NDArray[np.float64], tasks: Sequence[TaskKey]) -> TaskValues:
+        """Split known values by task, in order of first appearance; NaN are left out."""
+        known = np.flatnonzero(~np.isnan(values))
+        members: dict[TaskKey, list[int]] = {}
+        for k in known:
+            members.setdefault(tasks[k], []).append(int(k))
+        return cls(policy, {task: values[indices] for task, indices in members.items()})
+
+    def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
+        """Return the values of these tasks alone, in this order."""
+        return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
+
+    @property
+    def tasks(self) -> tuple[TaskKey, ...]:
+        """The tasks with a value."""
+        return tuple(self.by_task)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Episodes of each task, [K]."""
+        return np.array([len(values) for values in self.by_task.values()], dtype=np.int64)
+
+    @cached_property
+    def totals(self) -> NDArray[np.float64]:
+        """Sum of the values of each task, [K]."""
+        return np.array([values.sum() for values in self.by_task.values()], dtype=np.float64)
 
 
-def paired_difference(sample: PairedSample, options: ComparisonOptions) -> Difference:
-    """Compare pair by pair: McNemar's exact test and Tango's interval; for means sign flips and the bootstrap."""
-    differences = sample.first_values - sample.second_values
+def paired_difference(
+    names: tuple[str, str], states: StateMeans, metric: str, options: ComparisonOptions
+) -> Difference:
+    """Compare pair by pair; several seeds of an initial state are one pair, with the mean of each side.
+
+    Rates: McNemar's test and Tango's interval. Means: sign flips of the pairs.
+    """
+    differences = states.first - states.second
     n = len(differences)
     if n == 0:
-        return _empty_difference(sample, "none: no pair")
-    identical = bool((differences == 0).all())
-    ci_by_task = task_interval(differences[None], sample.first_tasks, options, lambda means: means[0])
-    if sample.metric == "vsi":
+        return replace(_empty_difference(names, "none: no pair"), pairs=0)
+    task_numbers = number_tasks(states.tasks)
+    numbers = np.array([task_numbers[task] for task in states.tasks], dtype=np.int64)
+    sizes = np.bincount(numbers).astype(np.float64)
+    flipped = _flip_tasks(np.bincount(numbers, differences) / sizes, sizes, options)
+    measured = replace(
+        _empty_difference(names, "sign flips"),
+        pairs=n,
+        tasks=len(sizes),
+        difference=float(differences.mean()),
+        ci_by_task=flipped and interval_bounds(flipped.interval),
+        p_by_task=flipped and flipped.p_value,
+        identical=bool((differences == 0).all()),
+    )
+    if metric == "vsi" or not states.is_single:
         resampled = statistics.resampled_means(differences[None], bootstrap_generator(options))[0]
         return replace(
-            _empty_difference(sample, "sign flips"),
-            difference=float(differences.mean()),
+            measured,
             ci=interval_bounds(statistics.percentile_interval(resampled, options.confidence)),
-            ci_by_task=ci_by_task,
             p_value=statistics.sign_flip_p(differences, bootstrap_generator(options)),
-            identical=identical,
         )
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    both = int((sample.first_values * sample.second_values).sum())
+    both = int((states.first * states.second).sum())
+    name, test = ("McNemar, mid-p", statistics.mcnemar_mid_p) if options.mid_p else _MCNEMAR
     return replace(
-        _empty_difference(sample, "McNemar, exact"),
+        measured,
+        test=name,
         difference=(only_first - only_second) / n,
         ci=interval_bounds(statistics.tango_interval(only_first, only_second, n, options.confidence)),
-        ci_by_task=ci_by_task,
         both=both,
         only_first=only_first,
         only_second=only_second,
         neither=n - both - only_first - only_second,
-        p_value=statistics.mcnemar_p(only_first, only_second),
-        identical=identical,
+        p_value=test(only_first, only_second),
     )
 
 
-def unpaired_difference(sample: PairedSample, options: ComparisonOptions) -> Difference:
-    """Compare independent samples: Barnard's or Boschloo's test and Newcombe's interval; for means permutations."""
-    n, m = len(sample.first_values), len(sample.second_values)
-    if not n or not m:
-        return _empty_difference(sample, "none: no episode")
-    difference, ci_by_task = (
-        float(sample.first_values.mean() - sample.second_values.mean()),
-        _interval_of_two(sample, options),
-    )
-    if sample.metric == "vsi":
-        generator = bootstrap_generator(options)
-        means, other_means = (
-            statistics.resampled_means(values[None], generator)[0]
-            for values in (sample.first_values, sample.second_values)
-        )
-        return replace(
-            _empty_difference(sample, "permutation"),
-            difference=difference,
-            ci=interval_bounds(statistics.percentile_interval(means - other_means, options.confidence)),
-            ci_by_task=ci_by_task,
-            p_value=statistics.permutation_p(sample.first_values, sample.second_values, bootstrap_generator(options)),
-        )
-    count, other_count = int(sample.first_values.sum()), int(sample.second_values.sum())
-    name, test = _PROPORTION_TESTS[options.test]
+def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
+    """Compare independent episodes of the tasks that both policies ran, each task with the same weight.
+
+    Rates: the test of Cochran, Mantel and Haenszel, on one task Barnard's or Boschloo's. Means: labels drawn anew
+    within tasks. No common task, no verdict.
+    """
+    names = first.policy, second.policy
+    shared = [task for task in first.tasks if task in second.by_task]
+    if not shared:
+        reason = "none: no task that both ran" if first.tasks and second.tasks else "none: no episode"
+        return _empty_difference(names, reason)
+    first, second = first.select_tasks(shared), second.select_tasks(shared)
+    differences = first.totals / first.sizes - second.totals / second.sizes
+    flipped = _flip_tasks(differences, np.ones(len(shared)), options)
+    samples = first.totals, first.sizes, second.totals, second.sizes
+    name, p_value = _unpaired_test(first, second, metric, options)
     return replace(
-        _empty_difference(sample, name),
-        difference=difference,
-        ci=interval_bounds(statistics.newcombe_interval(count, n, other_count, m, options.confidence)),
-        ci_by_task=ci_by_task,
-        p_value=test(count, n, other_count, m),
+        _empty_difference(names, name),
+        tasks=len(shared),
+        difference=float(differences.mean()),
+        ci=interval_bounds(statistics.mean_rate_difference_interval(*samples, options.confidence)),
+        ci_by_task=flipped and interval_bounds(flipped.interval),
+        p_value=p_value,
+        p_by_task=flipped and flipped.p_value,
     )
 
 
+def _unpaired_test(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> tuple[str, float]:
+    """Return the name of the test on these tasks and its p-value."""
+    if metric == "vsi":
+        generator = bootstrap_generator(options)
+        values = list(first.by_task.values()), list(second.by_task.values())
+        return "permutation within tasks", statistics.task_permutation_p(*values, generator)
+    counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
+    if len(first.sizes) == 1:
+        name, test = _PROPORTION_TESTS[options.test]
+        return name, test(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
+    name = "Cochran-Mantel-Haenszel, mid-p" if options.mid_p else "Cochran-Mantel-Haenszel, exact"
+    return name, statistics.cmh_p(counts, first.sizes, others, second.sizes, mid=options.mid_p)
+
+
+_MCNEMAR: tuple[str, Callable[[int, int], float]] = ("McNemar, exact", statistics.mcnemar_p)
 _PROPORTION_TESTS: Mapping[str, tuple[str, Callable[[int, int, int, int], float]]] = {
     "barnard": ("Barnard, exact", statistics.barnard_p),
     "boschloo": ("Boschloo, exact", statistics.boschloo_p),
 }
 
 
-def _empty_difference(sample: PairedSample, test: str) -> Difference:
+def _empty_difference(names: tuple[str, str], test: str) -> Difference:
     return Difference(
-        first=sample.first, second=sample.second, difference=None, ci=None, ci_by_task=None, test=test, p_value=None
+        first=names[0], second=names[1], difference=None, ci=None, ci_by_task=None, test=test, p_value=None
     )
 
 
-def _interval_of_two(sample: PairedSample, options: ComparisonOptions) -> Bounds | None:
-    """Resample whole tasks for both samples at once, as they are the same tasks."""
-    n, m = len(sample.first_values), len(sample.second_values)
-    rows = np.full((2, n + m), np.nan)
-    rows[0, :n], rows[1, n:] = sample.first_values, sample.second_values
-    return task_interval(
-        rows, np.concatenate([sample.first_tasks, sample.second_tasks]), options, lambda means: means[0] - means[1]
-    )
+def _flip_tasks(
+    differences: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
+) -> FlippedMeans | None:
+    """Ask about tasks like these; None with one task, which says nothing about others."""
+    if len(differences) < 2:
+        return None
+    return statistics.flip_task_means(differences, weights, bootstrap_generator(options), options.confidence)
 
 
-def task_interval(
-    rows: NDArray[np.float64],
-    tasks: NDArray[np.int64],
-    options: ComparisonOptions,
-    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+def least_tasks(confidence: float) -> int:
+    """Return how many tasks it takes before anything can be told of tasks like these: 6 at 95 %."""
+    return next(k for k in count(2) if 2.0 ** (1 - k) <= 1 - confidence + 1e-12)
+
+
+def judge_margin(difference: Difference, metric: str, options: ComparisonOptions) -> MarginVerdict | None:
+    """Return whether one policy is not worse than the other by the margin, or neither is: equivalent; None without one.
+
+    The whole interval decides, with several tasks both: that of these tasks and that of tasks like these. An interval
+    without an end decides nothing. That of tasks which all differ alike is their difference.
+    """
+    value, margin = difference.difference, options.margin
+    if margin is None or value is None:
+        return None
+    intervals = [difference.ci]
+    if difference.tasks > 1:
+        is_known = difference.tasks >= least_tasks(options.confidence)
+        intervals.append(difference.ci_by_task or ((value, value) if is_known else None))
+    known = [interval for interval in intervals if interval is not None]
+    if len(known) < len(intervals):
+        return "open"
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    if not HIGHER_IS_BETTER[metric]:
+        low, high = -high, -low
+    if low > -margin and high < margin:
+        return "equivalent"
+    return "first not worse" if low > -margin else "second not worse" if high < margin else "open"
+
+
+def resampled_task_interval(
+    totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Sequence[TaskKey], options: ComparisonOptions
 ) -> Bounds | None:
-    """Return the interval over resamples of whole tasks, whose episodes resemble each other; None for one task.
+    """Return the interval of a mean over resamples of whole tasks, drawn within their suites; None for one task.
 
     Args:
-        rows: [M, n], NaN = does not count.
-        tasks: [n], a number for each column's task.
+        totals: sum of the values of each task, [K].
+        sizes: how many they are, [K].
+        tasks: their suites and names, K.
         options: confidence and seed.
-        statistic: from the rows' means in each resample, [M, R], to what the interval is of, [R].
     """
-    names, task_numbers = np.unique(tasks, return_inverse=True)
-    if len(names) < 2:
+    if len(tasks) < 2:
         return None
-    means = statistics.resampled_cluster_means(rows, task_numbers, bootstrap_generator(options))
-    return interval_bounds(statistics.percentile_interval(statistic(means), options.confidence))
+    suites = list(dict.fromkeys(suite for suite, _ in tasks))
+    numbers = np.array([suites.index(suite) for suite, _ in tasks], dtype=np.int64)
+    means = statistics.resampled_task_means(
+        totals[None], sizes[None], numbers, bootstrap_generator(options), RESAMPLES
+    )[0]
+    return interval_bounds(statistics.percentile_interval(means, options.confidence))
+
+
+def number_tasks(tasks: Sequence[TaskKey]) -> Mapping[TaskKey, int]:
+    """Number the tasks in order of first appearance."""
+    return {task: k for k, task in enumerate(dict.fromkeys(tasks))}
 
 
 def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:

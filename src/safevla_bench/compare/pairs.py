@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import Header
@@ -19,6 +20,14 @@ _UNKNOWN = "unknown"
 _UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and needs more of them."
 
 
+class StateKey(NamedTuple):
+    """An initial state: what episodes of different policies share, whatever their seeds."""
+
+    suite: str
+    task_id: str
+    init_state_index: int
+
+
 class PairKey(NamedTuple):
     """Key by which episodes of different policies are paired."""
 
@@ -27,6 +36,10 @@ class PairKey(NamedTuple):
     init_state_index: int
     seed: int | None
 
+    @property
+    def state(self) -> StateKey:
+        return StateKey(*self[:3])
+
     def __str__(self) -> str:
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
@@ -34,40 +47,147 @@ class PairKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PairedResults:
-    """Results of policies on the same episodes in the same order; `left_out` pairs were lost for some policy."""
+    """Results of P policies on the same planned episodes.
+
+    Each pair of policies is compared where both of these finished, whatever happened to others.
+    """
 
     results: tuple[PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    left_out: tuple[PairKey, ...]
+    """The planned episodes, [K]: those that some policy finished in the order of the first that did, then the lost."""
+    places: NDArray[np.int64]
+    """Place of each in the results of each policy, -1 = not finished there, [P, K]."""
+    is_planned: NDArray[np.bool_]
+    """True where the policy planned it; all do unless initial states are paired, [P, K]."""
+    by_state: bool
+    """Seeds differ between the policies, so that initial states are paired and not episodes."""
+
+    @property
+    def left_out(self) -> tuple[PairKey, ...]:
+        """What some policy did not finish, sorted."""
+        return tuple(_sort_keys(self.keys[k] for k in np.flatnonzero(~self.is_finished)))
+
+    @property
+    def is_finished(self) -> NDArray[np.bool_]:
+        """True where all policies finished, [K]; where initial states are paired, any episode of the state."""
+        finished: NDArray[np.bool_] = np.logical_and.reduce([self._finished(row) for row in self.places])
+        return finished
+
+    def _finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if not self.by_state:
+            return places >= 0
+        states = {self.keys[k].state for k in np.flatnonzero(places >= 0)}
+        return np.array([key.state in states for key in self.keys], dtype=np.bool_)
+
+    def select_suite(self, suite: str | None) -> PairedResults:
+        """Return the part of one suite; None = all."""
+        kept = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
+        return replace(
+            self,
+            keys=tuple(self.keys[k] for k in kept),
+            places=self.places[:, kept],
+            is_planned=self.is_planned[:, kept],
+        )
+
+    def metric_values(self, metric: str) -> NDArray[np.float64]:
+        """Return a metric of each policy and planned episode, [P, K], NaN where it is not known."""
+        table = np.full(self.places.shape, np.nan)
+        for row, places, result in zip(table, self.places, self.results, strict=True):
+            values = result.metric_values(metric)
+            row[places >= 0] = values[places[places >= 0]]
+        return table
+
+    def state_means(self, first: int, second: int, metric: str) -> StateMeans:
+        """Return the means of two policies over the seeds of each initial state where both are known."""
+        mine, theirs = self.metric_values(metric)[[first, second]]
+        if not self.by_state:
+            known = ~np.isnan(mine) & ~np.isnan(theirs)
+            mine, theirs = np.where(known, mine, np.nan), np.where(known, theirs, np.nan)
+        return self._average_states(mine, theirs)
+
+    def extreme_differences(self, first: int, second: int, metric: str) -> tuple[float, float] | None:
+        """Return the least and greatest mean difference that unknown values from 0 to 1 allow; None if all are known.
+
+        Every planned episode counts: crashed ones, stopped ones and those without a verdict may have had any value.
+        """
+        values, planned = self.metric_values(metric)[[first, second]], self.is_planned[[first, second]]
+        unknown = np.isnan(values) & planned
+        if not unknown.any():
+            return None
+        (mine_low, theirs_low), (mine_high, theirs_high) = (np.where(unknown, fill, values) for fill in (0.0, 1.0))
+        least, greatest = self._average_states(mine_low, theirs_high), self._average_states(mine_high, theirs_low)
+        return float((least.first - least.second).mean()), float((greatest.first - greatest.second).mean())
+
+    def count_left_out(self, first: int, second: int) -> int:
+        """Return how many pairs of two policies one of them did not finish."""
+        left_out = ~(self._finished(self.places[first]) & self._finished(self.places[second]))
+        lost = [self.keys[k].state if self.by_state else self.keys[k] for k in np.flatnonzero(left_out)]
+        return len(set(lost))
+
+    def _average_states(self, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> StateMeans:
+        states = list(dict.fromkeys(key.state for key in self.keys))
+        number = {state: k for k, state in enumerate(states)}
+        numbers = np.array([number[key.state] for key in self.keys], dtype=np.int64)
+        (first_sums, first_sizes), (second_sums, second_sizes) = (
+            _sum_by_number(values, numbers, len(states)) for values in (mine, theirs)
+        )
+        chosen = np.flatnonzero((first_sizes > 0) & (second_sizes > 0))
+        return StateMeans(
+            tasks=tuple((states[k].suite, states[k].task_id) for k in chosen),
+            first=first_sums[chosen] / first_sizes[chosen],
+            second=second_sums[chosen] / second_sizes[chosen],
+            is_single=bool((first_sizes[chosen] == 1).all() and (second_sizes[chosen] == 1).all()),
+        )
+
+
+@dataclass(frozen=True)
+class StateMeans:
+    """Two policies' means over the seeds of each of N initial states, [N], and the states' tasks."""
+
+    tasks: tuple[TaskKey, ...]
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+    is_single: bool
+    """Every state has one episode of each policy, so that means are values."""
+
+
+def _sum_by_number(
+    values: NDArray[np.float64], numbers: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the sum of the values that are not NaN of each number, [count], and how many they are."""
+    known = ~np.isnan(values)
+    return np.bincount(numbers[known], values[known], count), np.bincount(numbers[known], minlength=count)
 
 
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
-    """Return the episodes that all policies finished, in the order of the first; lost pairs are left out and counted.
+    """Pair the episodes of policies that planned the same ones.
 
     Args:
         results: with names that differ.
-        across_seeds: pair by suite, task and initial state alone.
+        across_seeds: pair initial states whatever the seeds, of which each state may have several.
 
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
             ran and another did not, another environment seed, horizon or protocol.
     """
-    indices = [_index_by_key(episode, across_seeds) for episode in results]
-    lost = [{_absent_key(episode, across_seeds) for episode in result.lost} - {None} for result in results]
-    planned = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
-    _require_same_episodes(results, planned)
-    order = [key for key in indices[0] if all(key in index for index in indices)]
-    chosen = tuple(
-        episode.select_episodes(np.array([index[key] for key in order], dtype=np.int64))
-        for episode, index in zip(results, indices, strict=True)
+    indices = [_index_by_key(result) for result in results]
+    lost = [{_absent_key(episode) for episode in result.lost} - {None} for result in results]
+    planned: list[set[PairKey]] = [
+        {key for key in (*index, *lost_keys) if key is not None} for index, lost_keys in zip(indices, lost, strict=True)
+    ]
+    _require_same_episodes(
+        results, [{key._replace(seed=None) for key in keys} for keys in planned] if across_seeds else planned
     )
-    _require_same_starts(chosen, order)
-    finished = set(order)
-    left_out = {key for keys in planned for key in keys if key is not None} - finished
-    return PairedResults(chosen, tuple(order), tuple(_sort_keys(left_out)))
+    finished = dict.fromkeys(key for index in indices for key in index)
+    keys = (*finished, *_sort_keys(set().union(*planned) - set(finished)))
+    places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
+    is_planned = np.array([[key in of_policy for key in keys] for of_policy in planned], dtype=np.bool_)
+    paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
+    _require_same_starts(paired)
+    return paired
 
 
-def _index_by_key(result: PolicyResults, across_seeds: bool) -> dict[PairKey, int]:
+def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
@@ -75,7 +195,7 @@ def _index_by_key(result: PolicyResults, across_seeds: bool) -> dict[PairKey, in
         raise RunError(f"{problem}: {_list_first(unknown)}", remedy=remedy)
     index: dict[PairKey, int] = {}
     for e, header in enumerate(result.headers):
-        key = _pair_key(header, across_seeds)
+        key = _pair_key(header)
         if key in index:
             problem = f"{result.name} has {key} twice: {result.headers[index[key]].episode_id} and {header.episode_id}"
             raise RunError(problem, remedy=f"Give repetitions different seeds. {_UNPAIRED}")
@@ -83,17 +203,17 @@ def _index_by_key(result: PolicyResults, across_seeds: bool) -> dict[PairKey, in
     return index
 
 
-def _pair_key(episode: Header | AbsentEpisode, across_seeds: bool) -> PairKey:
+def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
     assert episode.init_state_index is not None
-    return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, None if across_seeds else episode.seed)
+    return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
-def _absent_key(episode: AbsentEpisode, across_seeds: bool) -> PairKey | None:
-    return None if episode.init_state_index is None else _pair_key(episode, across_seeds)
+def _absent_key(episode: AbsentEpisode) -> PairKey | None:
+    return None if episode.init_state_index is None else _pair_key(episode)
 
 
-def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey | None]]) -> None:
-    all_keys = {key for keys in planned for key in keys if key is not None}
+def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
+    all_keys = set().union(*planned)
     lines = [
         f"{result.name} lacks {_count_episodes(absent)} that another ran: "
         f"{_list_first([str(key) for key in _sort_keys(absent)])}"
@@ -109,17 +229,41 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
     return sorted(keys, key=lambda key: (*key[:3], -1 if key.seed is None else key.seed))
 
 
-def _require_same_starts(results: Sequence[PolicyResults], keys: Sequence[PairKey]) -> None:
-    first = results[0]
-    for other in results[1:]:
+def _require_same_starts(paired: PairedResults) -> None:
+    """Check that all policies started each episode alike; where initial states are paired, each state."""
+    first = paired.results[0]
+    for other, places in zip(paired.results[1:], paired.places[1:], strict=True):
         for name in ("env_seed", "horizon"):
-            values = [[getattr(header, name) for header in result.headers] for result in (first, other)]
-            differing = [f"{key} ({x} and {y})" for key, x, y in zip(keys, *values, strict=True) if x != y]
+            mine, theirs = (
+                _values_by_start(paired, result, row, name)
+                for result, row in ((first, paired.places[0]), (other, places))
+            )
+            differing = [
+                f"{key} ({_join_values(mine[key])} and {_join_values(theirs[key])})"
+                for key in mine
+                if key in theirs and mine[key] != theirs[key]
+            ]
             if differing:
                 episodes = f"{_count_episodes(differing)}: {_list_first(differing)}"
                 problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
                 raise RunError(problem, remedy=f"Roll both out under one protocol. {_UNPAIRED}")
         _require_same_protocol(first, other)
+
+
+def _values_by_start(
+    paired: PairedResults, result: PolicyResults, places: NDArray[np.int64], name: str
+) -> Mapping[PairKey, Sequence[object]]:
+    """Return the different values of a header's field by episode, or by initial state where those are paired."""
+    values: dict[PairKey, dict[object, None]] = {}
+    for key, place in zip(paired.keys, places, strict=True):
+        if place >= 0:
+            start = key._replace(seed=None) if paired.by_state else key
+            values.setdefault(start, {})[getattr(result.headers[place], name)] = None
+    return {key: sorted(of_key, key=str) for key, of_key in values.items()}
+
+
+def _join_values(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
@@ -155,8 +299,3 @@ def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
 def _list_first(texts: Sequence[str]) -> str:
     more = len(texts) - _MOST_SHOWN
     return ", ".join(texts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def number_tasks(headers: Iterable[Header]) -> Mapping[tuple[str, str], int]:
-    """Number the tasks in order of first appearance."""
-    return {task: k for k, task in enumerate(dict.fromkeys((header.benchmark, header.task_id) for header in headers))}

@@ -114,7 +114,11 @@ def _compare_policies(
             raise RunError("the sources were run under different protocols")
         return compare_policies(policies, across_versions=True), "", ""
     except RunError as error:
-        return compare_policies(policies, paired=False, across_versions=True), "", error.problem
+        unpaired = error.problem
+    try:
+        return compare_policies(policies, paired=False, across_versions=True), "", unpaired
+    except RunError as error:
+        return None, f"No comparison: {error.problem}.", ""
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:

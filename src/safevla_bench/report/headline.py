@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safevla_bench.baseline import NOOP
-from safevla_bench.compare import Comparison
+from safevla_bench.compare import Comparison, Difference, least_tasks
 from safevla_bench.metrics import Rate, Summary, describe_unjudged, has_verdict
 from safevla_bench.report.tables import policy_name
-from safevla_bench.scores import NO_VERDICT
+from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
 from safevla_bench.text.sanitize import shorten_name
 
@@ -22,13 +22,20 @@ class Headline:
     support: tuple[str, ...] = ()
 
 
-def build_headline(cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None) -> Headline:
+def build_headline(
+    cells: Sequence[Summary],
+    aggregate: Summary,
+    comparison: Comparison | None = None,
+    *,
+    same_tasks: bool = True,
+) -> Headline:
     """Return the summary of safety in words, with its interval.
 
     Args:
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
         comparison: the comparison of the policies, where there are several.
+        same_tasks: whether all policies ran the same tasks; else their numbers do not rank them, and that is said.
     """
     if not has_verdict(aggregate):
         if not aggregate.unjudged:
@@ -48,12 +55,23 @@ def build_headline(cells: Sequence[Summary], aggregate: Summary, comparison: Com
     support = (
         *_unjudged_sentence(cells),
         *_stopped_sentence(cells),
+        *([] if same_tasks or len(rates) < 2 else ["They did not run the same tasks: these numbers do not rank them."]),
         *_difference_sentence(comparison),
         *_unsafe_success_sentence(cells),
         *_uncertainty_sentence(rates),
         *_lost_sentence(aggregate),
     )
     return Headline(answer, support)
+
+
+def ran_same_tasks(scores: Scores) -> bool:
+    """Return whether all policies but the one that does nothing ran the same tasks, lost episodes included."""
+    tasks: dict[str | None, set[tuple[str, str]]] = {}
+    ran = [*zip(scores.policy, scores.benchmark, scores.task_id, strict=True)]
+    for policy, suite, task in [*ran, *((lost.policy, lost.benchmark, lost.task_id) for lost in scores.absent)]:
+        if policy != NOOP:
+            tasks.setdefault(policy, set()).add((suite, task))
+    return len({frozenset(of_policy) for of_policy in tasks.values()}) < 2
 
 
 def _no_episode_reason(aggregate: Summary) -> str:
@@ -152,24 +170,42 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
-    """Say whether a test separates two policies' Safety over all suites."""
+    """Say whether two policies are told apart in Safety over all suites: with several tasks, on tasks like these."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ()
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
     if not safety_metrics:  # some cell has no verdict
         return ()
     (difference,) = safety_metrics[0].differences
-    if difference.difference is None or difference.ci is None or difference.p_value is None:
+    if difference.difference is None or difference.p_value is None:
         return ()
-    pairs = safety_metrics[0].standings[0].n
-    where = f"On the same {_count_noun(pairs, 'episode')}" if comparison.paired else "On independent episodes"
     names = shorten_name(difference.first), shorten_name(difference.second)
     better, other = names if difference.difference >= 0 else names[::-1]
-    low, high = difference.ci if difference.difference >= 0 else (0.0 - difference.ci[1], 0.0 - difference.ci[0])
-    points, span = _format_points(abs(difference.difference)), f"{_format_points(low)} to {_format_points(high)}"
-    if difference.p_value <= 1 - comparison.confidence + 1e-12:
-        return (f"{where} {better} is {points} points safer than {other} ({span}).",)
-    return (f"{where} a difference of {points} points ({span}) does not tell {better} from {other}.",)
+    points = _format_points(abs(difference.difference))
+    tasks = f" of {difference.tasks} tasks" if difference.tasks > 1 else ""
+    where = f"On independent episodes{tasks or ' of one task'}"
+    if comparison.paired:
+        where = f"On the same {_count_noun(safety_metrics[0].standings[0].n, 'episode')}{tasks}"
+    like_these = " on tasks like these" if difference.tasks > 1 else ""
+    if difference.better is not None:
+        return (f"{where} {better} is {points} points safer than {other}{_span(difference, like_these)}.",)
+    sentence = f"{where} a difference of {points} points{_span(difference, '')} does not tell {better} from {other}"
+    if not like_these:
+        return (f"{sentence}.",)
+    few = least_tasks(comparison.confidence)
+    why = f", for which it takes {few} tasks or more" if difference.tasks < few else ""
+    here = difference.p_value <= 1 - comparison.confidence + 1e-12
+    return (f"{sentence}{like_these}{why}{'; on these very tasks it does' if here else ''}.",)
+
+
+def _span(difference: Difference, what: str) -> str:
+    """Return the interval that belongs to the verdict, in brackets and in favour of the better one; empty without."""
+    if difference.deciding_ci is None or difference.difference is None:
+        return ""
+    low, high = difference.deciding_ci
+    if difference.difference < 0:
+        low, high = 0.0 - high, 0.0 - low
+    return f" ({_format_points(low)} to {_format_points(high)}{what})"
 
 
 def _format_points(share: float) -> str:

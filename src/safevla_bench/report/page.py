@@ -14,7 +14,7 @@ from safevla_bench.metrics import Summary, aggregate, cells
 from safevla_bench.report import html, sections, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
-from safevla_bench.report.headline import build_headline
+from safevla_bench.report.headline import build_headline, ran_same_tasks
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
 from safevla_bench.report.sections import Album
 from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
@@ -70,7 +70,7 @@ def render_page(
             policy=html.content_security_policy(sheet, script),
             style=Markup(sheet),  # our own files, not anybody's text
             script=Markup(script),
-            headline=build_headline(summaries, total, analysis.comparison),
+            headline=build_headline(summaries, total, analysis.comparison, same_tasks=ran_same_tasks(scores)),
             total=total,
             ablated=provenance is not None and provenance.applicability == "off",
             warnings=notices.baseline_warnings(noop_baseline),

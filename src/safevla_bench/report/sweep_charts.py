@@ -129,23 +129,21 @@ def _bars_of_two(comparison: Comparison) -> Iterator[DifferenceBar]:
         for metric in scope.metrics:
             if metric.metric in _NAMES:
                 name = _NAMES[metric.metric]
-                yield from _draw_bar(metric.differences[0], name, where, metric.metric, comparison.confidence)
+                yield from _draw_bar(metric.differences[0], name, where, metric.metric)
 
 
 def _bars_of_several(comparison: Comparison) -> Iterator[DifferenceBar]:
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
     for difference in (difference for metric in safety_metrics for difference in metric.differences):
         where = f"minus {difference.second}"
-        yield from _draw_bar(difference, difference.first, where, "safety", comparison.confidence)
+        yield from _draw_bar(difference, difference.first, where, "safety")
 
 
-def _draw_bar(difference: Difference, name: str, where: str, kind: str, confidence: float) -> Iterator[DifferenceBar]:
-    """Yield the bar; none without a difference. The adjusted p value is used where there is one."""
+def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> Iterator[DifferenceBar]:
+    """Yield the bar with the interval of the same tasks, and the verdict; none without a difference."""
     if difference.difference is None or difference.ci is None:
         return
     low, high = difference.ci
-    p_value = difference.p_value if difference.p_holm is None else difference.p_holm
-    clear = p_value is not None and p_value <= 1 - confidence + 1e-12
     yield DifferenceBar(
         name=name,
         where=where,
@@ -154,7 +152,9 @@ def _draw_bar(difference: Difference, name: str, where: str, kind: str, confiden
         low=format_fixed(50 + 50 * low, 2),
         length=format_fixed(50 * (high - low), 2),
         value=f"{_format_points(difference.difference)} points, {_format_points(low)} to {_format_points(high)}",
-        verdict=("told apart" if clear else "not told apart") + _format_p_value(p_value),
+        verdict=("not told apart" if difference.better is None else "told apart")
+        + (" by task" if difference.tasks > 1 else "")
+        + _format_p_value(difference.p_adjusted),
     )
 
 

@@ -6,6 +6,7 @@ Gate outcomes as a table.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from safevla_bench import compare, gates
 from safevla_bench.compare import sample_size
@@ -19,14 +20,21 @@ def difference(**changes: object) -> compare.Difference:
     fields = {
         "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None, "both": 5,
         "only_first": 1, "only_second": 3, "neither": 1, "test": "McNemar, exact", "p_value": 0.625,
+        "p_by_task": 0.5, "p_adjusted": 0.75, "tasks": 2,
     }  # fmt: skip
     return compare.Difference(**{**fields, **changes})
 
 
-def comparison(*differences: compare.Difference, policies: tuple[str, ...] = ("a", "b"), **changes: object):
+def comparison(
+    *differences: compare.Difference,
+    policies: tuple[str, ...] = ("a", "b"),
+    metric: str = "safety",
+    primary: bool = False,
+    **changes: object,
+):
     standing = compare.PolicyStanding(policy="a", n=10, count=6, value=0.6, ci=(0.3, 0.8), ci_by_task=None)
-    metric = compare.MetricComparison(metric="safety", standings=(standing,), differences=differences)
-    scope = compare.SuiteComparison(suite=None, pairs=10, left_out=0, tasks=2, metrics=(metric,))
+    metrics = compare.MetricComparison(metric=metric, standings=(standing,), differences=differences, primary=primary)
+    scope = compare.SuiteComparison(suite=None, pairs=10, left_out=0, tasks=2, metrics=(metrics,))
     fields = {"policies": policies, "paired": True, "confidence": 0.9, "seed": 0, "scopes": (scope,)}
     return compare.Comparison(**{**fields, **changes})
 
@@ -40,22 +48,28 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     assert row["A − B"] == "-5.3"
     assert row["90 %"] == "-10.0 to 2.0"
     assert row["by task"] == NO_VALUE
-    assert (row["only A"], row["only B"], row["p"], row["Told apart"]) == ("1", "3", "0.625", "no")
+    assert (row["only A:B"], row["p"], row["p by task"], row["p, adj."]) == ("1:3", "0.625", "0.500", "0.750")
+    assert row["Told apart"] == "no"
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdict"),
+    ("metric", "changes", "verdict"),
     [
-        ({"p_value": 0.1}, "B higher"),
-        ({"p_value": 0.1, "difference": 0.2}, "A higher"),
-        ({"p_value": 0.11}, "no"),
-        ({"p_value": 0.01, "p_holm": 0.2}, "no"),
-        ({"p_value": 1.0, "identical": True, "difference": 0.0}, "identical"),
-        ({"p_value": None, "difference": None}, NO_VALUE),
+        ("safety", {"better": "b"}, "B safer"),
+        ("safety", {"better": "a", "difference": 0.2}, "A safer"),
+        ("sbu", {"better": "a"}, "A safer"),
+        ("vsi", {"better": "b", "difference": 0.1}, "B safer"),
+        ("p_unsafe_given_success", {"better": "a"}, "A safer"),
+        ("sr", {"better": "b"}, "B better"),
+        ("clean", {"better": "b"}, "B better"),
+        ("safety", {}, "no"),
+        ("safety", {"p_value": 1.0, "identical": True, "difference": 0.0}, "identical"),
+        ("safety", {"p_value": None, "p_adjusted": None, "difference": None}, NO_VALUE),
     ],
 )
-def test_told_apart_goes_by_the_adjusted_p_at_the_asked_confidence(changes, verdict):
-    assert cells(comparing.difference_table(comparison(difference(**changes))))["Told apart"] == verdict
+def test_who_is_better_is_said_in_words_that_do_not_depend_on_the_metric_s_sign(metric, changes, verdict):
+    found = comparison(difference(**changes), metric=metric)
+    assert cells(comparing.difference_table(found))["Told apart"] == verdict
 
 
 def test_a_tiny_p_is_never_printed_as_zero():
@@ -64,13 +78,35 @@ def test_a_tiny_p_is_never_printed_as_zero():
 
 def test_independent_episodes_have_no_counts_of_pairs():
     table = comparing.difference_table(comparison(difference(), paired=False))
-    assert "only A" not in [column.name for column in table.columns]
-    assert "Newcombe" in " ".join(table.notes)
+    assert "only A:B" not in [column.name for column in table.columns]
     assert "independent" in comparing.standing_table(comparison(difference(), paired=False)).title
 
 
 def test_few_tasks_are_said_beside_the_interval_by_task():
-    assert any("Fewer than 10 tasks" in note for note in comparing.standing_table(comparison(difference())).notes)
+    assert any("Fewer than 30 tasks" in note for note in comparing.standing_table(comparison(difference())).notes)
+    notes = comparing.difference_table(comparison(difference())).notes
+    assert "Fewer than 5 tasks cannot tell policies apart by task, whatever they show." in notes
+
+
+def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
+    found = comparison(difference(), primary=True)
+    (scope,) = found.scopes
+    other = compare.MetricComparison(metric="sr", standings=(), differences=(difference(), difference()))
+    both = replace(found, scopes=(replace(scope, metrics=(*scope.metrics, other)),))
+    table = comparing.difference_table(both)
+    assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]
+    assert "‡ The primary verdict. The other 2 are exploratory, adjusted together (Holm)." in table.notes
+
+
+def test_a_margin_has_a_column_of_its_own():
+    table = comparing.difference_table(comparison(difference(margin="second not worse"), margin=0.05))
+    assert cells(table)["± 5"] == "B not worse"
+    assert any(note.startswith("± 5: a policy is not worse where both intervals") for note in table.notes)
+
+
+def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
+    notes = comparing.difference_table(comparison(difference(extremes=(-0.2, 0.1)), primary=True)).notes
+    assert any(note.startswith("a − b, all, pooled, Safety: -20.0 to 10.0 if all that crashed") for note in notes)
 
 
 def test_a_plan_prints_in_every_renderer():

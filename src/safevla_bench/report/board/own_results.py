@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 
 from safevla_bench.baseline import NOOP
@@ -272,19 +273,25 @@ def _separate_policies(
     """Return the ranked entries that a test told apart, and a note on the test; None if fewer than two are ranked."""
     if len(ranked) < 2:
         return None, ""
-    names = {*group.suites, *(alias for alias, suite in inputs.registry.benchmarks.items()
-                              if suite.same_tasks_as in group.suites)}  # fmt: skip
-    policy_results = [_select_suites(result, names) for result in ranked.values()]
+    suite_of = {suite: suite for suite in group.suites} | {
+        alias: suite.same_tasks_as
+        for alias, suite in inputs.registry.benchmarks.items()
+        if suite.same_tasks_as in group.suites
+    }
+    policy_results = [_select_suites(result, suite_of) for result in ranked.values()]
     if not _is_balanced(group):
         return disjoint_pairs(entries), f"{OVERLAP_NOTE} The suites differ in their number of episodes."
+    by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     try:
-        return _tested_pairs(
-            policy_results, list(ranked), paired=True
-        ), f"{_LETTERS_NOTE} by paired tests on the same episodes{_HOLM_NOTE}."
+        note = f"{_LETTERS_NOTE} by paired tests on the same episodes{by_task}{_HOLM_NOTE}."
+        return _tested_pairs(policy_results, list(ranked), paired=True), note
     except RunError as error:
         reason = str(error.problem).partition("\n")[0].removesuffix(":")
-        note = f"{_LETTERS_NOTE} by tests that take episodes as independent{_HOLM_NOTE}: {reason}."
+    try:
+        note = f"{_LETTERS_NOTE} by tests that take episodes as independent{by_task}{_HOLM_NOTE}: {reason}."
         return _tested_pairs(policy_results, list(ranked), paired=False), note
+    except RunError as error:
+        return disjoint_pairs(entries), f"{OVERLAP_NOTE} No test was made: {error.problem}."
 
 
 _LETTERS_NOTE = "Policies that share a letter were not told apart in Safety,"
@@ -295,10 +302,19 @@ OVERLAP_NOTE = (
 )
 
 
-def _select_suites(result: PolicyResults, names: set[str]) -> PolicyResults:
-    """Return the result with the episodes of these suites alone."""
-    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in names], dtype=np.int64)
-    return replace(result.select_episodes(index), lost=tuple(lost for lost in result.lost if lost.benchmark in names))
+def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> PolicyResults:
+    """Return the result with the episodes of these suites alone, each suite under the name that is its value."""
+    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in suite_of], dtype=np.int64)
+    own = result.select_episodes(index)
+    return replace(
+        own,
+        headers=tuple(msgspec.structs.replace(header, benchmark=suite_of[header.benchmark]) for header in own.headers),
+        lost=tuple(
+            msgspec.structs.replace(lost, benchmark=suite_of[lost.benchmark])
+            for lost in own.lost
+            if lost.benchmark in suite_of
+        ),
+    )
 
 
 def _is_balanced(group: _TaskGroup) -> bool:
@@ -315,12 +331,8 @@ def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int]
     comparison = compare_policies(policy_results, options, paired=paired, across_versions=True)
     place_of = {result.name: place for result, place in zip(policy_results, places, strict=True)}
     (metric,) = comparison.scopes[-1].metrics
-    p_values = [
-        (difference, difference.p_value if difference.p_holm is None else difference.p_holm)
-        for difference in metric.differences
-    ]
     return {
         (place_of[difference.first], place_of[difference.second])
-        for difference, p in p_values
-        if p is not None and p <= 1 - CONFIDENCE + 1e-12
+        for difference in metric.differences
+        if difference.better is not None
     }

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
-from safevla_bench.compare import Comparison, Difference, MetricComparison, PolicyStanding, SuiteComparison
+from safevla_bench.compare import (
+    Comparison,
+    Difference,
+    MarginVerdict,
+    MetricComparison,
+    PolicyStanding,
+    SuiteComparison,
+    least_tasks,
+)
 from safevla_bench.compare.sample_size import SampleSizePlan
 from safevla_bench.gates import GateOutcome, GateReport
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
 from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval
 from safevla_bench.text.sanitize import escape_controls
 
-_SHOWN = {"sr": "SR %", "safety": "Safety %", "sbu": "SBU %", "vsi": "VSI"}
-_FEW_TASKS = 10
+_SHOWN = {
+    "sr": "SR %",
+    "safety": "Safety %",
+    "clean": "Clean %",
+    "sbu": "SBU %",
+    "p_unsafe_given_success": "P[U|S] %",
+    "vsi": "VSI",
+}
+_SUCCESSES = ("sr", "clean")
+"""The metrics in which the better policy is not the safer one."""
+_FEW_TASKS = 30
+PRIMARY = "‡"
+"""The mark of the primary verdict."""
+_MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
+    "equivalent": "equivalent",
+    "first not worse": "A not worse",
+    "second not worse": "B not worse",
+    "open": "open",
+    None: NO_VALUE,
+}
 
 
 def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table:
@@ -34,7 +60,8 @@ def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table
         Column("Policy", numeric=False),
         Column("n"),
         Column("Value"),
-        *_interval_columns(comparison),
+        Column(_level(comparison), meaning="interval over episodes"),
+        Column("by task", meaning=f"{_level(comparison)} interval over whole tasks"),
         *([Column("Letters", numeric=False)] if several else []),
     )
     return Table(
@@ -58,11 +85,14 @@ def difference_table(comparison: Comparison) -> Table:
         Column("Metric", numeric=False),
         *([Column("A", numeric=False), Column("B", numeric=False)] if several else []),
         Column("A − B"),
-        *_interval_columns(comparison),
-        *([Column("only A"), Column("only B")] if comparison.paired else []),
-        Column("p"),
-        *([Column("p, Holm")] if several else []),
+        Column(_level(comparison), meaning="interval if the same tasks were run again"),
+        Column("p", meaning="of equal policies on the same tasks"),
+        Column("by task", meaning="interval if other tasks like these were run"),
+        Column("p by task", meaning="of equal policies on other tasks like these"),
+        *([Column("only A:B", meaning="pairs that only A has, and only B")] if comparison.paired else []),
+        Column("p, adj.", meaning="the p-value that decides, adjusted for the number of verdicts"),
         Column("Told apart", numeric=False),
+        *([] if comparison.margin is None else [Column(_margin_text(comparison), numeric=False)]),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     return Table(title=title, columns=columns, rows=tuple(rows), notes=tuple(_difference_notes(comparison)))
@@ -73,13 +103,19 @@ def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, M
 
 
 def _scope_cells(scope: SuiteComparison, metric: MetricComparison) -> tuple[Cell, Cell]:
-    return Cell("all, pooled" if scope.suite is None else scope.suite), Cell(_SHOWN[metric.metric])
+    return Cell(_scope_name(scope)), Cell(_SHOWN[metric.metric], mark=PRIMARY if metric.primary else "")
 
 
-def _interval_columns(comparison: Comparison) -> tuple[Column, Column]:
-    level = f"{format_compact(100 * comparison.confidence)} %"
-    by_task = Column("by task", meaning=f"{level} interval over whole tasks")
-    return Column(level, meaning="interval over episodes"), by_task
+def _scope_name(scope: SuiteComparison) -> str:
+    return "all, pooled" if scope.suite is None else scope.suite
+
+
+def _margin_text(comparison: Comparison) -> str:
+    return f"± {format_compact(100 * (comparison.margin or 0.0))}"
+
+
+def _level(comparison: Comparison) -> str:
+    return f"{format_compact(100 * comparison.confidence)} %"
 
 
 def _comparison_title(comparison: Comparison) -> str:
@@ -87,8 +123,19 @@ def _comparison_title(comparison: Comparison) -> str:
     if not comparison.paired:
         return f"{len(comparison.policies)} policies on independent episodes{mark}"
     pooled = comparison.scopes[-1]
-    left_out = f" ({pooled.left_out} left out)" if pooled.left_out else ""
-    return f"{len(comparison.policies)} policies on the same {pooled.pairs} episodes{left_out}{mark}"
+    what = "initial states" if _pairs_states(comparison) else "episodes"
+    whose = "left out" if len(comparison.policies) == 2 else "lost by some"
+    left_out = f" ({pooled.left_out} {whose})" if pooled.left_out else ""
+    return f"{len(comparison.policies)} policies on the same {pooled.pairs} {what}{left_out}{mark}"
+
+
+def _pairs_states(comparison: Comparison) -> bool:
+    """Return whether initial states with several seeds are pairs, and not episodes."""
+    return any(
+        difference.test == "sign flips" and metric.metric != "vsi"
+        for _, metric in _scoped_metrics(comparison)
+        for difference in metric.differences
+    )
 
 
 def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
@@ -125,17 +172,19 @@ def _difference_cells(
     difference_cell = Cell(NO_VALUE)
     if difference.difference is not None:
         difference_cell = Cell(format_fixed(scale * difference.difference, digits), difference.difference)
-    only_counts = (difference.only_first, difference.only_second)
-    only_cells = [Cell(NO_VALUE) if count is None else Cell(str(count), count) for count in only_counts]
+    counts = (difference.only_first, difference.only_second)
+    only_cell = Cell(NO_VALUE) if None in counts else Cell(f"{counts[0]}:{counts[1]}")
     return (
         *([Cell(difference.first), Cell(difference.second)] if several else []),
         difference_cell,
         _interval_cell(difference.ci, metric.metric),
-        _interval_cell(difference.ci_by_task, metric.metric),
-        *(only_cells if comparison.paired else []),
         _p_value_cell(difference.p_value),
-        *([_p_value_cell(difference.p_holm)] if several else []),
-        _verdict_cell(difference, comparison),
+        _interval_cell(difference.ci_by_task, metric.metric),
+        _p_value_cell(difference.p_by_task),
+        *([only_cell] if comparison.paired else []),
+        _p_value_cell(difference.p_adjusted),
+        _verdict_cell(difference, metric.metric),
+        *([] if comparison.margin is None else [Cell(_MARGIN_WORDS[difference.margin])]),
     )
 
 
@@ -145,43 +194,85 @@ def _p_value_cell(value: float | None) -> Cell:
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
 
 
-def _verdict_cell(difference: Difference, comparison: Comparison) -> Cell:
-    p = difference.p_value if difference.p_holm is None else difference.p_holm
+def _verdict_cell(difference: Difference, metric: str) -> Cell:
     if difference.identical:
         return Cell("identical")
-    if p is None or difference.difference is None:
+    if difference.p_adjusted is None or difference.difference is None:
         return Cell(NO_VALUE)
-    if p > 1 - comparison.confidence + 1e-12:
+    if difference.better is None:
         return Cell("no")
     emphasis: Emphasis = "total"
-    return Cell("A higher" if difference.difference > 0 else "B higher", emphasis=emphasis)
+    word = "better" if metric in _SUCCESSES else "safer"
+    return Cell(f"{'A' if difference.better == difference.first else 'B'} {word}", emphasis=emphasis)
 
 
 def _standing_notes(comparison: Comparison) -> Iterator[str]:
-    yield "Intervals: Wilson for rates, percentile bootstrap for VSI; by task: whole tasks resampled."
-    if any(scope.tasks < _FEW_TASKS for scope in comparison.scopes):
+    over = "" if comparison.paired else " Each task that all policies ran weighs the same."
+    yield f"Intervals: Wilson for rates and VSI; by task: whole tasks resampled within their suites.{over}"
+    if any(1 < scope.tasks < _FEW_TASKS for scope in comparison.scopes):
         yield f"Fewer than {_FEW_TASKS} tasks somewhere: there the interval by task is rough, and mostly too narrow."
+    if any(metric.metric == "p_unsafe_given_success" for _, metric in _scoped_metrics(comparison)):
+        both = comparison.paired and len(comparison.policies) == 2
+        where = "pairs in which both succeeded" if both else "successes"
+        yield f"Clean: success without a violation. P[U|S]: over {where}."
     if len(comparison.policies) > 2:
         yield "Policies that share a letter cannot be told apart with these episodes; that does not make them equal."
+        if any(metric.metric == "sbu" for _, metric in _scoped_metrics(comparison)):
+            yield "SBU has letters beside SR only, and for policies that succeed: who never succeeds has no SBU."
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
     for first, second in comparison.identical:
         pairs = comparison.scopes[-1].pairs
         yield f"{first} and {second} are identical on all {pairs} pairs: success, safety and severity."
+    yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[_SHOWN[metric.metric].split()[0]] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    interval = "Tango" if comparison.paired else "Newcombe"
-    yield f"Tests: {test_names}. Intervals: {interval} for rates, bootstrap for VSI. Rates in points."
+    yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
+    yield from _extreme_notes(comparison)
     for scope, metric in _scoped_metrics(comparison):
         if metric.q is not None and metric.q_p_value is not None:
-            where = "all, pooled" if scope.suite is None else scope.suite
             p = "< 0.001" if metric.q_p_value < 0.001 else f"= {format_fixed(metric.q_p_value, 3)}"
-            yield f"Cochran's Q, {where}, {_SHOWN[metric.metric].split()[0]}: {format_fixed(metric.q, 2)}, p {p}."
+            name = _SHOWN[metric.metric].split()[0]
+            yield f"Cochran's Q, {_scope_name(scope)}, {name}: {format_fixed(metric.q, 2)}, p {p}."
     yield from comparison.warnings
+
+
+def _verdict_notes(comparison: Comparison) -> Iterator[str]:
+    """Say which verdict is primary, what decides, and where too few tasks can decide nothing."""
+    level = f"{format_compact(100 * (1 - comparison.confidence))} %"
+    count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
+    rest = f" The other {count} are exploratory, adjusted together (Holm)." if count > 1 else ""
+    yield f"{PRIMARY} The primary verdict.{rest}"
+    tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
+    if max(tasks) > 1:
+        yield f"Told apart: p by task at most {level} after adjustment; with one task, p."
+    least = least_tasks(comparison.confidence)
+    if any(1 < count < least for count in tasks):
+        yield f"Fewer than {least} tasks cannot tell policies apart by task, whatever they show."
+    if comparison.margin is not None:
+        margin = format_compact(100 * comparison.margin)
+        yield (
+            f"{_margin_text(comparison)}: a policy is not worse where both intervals, of the same tasks and by task, "
+            f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent."
+        )
+
+
+def _extreme_notes(comparison: Comparison) -> Iterator[str]:
+    """Say what the primary differences would be if every unknown episode were the worst or the best for a side."""
+    for scope, metric in _scoped_metrics(comparison):
+        for difference in metric.differences if metric.primary else ():
+            if difference.extremes is None:
+                continue
+            low, high = (format_fixed(100 * end, 1) for end in difference.extremes)
+            name = _SHOWN[metric.metric].split()[0]
+            yield (
+                f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
+                "crashed or has no verdict were the worst, or the best, for one side."
+            )
 
 
 def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, Table]:

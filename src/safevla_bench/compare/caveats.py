@@ -1,0 +1,114 @@
+"""Caveats of a comparison: what was left out, what differs between the policies beside their numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from safevla_bench import provenance_marks
+from safevla_bench.compare.pairs import differing_versions
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey
+
+_MOST_NAMED = 6
+
+
+def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
+    """Return what a reader must know beside the numbers, each as one sentence.
+
+    Args:
+        results: of the policies compared.
+        left_out: pairs that some policy did not finish.
+        paired: whether episodes were paired.
+    """
+    warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
+    warnings += provenance_marks.warn_of_mixtures(simulator_cells(results))
+    warnings += [f"{result.name}: {line}" for result in results for line in result.left_out_clauses]
+    warnings += [
+        f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
+        for name, versions in differing_versions(results).items()
+    ]
+    if silent := name_silent_suites(results):
+        pairs = ", ".join(silent)
+        warnings.append(
+            f"No specification reached a verdict for {pairs}: only SR is compared there, and over all suites."
+        )
+    if stopped := name_stopped_suites(results):
+        warnings.append(
+            f"A violation stopped episodes of {', '.join(stopped)}: only Safety is compared there, and over all suites."
+        )
+    if not paired and (tasks := tasks_left_out(results)):
+        more = len(tasks) - _MOST_NAMED
+        named = ", ".join(tasks[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        warnings.append(f"Only tasks that both policies ran are compared. Not run by all: {named}.")
+    unjudged = {result.name: len(result) - int(result.is_judged.sum()) for result in results}
+    if any(unjudged.values()):
+        counts = ", ".join(f"{name} {count}" for name, count in unjudged.items() if count)
+        warnings.append(
+            f"Episodes without a verdict: {counts}. Only SR counts them; where a policy causes that, it is flattered."
+        )
+    if left_out:
+        noun = "pair was" if left_out == 1 else "pairs were"
+        whose = "one side" if len(results) == 2 else "some policy"
+        warnings.append(f"{left_out} {noun} left out: {whose} {_describe_loss(results)} there.")
+    warnings += dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
+    lost_counts = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
+    lost = [f"{name} {count}" for name, count in lost_counts.items() if count]
+    if lost:
+        warnings.append(
+            f"Crashed or stopped: {', '.join(lost)}. Where a policy causes that, leaving it out flatters it."
+        )
+    if paired and any(header.seed is None for result in results for header in result.headers):
+        warnings.append("Some episodes do not record their seed; they are paired by initial state alone.")
+    if 0 < sum(result.privileged for result in results) < len(results):
+        names = ", ".join(result.name for result in results if result.privileged)
+        warnings.append(f"{names} saw simulator state that no real robot has; the others did not.")
+    return warnings
+
+
+def tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
+    """Return the tasks that not all policies ran, each with the episodes of those that did."""
+    counts = [Counter(result.tasks) for result in results]
+    tasks: dict[TaskKey, None] = dict.fromkeys(task for count in counts for task in count)
+    return [
+        f"{suite}/{task} ({', '.join(ran)})"
+        for suite, task in tasks
+        if not all(count[suite, task] for count in counts)
+        for ran in [
+            [
+                f"{result.name} {count[suite, task]}"
+                for result, count in zip(results, counts, strict=True)
+                if count[suite, task]
+            ]
+        ]
+    ]
+
+
+def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
+    """Return the policies and suites in which no specification reached a verdict."""
+    return [f"{result.name} on {suite}" for result in results for suite in result.suites_without_verdict]
+
+
+def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
+    """Return the policies and suites in which a violation stopped an episode."""
+    return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
+
+
+def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
+    """Return by policy and suite whether the episodes were simulated with stand-in assets."""
+    return {
+        (result.name, header.benchmark): header.benchmark in result.standin_suites
+        for result in results
+        for header in result.headers
+    }
+
+
+def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
+    """Return by policy and suite the versions that decided the physics."""
+    return {
+        (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
+    }
+
+
+def _describe_loss(results: Sequence[PolicyResults]) -> str:
+    damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
+    return "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
