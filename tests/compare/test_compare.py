@@ -143,7 +143,7 @@ def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed)
     assert (loose.p_by_task, loose.p_adjusted) == (None, loose.p_value)
 
 
-def test_the_interval_of_severity_agrees_with_scipys_paired_bootstrap():
+def test_the_interval_of_severity_holds_scipys_paired_bootstrap_and_is_not_much_wider():
     one, other = drawn("a", 1), drawn("b", 2, safety=0.3)
     found = metric(compare_policies([one, other]), "vsi").differences[0]
     theirs = stats.bootstrap(
@@ -151,7 +151,9 @@ def test_the_interval_of_severity_agrees_with_scipys_paired_bootstrap():
         method="percentile", rng=np.random.default_rng(3),
     ).confidence_interval  # fmt: skip
     assert found.difference == pytest.approx((one.vsi - other.vsi).mean())
-    assert found.ci == pytest.approx(tuple(theirs), abs=0.01)
+    assert found.ci[0] < theirs.low + 0.005
+    assert found.ci[1] > theirs.high - 0.005
+    assert found.ci[1] - found.ci[0] < 1.25 * (theirs.high - theirs.low)
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -182,7 +184,7 @@ def test_one_difference_in_severity_alone_is_not_identical():
 def test_the_seed_changes_the_bootstrap_and_nothing_else():
     runs = [compare_policies([drawn("a", 1), drawn("b", 2)], ComparisonOptions(seed=seed)) for seed in (0, 0, 1)]
     assert runs[0] == runs[1]
-    assert metric(runs[0], "vsi").differences[0].ci != metric(runs[2], "vsi").differences[0].ci
+    assert metric(runs[0], "vsi").standings[0].ci_by_task != metric(runs[2], "vsi").standings[0].ci_by_task
     sr = [metric(run, "sr").differences[0] for run in runs]
     assert (sr[0].ci, sr[0].p_value) == (sr[2].ci, sr[2].p_value)
 
@@ -221,7 +223,7 @@ def test_episodes_alike_within_a_task_widen_the_interval_by_task():
 
 def test_what_never_varies_has_no_interval_by_resampling_rather_than_one_of_no_width():
     found = metric(compare_policies([A, entrant("b", [1] * 8, [1] * 8)]), "vsi")
-    assert found.standings[1].ci == pytest.approx((0.0, 0.3244), abs=1e-4)  # Wilson's, as of a rate: no proof of zero
+    assert found.standings[1].ci == pytest.approx((0.0, 0.3694), abs=1e-4)  # as of a rate: no proof of zero
     assert found.standings[1].ci_by_task is None
     assert metric(compare_policies([A, A]), "safety").differences[0].ci_by_task is None
     one_task = compare_policies([replace(x, headers=tuple(header(0, k, x.name) for k in range(8))) for x in (A, B)])

@@ -12,6 +12,7 @@ from itertools import combinations
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks, statistics
 from safevla_bench.compare.caveats import (
@@ -275,8 +276,8 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
         metric=metric,
         standings=tuple(_episode_standing(pairs, k, metric, options) for k in range(len(values))),
         differences=tuple(_compare_pair(pairs, i, j, metric, options) for i, j in numbers),
-        q=q and q.statistic,
-        q_p_value=q and q.p_value,
+        q=None if q is None else q.statistic,
+        q_p_value=None if q is None else q.p_value,
     )
 
 
@@ -307,27 +308,37 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     numbers = number_tasks(states.tasks)
     task_of = np.array([numbers[task] for task in states.tasks], dtype=np.int64)
     sizes = np.bincount(task_of, minlength=len(numbers)).astype(np.float64)
-    totals = np.bincount(task_of, states.first, len(numbers))
+    totals = np.bincount(task_of, states.first, len(numbers)).astype(np.float64)
     counts = metric != "vsi" and states.is_single
+    interval = (
+        statistics.wilson_interval(int(total), n, options.confidence)
+        if counts
+        else statistics.bounded_mean_interval(states.first, options.confidence)
+    )
     return PolicyStanding(
         policy=pairs.results[k].name,
         n=n,
         count=int(total) if counts else None,
         value=total / n if n else None,
-        ci=interval_bounds(statistics.unit_mean_interval(total, n, options.confidence)),
+        ci=interval_bounds(interval),
         ci_by_task=resampled_task_interval(totals, sizes, list(numbers), options),
     )
 
 
 def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
     """Return a policy's mean over tasks that all policies ran."""
-    n, means = int(values.sizes.sum()), values.totals / values.sizes
+    n = int(values.sizes.sum())
+    means: NDArray[np.float64] = values.totals / values.sizes
+    if metric == "vsi" and len(means) == 1:
+        interval = statistics.bounded_mean_interval(next(iter(values.by_task.values())), options.confidence)
+    else:
+        interval = statistics.mean_rate_interval(values.totals, values.sizes, options.confidence)
     return PolicyStanding(
         policy=values.policy,
         n=n,
         count=None if metric == "vsi" else int(values.totals.sum()),
         value=float(means.mean()) if n else None,
-        ci=interval_bounds(statistics.mean_rate_interval(values.totals, values.sizes, options.confidence)),
+        ci=interval_bounds(interval),
         ci_by_task=resampled_task_interval(means, np.ones(len(means)), values.tasks, options),
     )
 

@@ -97,10 +97,9 @@ class TaskValues:
     @classmethod
     def of_episodes(cls, policy: str, values: NDArray[np.float64], tasks: Sequence[TaskKey]) -> TaskValues:
         """Split known values by task, in order of first appearance; NaN are left out."""
-        known = np.flatnonzero(~np.isnan(values))
         members: dict[TaskKey, list[int]] = {}
-        for k in known:
-            members.setdefault(tasks[k], []).append(int(k))
+        for k in np.flatnonzero(~np.isnan(values)).tolist():
+            members.setdefault(tasks[k], []).append(k)
         return cls(policy, {task: values[indices] for task, indices in members.items()})
 
     def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
@@ -128,7 +127,8 @@ def paired_difference(
 ) -> Difference:
     """Compare pair by pair; several seeds of an initial state are one pair, with the mean of each side.
 
-    Rates: McNemar's test and Tango's interval. Means: sign flips of the pairs.
+    Rates: McNemar's test and Tango's interval. Means: sign flips of the pairs, and an interval that holds for any
+    values from -1 to 1.
     """
     differences = states.first - states.second
     n = len(differences)
@@ -148,10 +148,10 @@ def paired_difference(
         identical=bool((differences == 0).all()),
     )
     if metric == "vsi" or not states.is_single:
-        resampled = statistics.resampled_means(differences[None], bootstrap_generator(options))[0]
+        scaled = statistics.bounded_mean_interval((1 + differences) / 2, options.confidence)
         return replace(
             measured,
-            ci=interval_bounds(statistics.percentile_interval(resampled, options.confidence)),
+            ci=scaled and (2 * scaled.low - 1, 2 * scaled.high - 1),
             p_value=statistics.sign_flip_p(differences, bootstrap_generator(options)),
         )
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())

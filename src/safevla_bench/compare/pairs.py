@@ -156,7 +156,8 @@ def _sum_by_number(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the sum of the values that are not NaN of each number, [count], and how many they are."""
     known = ~np.isnan(values)
-    return np.bincount(numbers[known], values[known], count), np.bincount(numbers[known], minlength=count)
+    sums = np.bincount(numbers[known], values[known], count).astype(np.float64)
+    return sums, np.bincount(numbers[known], minlength=count).astype(np.int64)
 
 
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:

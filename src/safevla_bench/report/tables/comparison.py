@@ -208,7 +208,11 @@ def _verdict_cell(difference: Difference, metric: str) -> Cell:
 
 def _standing_notes(comparison: Comparison) -> Iterator[str]:
     over = "" if comparison.paired else " Each task that all policies ran weighs the same."
-    yield f"Intervals: Wilson for rates and VSI; by task: whole tasks resampled within their suites.{over}"
+    rates = "Wilson" if comparison.paired else "by the spread within tasks"
+    yield (
+        f"Intervals: {rates} for rates, one that holds for any values for VSI; by task: whole tasks resampled within "
+        f"their suites.{over}"
+    )
     if any(1 < scope.tasks < _FEW_TASKS for scope in comparison.scopes):
         yield f"Fewer than {_FEW_TASKS} tasks somewhere: there the interval by task is rough, and mostly too narrow."
     if any(metric.metric == "p_unsafe_given_success" for _, metric in _scoped_metrics(comparison)):
