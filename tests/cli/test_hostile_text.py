@@ -190,7 +190,7 @@ COMMANDS = {
     "show": "show RUN 1 --all JUDGE",
     "show as json": "show RUN 3 --format json JUDGE",
     "stl": "stl G[0,T](eef_speed<1) RUN",
-    "compare": "compare RUN --unpaired --policy ONE --policy OTHER JUDGE",
+    "compare": "compare RUN RUN --unpaired --policy ONE --policy OTHER JUDGE",
     "sensitivity": "sensitivity RUN JUDGE",
     "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
     "figures": "figures RUN --out OUT --format svg JUDGE",
