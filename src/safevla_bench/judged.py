@@ -55,7 +55,7 @@ class JudgedSource:
         policies = self.description.get("policies")
         for policy in policies if isinstance(policies, list | tuple) else ():
             if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
-                yield name, policy
+                yield str(policy.get("label", name)), policy
 
     def to_document(self) -> dict[str, object]:
         """Return what scores.json and the report hold of the source."""
@@ -109,6 +109,10 @@ class Judged:
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
+
+    def describe_policies(self) -> list[str]:
+        """Return for each policy name that several policies have how they are told apart, as a sentence."""
+        return runs.describe_names([source.policy_names for source in self.records.sources])
 
     def describe_simulators(self) -> list[str]:
         """Return the versions that simulated the episodes as one sentence; empty where no record names any."""

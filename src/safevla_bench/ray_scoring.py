@@ -71,7 +71,9 @@ def score_on_cluster(
     Raises:
         RunError: the cluster cannot be used, or a node lacks a file or has other versions.
     """
-    sources = [runs.open_source(path) for path in paths]
+    sources = runs.open_sources(paths)
+    if any(source.policy_names for source in sources):  # a node knows one file, and not what others say of its policy
+        return None
     files = [file for source in sources for file in source.files]
     if not (all(source.files for source in sources) and all(file.is_file() for file in files)):
         return None

@@ -119,7 +119,14 @@ def gate_command(
         }
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        click.echo(render_text(gating.gate_table(gate_report, [*judged.describe_simulators(), judged_line])), nl=False)
+        click.echo(
+            render_text(
+                gating.gate_table(
+                    gate_report, [*judged.describe_policies(), *judged.describe_simulators(), judged_line]
+                )
+            ),
+            nl=False,
+        )
         if junit is not None:
             click.echo(make_printable(f"JUnit XML: {junit}"))
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])

@@ -67,6 +67,8 @@ def print_scores(judged: evaluation.Judged) -> None:
     """Print the table of cells, warnings, and the episodes that were not scored."""
     cells, total = judged.summarize_scores()
     click.echo(render_text(tables.headline_table(cells, total, privileged=judged.privileged)))
+    for sentence in judged.describe_policies():
+        click.echo(make_printable(sentence))
     print_warnings(judged)
     if judged.ruleset.is_ablation:
         click.echo(ABLATED)

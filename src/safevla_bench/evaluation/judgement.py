@@ -96,15 +96,17 @@ def load_policy_results(
 ) -> list[PolicyResults]:
     """Return the policies of every source (all, or those named), each source judged alone, with unique names.
 
-    Sources of one policy that have no suite in common, such as runs on two hosts, are joined.
+    Sources of one policy that have no suite in common, such as runs on two hosts, are joined. Policies of one name that
+    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name.
 
     Raises what `judge` raises, and `RunError` for a policy that no source has.
     """
     results: list[PolicyResults] = []
-    for path in paths:
+    recorded: dict[str, str] = {}
+    for path, opened in zip(paths, runs.open_sources(paths), strict=True):
         judged = judge([path], ruleset, skip_invalid=skip_invalid)
         (source,) = judged.sources
-        results += split_by_policy(
+        of_source = split_by_policy(
             replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
             judged.headers,
             str(path),
@@ -112,9 +114,14 @@ def load_policy_results(
             protocol=source.protocol,
             privileged=judged.privileged,
         )
+        for result in of_source:
+            name = opened.policy_names.get(result.name, result.name)
+            recorded[name] = result.name
+            results.append(replace(result, name=name))
     names = dict.fromkeys(result.name for result in results)
-    unknown = [name for name in policies if name not in names]
+    unknown = [name for name in policies if name not in {*names, *recorded.values()}]
     if unknown:
         remedy = f"There are {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
-    return make_names_unique(join_sources([result for result in results if not policies or result.name in policies]))
+    chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
+    return make_names_unique(join_sources(chosen))

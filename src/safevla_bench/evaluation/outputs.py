@@ -41,6 +41,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.describe_kinds()),
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             *provenance_marks.warn_of_differences(judged.scores),
+            *judged.describe_policies(),
             *judged.describe_simulators(),
             judged.provenance.to_sentence(),
         ],
@@ -122,7 +123,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=collect_images(judged.paths),
+        album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
     )
 
 

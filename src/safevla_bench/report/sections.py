@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from safevla_bench.report import tables
 from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.tables import Table, policy_name
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.runs import FRAMES, RUN, Frame, read_frames
+from safevla_bench.runs import FRAMES, RUN, Frame, PolicyNames, read_frames
 from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory import Batch, select_episodes
@@ -257,22 +257,27 @@ class Album:
         return self.images.get((policy, episode_id), ())
 
 
-def collect_images(paths: Iterable[Path], most_bytes: int = MOST_BYTES) -> Album:
+def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_BYTES) -> Album:
     """Collect the frames of the run folders among the sources, in the order of their indices, while they fit.
+
+    Args:
+        paths: the sources.
+        names: new names of policies in each of them; none = as recorded.
+        most_bytes: of all images together.
 
     Raises:
         RunError: an index cannot be read.
     """
     images: dict[EpisodeKey, list[FrameImage]] = {}
     left_out, room = 0, most_bytes
-    for folder in (path for path in paths if (path / RUN).exists()):
-        for frame in read_frames(folder):
+    for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
+        for frame in read_frames(folder) if (folder / RUN).exists() else ():
             image = _load_image(folder, frame, room)
             if image is None:
                 left_out += 1
                 continue
             room -= len(image.source)
-            images.setdefault((frame.policy, frame.episode_id), []).append(image)
+            images.setdefault((renamed.get(frame.policy, frame.policy), frame.episode_id), []).append(image)
     return Album({key: tuple(_sort_images(episode_images)) for key, episode_images in images.items()}, left_out)
 
 

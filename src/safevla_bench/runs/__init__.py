@@ -58,8 +58,9 @@ from safevla_bench.runs.parts import (
     read_raw,
     record_files,
 )
+from safevla_bench.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
-from safevla_bench.runs.sources import LeftOut, RecordSource, open_source
+from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_sources
 from safevla_bench.runs.writer import RunWriter
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "LeftOut",
     "PlanStretch",
     "PolicyGreeting",
+    "PolicyNames",
     "RawEpisode",
     "RecordSource",
     "RunWriter",
@@ -93,6 +95,7 @@ __all__ = [
     "archive_parts",
     "changed_parts",
     "count_progress",
+    "describe_names",
     "dump_json",
     "encode_parquet",
     "episode_rows",
@@ -101,6 +104,7 @@ __all__ = [
     "merge_batches",
     "merge_shards",
     "open_source",
+    "open_sources",
     "read_description",
     "read_frames",
     "read_greetings",

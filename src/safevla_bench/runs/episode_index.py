@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
-from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, remedy_for
+from safevla_bench.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import (
     PRIVILEGED,
@@ -197,7 +197,7 @@ class Scan:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises `RunError` where one is none."""
-        self._sources = [open_source(path) for path in paths]
+        self._sources = open_sources(paths)
         self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
 

@@ -5,8 +5,9 @@ What a reading leaves out is listed: invalid episodes, and those lost with damag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as dataclass_replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.runs import parts
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
+from safevla_bench.runs.policy_names import PolicyNames, distinguish_policies, identify_policies
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.trajectory import Batch
@@ -102,6 +104,29 @@ class RecordSource:
     """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
     complete: bool = False
     """True for a run folder that is complete, so that its files can be compared with its manifest."""
+    policy_names: PolicyNames = field(default_factory=dict)
+    """New names of policies, for those that are told from others of their name."""
+
+    def rename_policies(self, names: PolicyNames) -> RecordSource:
+        """Return the source with these names in its records, its absent episodes and what its run.json says.
+
+        There the name of the records stays as `policy`, and the new one is its `label`.
+        """
+        if not names:
+            return self
+        rows = self.description.get("policies")
+        labelled = [
+            {**row, "label": names[row["policy"]]} if isinstance(row, Mapping) and row.get("policy") in names else row
+            for row in (rows if isinstance(rows, list | tuple) else ())
+        ]
+        return dataclass_replace(
+            self,
+            absent=tuple(_rename_absent(self.absent, names)),
+            expected=None if self.expected is None else tuple(_rename_absent(self.expected, names)),
+            description={**self.description, "policies": labelled} if labelled else self.description,
+            read=lambda *places: _rename_batches(self.read(*places), names),
+            policy_names=names,
+        )
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield what `read` does, with an error for each changed part and for each lost episode.
@@ -153,6 +178,29 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
             yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
     except RunError as error:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
+
+
+def _rename_absent(absent: Iterable[AbsentEpisode], names: PolicyNames) -> Iterator[AbsentEpisode]:
+    return (replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
+
+
+def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
+    for batch in batches:
+        if isinstance(batch, Batch):
+            headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
+            batch = dataclass_replace(batch, headers=tuple(headers))
+        yield batch
+
+
+def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
+    """Open several sources, in which policies of one name that differ have names of their own.
+
+    Raises what `open_source` raises.
+    """
+    sources = [open_source(path) for path in paths]
+    identities = [identify_policies(source.path, source.description) for source in sources]
+    names = distinguish_policies(identities, paths)
+    return [source.rename_policies(of_source) for source, of_source in zip(sources, names, strict=True)]
 
 
 def open_source(path: Path) -> RecordSource:

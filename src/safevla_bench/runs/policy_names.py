@@ -1,0 +1,166 @@
+"""Names that tell policies of several sources apart: one name with other arguments, servers or checkpoints is another.
+
+A policy is what its run.json says of it: its arguments, its dialect, what it replays, its checkpoints and servers.
+Sources that agree in all of this hold one policy; others get a name of their own, and their numbers are never merged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safevla_bench.runs.folder import GREETINGS
+
+PolicyNames = Mapping[str | None, str]
+"""The name in a source's records -> the name under which the policy is shown."""
+_BESIDE = ("policy", "privileged", "cameras")
+"""What run.json says of a policy that is no part of what it is."""
+_LONGEST_VALUE = 32
+_MOST_FACTS = 3
+
+
+@dataclass(frozen=True)
+class PolicyIdentity:
+    """What one source says of one policy; no facts = the source does not say, as an archive."""
+
+    name: str | None
+    source: Path
+    facts: Mapping[str, str] | None = None
+    """Dotted name -> value: arguments, dialect, replay, checkpoints."""
+    statements: Mapping[str, str] | None = None
+    """Suite -> what the policy or its server said of itself."""
+    servers: Mapping[str, str] | None = None
+    """Suite -> the server that was asked."""
+
+    def is_same(self, other: PolicyIdentity) -> bool:
+        """Return whether nothing tells the two apart; where both are silent about a thing, it does not.
+
+        A suite is another checkpoint's where its server states something else, or where it states nothing and its
+        address is another. Suites that only one of the two ran tell nothing.
+        """
+        if self.facts != other.facts:
+            return False
+        stated, asked = self.statements or {}, self.servers or {}
+        for suite in {*stated, *asked} & {*(other.statements or {}), *(other.servers or {})}:
+            mine, theirs = stated.get(suite), (other.statements or {}).get(suite)
+            if mine is not None and theirs is not None:
+                if mine != theirs:
+                    return False
+            elif asked.get(suite) != (other.servers or {}).get(suite):
+                return False
+        return True
+
+    def all_facts(self) -> Mapping[str, str]:
+        """Return everything that tells it from others, in the order in which a name should show it."""
+        said = {f"said on {suite}": text for suite, text in (self.statements or {}).items()}
+        asked = {f"server of {suite}": url for suite, url in (self.servers or {}).items()}
+        return {**(self.facts or {}), **asked, **said}
+
+
+def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
+    """Return the identity of each policy that a run.json names."""
+    rows = description.get("policies")
+    return [
+        PolicyIdentity(
+            name=row["policy"],
+            source=path,
+            facts=dict(_flatten({key: value for key, value in row.items() if key not in _BESIDE})),
+            statements=_statements(description, row["policy"]),
+            servers=_servers(description) if "entry" in row else {},
+        )
+        for row in (rows if isinstance(rows, list | tuple) else ())
+        if isinstance(row, Mapping) and isinstance(row.get("policy"), str)
+    ]
+
+
+def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
+    else:
+        yield name.removeprefix("arguments."), value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
+    volatile = description.get("volatile")
+    said = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
+    texts: dict[str, list[str]] = {}
+    for row in said if isinstance(said, list) else ():
+        if isinstance(row, Mapping) and row.get("policy") == policy:
+            texts.setdefault(str(row.get("suite")), []).append(json.dumps(row.get("says"), sort_keys=True, default=str))
+    return {suite: ", ".join(sorted(of_suite)) for suite, of_suite in texts.items()}
+
+
+def _servers(description: Mapping[str, object]) -> dict[str, str]:
+    """Return the server of each suite: SUITE=URL, else a URL without a suite."""
+    volatile, suites = description.get("volatile"), description.get("suites")
+    named = volatile.get("servers") if isinstance(volatile, Mapping) else None
+    servers: dict[str, str] = {}
+    for text in named if isinstance(named, list | tuple) else ():
+        suite, _, url = str(text).rpartition("=")
+        for each in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
+            if suite or str(each) not in servers:
+                servers[str(each)] = url
+    return servers
+
+
+def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
+    """Return for each source the new names of policies that share their name with another policy; mostly none.
+
+    Args:
+        identities: of the policies that each source names; none for an archive, which may hold any.
+        paths: of the same sources.
+    """
+    names = dict.fromkeys(identity.name for of_source in identities for identity in of_source)
+    renamed: list[dict[str | None, str]] = [{} for _ in paths]
+    for name in names:
+        groups: list[list[PolicyIdentity]] = []
+        for identity in (identity for of_source in identities for identity in of_source if identity.name == name):
+            group = next((group for group in groups if all(identity.is_same(other) for other in group)), None)
+            if group is None:
+                groups.append([identity])
+            else:
+                group.append(identity)
+        if len(groups) < 2:
+            continue
+        labels = _label_groups(str(name), groups)
+        for source, (of_source, path) in enumerate(zip(identities, paths, strict=True)):
+            known = [label for group, label in zip(groups, labels, strict=True) for one in group if one in of_source]
+            if known:
+                renamed[source][name] = known[0]
+            elif not of_source:  # an archive does not say which of them it holds
+                renamed[source][name] = f"{name} ({path.name})"
+    return list(renamed)
+
+
+def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
+    """Return a name of each group: what differs between them, else where they come from."""
+    facts = [group[0].all_facts() for group in groups]
+    differing = [key for key in dict.fromkeys(key for of_group in facts for key in of_group)
+                 if len({of_group.get(key) for of_group in facts}) > 1]  # fmt: skip
+    shown = [key for key in differing if all(len(of_group.get(key, "")) <= _LONGEST_VALUE for of_group in facts)]
+    labels = [f"{name} ({', '.join(_format_fact(key, of_group) for key in shown[:_MOST_FACTS])})" for of_group in facts]
+    if not shown or len(set(labels)) < len(labels):
+        labels = [f"{name} ({', '.join(dict.fromkeys(one.source.name for one in group))})" for group in groups]
+    if len(set(labels)) < len(labels):
+        labels = [f"{name} #{number}" for number in range(1, len(groups) + 1)]
+    return labels
+
+
+def _format_fact(key: str, facts: Mapping[str, str]) -> str:
+    return f"{key}={facts[key]}" if key in facts else f"no {key}"
+
+
+def describe_names(names: Sequence[PolicyNames]) -> list[str]:
+    """Return for each name that several policies have a sentence that says so."""
+    shown: dict[str | None, dict[str, None]] = {}
+    for of_source in names:
+        for policy, name in of_source.items():
+            shown.setdefault(policy, {})[name] = None
+    return [
+        f"{policy} is {len(labels)} policies here, as its runs differ in arguments, servers or checkpoints: "
+        f"{'; '.join(labels)}."
+        for policy, labels in shown.items()
+    ]
