@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from safevla_bench import evaluate
+from safevla_bench import evaluation
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs.policy_names import describe_names, distinguish_policies, identify_policies
 
@@ -76,9 +76,9 @@ def test_an_archive_is_of_the_one_policy_there_is_and_of_neither_of_two():
 def two(tmp_path_factory):
     """One policy with two checkpoints, as its run.json says, on one task each."""
     folder = tmp_path_factory.mktemp("two")
-    request = evaluate.Request(host="fake", suites=("fake",), policies=("random",), episodes=2, max_steps=20)
+    request = evaluation.Request(host="fake", suites=("fake",), policies=("random",), episodes=2, max_steps=20)
     for name, tasks in (("one", (0,)), ("other", (1,))):
-        evaluate.roll_out(replace(request, tasks=tasks), folder / name)
+        evaluation.roll_out(replace(request, tasks=tasks), folder / name)
         run = json.loads((folder / name / "run.json").read_text())
         run["policies"][0]["arguments"]["checkpoint"] = name
         (folder / name / "run.json").write_text(json.dumps(run))
@@ -86,7 +86,7 @@ def two(tmp_path_factory):
 
 
 def test_a_judgement_of_both_has_two_policies_and_says_so(two):
-    judged = evaluate.judge([two / "one", two / "other"], load_ruleset())
+    judged = evaluation.judge([two / "one", two / "other"], load_ruleset())
     shown = ["random (checkpoint=one)", "random (checkpoint=other)"]
     assert [cell.policy for cell in judged.summarize_scores()[0]] == shown
     assert [source.policies for source in judged.sources] == [(shown[0],), (shown[1],)]
@@ -95,11 +95,11 @@ def test_a_judgement_of_both_has_two_policies_and_says_so(two):
         f"random is 2 policies here, as its runs differ in arguments, servers or checkpoints: {'; '.join(shown)}."
     ]
     assert judged.sources[0].to_document()["policies"][0]["policy"] == "random"
-    alone = evaluate.judge([two / "one"], load_ruleset())
+    alone = evaluation.judge([two / "one"], load_ruleset())
     assert (alone.scores.policy[0], alone.describe_policies()) == ("random", [])
 
 
 def test_a_comparison_takes_either_name(two):
     for wanted, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
-        found = evaluate.load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
+        found = evaluation.load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
         assert [one.name for one in found] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]
