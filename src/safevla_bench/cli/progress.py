@@ -1,4 +1,4 @@
-"""Progress on stderr: a status line, or the bar of a run with its SR, Safety and SBU. Silent if it is no terminal."""
+"""Progress on stderr: a status line, and a run's bar, or a line an episode where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
+from safevla_bench.cli import make_printable
 from safevla_bench.errors import SafevlaError
 from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
 from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
 from safevla_bench.scoring import score
 from safevla_bench.text.sanitize import escape_controls
+
+_BAR_WIDTH = 12
+"""So narrow that count, remaining time and rates fit beside it into 80 columns."""
 
 
 @contextmanager
@@ -27,17 +34,65 @@ def show_status(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def show_run_progress(ruleset: Ruleset | None = None) -> Iterator[Observer | None]:
-    """Return an observer that draws the bar, or None where stderr is no terminal.
+def show_run_progress(ruleset: Ruleset | None = None) -> Iterator[Observer]:
+    """Return an observer that draws the bar, or one that prints a line an episode where stderr is no terminal.
 
     Episodes are scored by the ruleset; without one, by the default library and registry.
     """
+    rules = ruleset or load_ruleset()
     if not sys.stderr.isatty():
-        yield None
+        yield EpisodeLines(rules)
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield RunProgressBar(progress, ruleset or load_ruleset())
+    with make_progress(Console(stderr=True)) as progress:
+        yield RunProgressBar(progress, rules)
+
+
+def make_progress(console: Console) -> Progress:
+    """Return the bar: count and remaining time first, which stay whatever the width; then what fits of the rest."""
+    rest = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(_BAR_WIDTH),
+        TimeRemainingColumn(),
+        rest,
+        console=console,
+        transient=True,
+        expand=True,
+    )
+
+
+class EpisodeLines:
+    """Observer of a run that prints a line for each finished episode: outcome, verdict, seconds, and what it broke."""
+
+    def __init__(self, ruleset: Ruleset) -> None:
+        self.ruleset = ruleset
+        self.count = self.total = 0
+
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        self.total = len(episodes)
+        click.echo(f"{self.total} episode{'' if self.total == 1 else 's'} to run", err=True)
+
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Print nothing: a log is to be read."""
+
+    def finished(self, outcome: EpisodeOutcome) -> None:
+        self.count += 1
+        scores = score_outcome(outcome, self.ruleset)
+        row = None if scores is None else scores.episode(0)
+        spent = "     – s" if outcome.wall_s is None else f"{outcome.wall_s:6.1f} s"
+        verdict = NO_VERDICT if row is None else verdict_word(row.safe)
+        broken = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
+        place = f"[{self.count:{len(str(self.total))}}/{self.total}]"
+        line = f"{place} {outcome.outcome:14} {verdict:10} {spent}  {outcome.planned.episode_id}{broken}"
+        click.echo(make_printable(line), err=True)
+
+
+def score_outcome(outcome: EpisodeOutcome, ruleset: Ruleset) -> Scores | None:
+    """Return the scores of one episode; None where it crashed, or cannot be judged: the judge says why at the end."""
+    try:
+        return None if outcome.batch is None else score(outcome.batch, ruleset)
+    except SafevlaError:
+        return None
 
 
 class RunProgressBar:
@@ -66,10 +121,8 @@ class RunProgressBar:
         self._describe(outcome.planned.episode_id)
 
     def _count(self, outcome: EpisodeOutcome) -> None:
-        assert outcome.batch is not None
-        try:
-            scores = score(outcome.batch, self.ruleset)
-        except SafevlaError:  # the judge itself will say so at the end; the bar shows what it can
+        scores = score_outcome(outcome, self.ruleset)
+        if scores is None:
             return
         self.success = _count_share(self.success, bool(scores.success[0]) if scores.is_counted[0] else None)
         self.safe = _count_share(self.safe, scores.verdict(0))
@@ -78,7 +131,7 @@ class RunProgressBar:
     def _describe(self, where: str) -> None:
         rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in self._shares() if n]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
-        self.progress.update(self.task, description=" · ".join([escape_controls(where), *rates, *crashed]))
+        self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(where)]))
 
     def _shares(self) -> list[tuple[str, tuple[int, int]]]:
         return [("SR", self.success), ("Safety", self.safe), ("SBU", self.sbu)]

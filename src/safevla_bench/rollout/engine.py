@@ -6,9 +6,10 @@ order of the plan, so that no engine can change a byte of a complete run. `worke
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from safevla_bench.archive import npz
@@ -45,17 +46,19 @@ class FinishedEpisode:
     reason: str | None = None
     latency: Latency | None = None
     greeting: Greeting | None = None
+    wall_s: float | None = None
 
     @classmethod
     def from_outcome(cls, outcome: EpisodeOutcome) -> FinishedEpisode:
         record = None if outcome.batch is None else npz.encode_npz(outcome.batch)
-        facts = (outcome.reason, outcome.latency, outcome.greeting)
+        facts = (outcome.reason, outcome.latency, outcome.greeting, outcome.wall_s)
         return cls(outcome.planned, outcome.outcome, outcome.steps, record, *facts)
 
     def decode(self) -> EpisodeOutcome:
         """Return the outcome with its record decoded."""
         batch = None if self.record is None else npz.decode_npz(self.record)
-        return EpisodeOutcome(self.planned, self.outcome, self.steps, batch, self.reason, self.latency, self.greeting)
+        facts = (self.reason, self.latency, self.greeting, self.wall_s)
+        return EpisodeOutcome(self.planned, self.outcome, self.steps, batch, *facts)
 
 
 class EnvRunner:
@@ -75,6 +78,11 @@ class EnvRunner:
         Raises:
             SafevlaError: the host cannot be used, or the policy's server cannot be reached in the first place.
         """
+        began_s = time.perf_counter()
+        outcome = self._run_episode(planned, on_step)
+        return replace(outcome, wall_s=time.perf_counter() - began_s)
+
+    def _run_episode(self, planned: PlannedEpisode, on_step: OnStep | None) -> EpisodeOutcome:
         policy = self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)

@@ -45,6 +45,8 @@ class EpisodeOutcome:
     latency: Latency | None = None
     greeting: Greeting | None = None
     """The statement of the policy or its server about itself."""
+    wall_s: float | None = None
+    """Seconds that it took, with making its environment; None where its worker died."""
 
     @property
     def success(self) -> bool:
