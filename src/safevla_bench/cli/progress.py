@@ -49,12 +49,12 @@ def show_run_progress(ruleset: Ruleset | None = None) -> Iterator[Observer]:
 
 def make_progress(console: Console) -> Progress:
     """Return the bar: count and remaining time first, which stay whatever the width; then what fits of the rest."""
-    rest = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    cut = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return Progress(
         MofNCompleteColumn(),
         BarColumn(_BAR_WIDTH),
         TimeRemainingColumn(),
-        rest,
+        TextColumn("{task.description}", markup=False, table_column=cut),
         console=console,
         transient=True,
         expand=True,
