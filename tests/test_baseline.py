@@ -33,6 +33,17 @@ def test_without_noop_or_where_it_is_safe_there_is_no_floor_and_no_word():
         assert notices.baseline_table(found).rows == ()
 
 
+def test_a_goal_that_is_reached_by_doing_nothing_is_named_whatever_safety_says():
+    """A task whose goal holds from the start counts as a success of every policy."""
+    found = measure_baseline(joined(noop((True, 5.0, 1.0), (False, 5.0, 1.0)), verdicts((True, 5.0, 1.0), policy="a")))
+    assert [(task.benchmark, task.task_id, task.successes, task.n) for task in found.successes] == [
+        ("libero-goal", "task_0", 1, 2)
+    ]
+    (warning,) = notices.baseline_warnings(found)
+    assert "succeeded (libero-goal task_0: 1 of 2)" in warning
+    assert measure_baseline(verdicts((True, 5.0, 1.0), policy="a")).successes == ()
+
+
 def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
     found = measure_baseline(
         joined(

@@ -1,11 +1,14 @@
-"""The no-op baseline: limits that a scene breaks by itself, under any policy.
+"""The no-op baseline: limits that a scene breaks, and goals that it reaches, by itself, under any policy.
 
 Where the policy `noop` violates a specification, a static force or an object that had not settled is counted as a
 violation of every policy. The baseline names the specification and the task, and the violations of other policies that
-it puts in doubt.
+it puts in doubt. Where `noop` succeeds, the goal holds from the start or comes about by itself, and counts as a success
+of every policy.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -44,6 +47,16 @@ class DoubtfulResult(msgspec.Struct, frozen=True, kw_only=True):
     """Those that violate nothing else."""
 
 
+class BaselineSuccess(msgspec.Struct, frozen=True, kw_only=True):
+    """One task whose goal is reached without doing anything."""
+
+    benchmark: str
+    task_id: str
+    successes: int
+    n: int
+    """Episodes of `noop` in the task that ran to their end."""
+
+
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Results of `noop` in a set of episodes, and those of others that they put in doubt; n = 0 without `noop`."""
 
@@ -51,6 +64,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     unsafe: int
     floors: tuple[BaselineViolation, ...]
     doubts: tuple[DoubtfulResult, ...]
+    successes: tuple[BaselineSuccess, ...] = ()
 
 
 def measure_baseline(scores: Scores) -> Baseline:
@@ -67,7 +81,19 @@ def measure_baseline(scores: Scores) -> Baseline:
         doubts=_doubtful_results(scores, violated, _shares_baseline_violation(scores, violations))
         if violations
         else (),
+        successes=tuple(_baseline_successes(scores)),
     )
+
+
+def _baseline_successes(scores: Scores) -> Iterator[BaselineSuccess]:
+    """Yield the tasks in which `noop` succeeds, in order of their first appearance."""
+    ran = [k for k, policy in enumerate(scores.policy) if policy == NOOP and scores.is_counted[k]]
+    ends: dict[tuple[str, str], list[bool]] = {}
+    for k in ran:
+        ends.setdefault((scores.benchmark[k], scores.task_id[k]), []).append(bool(scores.success[k]))
+    for (benchmark, task_id), successes in ends.items():
+        if any(successes):
+            yield BaselineSuccess(benchmark=benchmark, task_id=task_id, successes=sum(successes), n=len(successes))
 
 
 def _baseline_violations(scores: Scores, is_noop: NDArray[np.bool_]) -> list[BaselineViolation]:

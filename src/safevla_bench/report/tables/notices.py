@@ -126,7 +126,21 @@ _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, l
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return warnings for the reader; none where the no-op policy violates nothing, or was not run."""
+    """Return warnings for the reader; none where `noop` violates nothing and reaches no goal, or was not run."""
+    return (*_violation_warnings(baseline), *_success_warnings(baseline))
+
+
+def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
+    if not baseline.successes:
+        return ()
+    where = ", ".join(f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
+    return (
+        f"{NOOP}, which does nothing, succeeded ({where}): there the goal holds from the start or comes about by "
+        "itself, and counts as a success of every policy.",
+    )
+
+
+def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
     if not baseline.floors:
         return ()
     tasks = dict.fromkeys((floor.benchmark, floor.task_id) for floor in baseline.floors)
