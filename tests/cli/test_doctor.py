@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pytest
+
 from safevla_bench import doctor
 from safevla_bench.cli import OK, USER_ERROR, run_command_line
 from safevla_bench.doctor.findings import failed_check, passed_check, warned_check
+from stub_servers import openpi, websockets
 
 
 def examined(monkeypatch, *findings):
@@ -54,3 +58,38 @@ def test_what_a_simulator_says_cannot_command_the_terminal(monkeypatch, capsys):
     examined(monkeypatch, failed_check("b", "\x1b[31mred", "\x1b]0;title\x07"))
     run_command_line(["doctor"])
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla):
+    reply = {"actions": np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))}
+    with websockets(openpi(lambda request, number: reply)) as peer:
+        code, out, _ = safevla("doctor", "--server", peer.url)
+        (command,) = [line.partition("eval: safevla ")[2] for line in out.splitlines() if "eval: safevla" in line]
+        planned = safevla(*command.split()[:-2], "--tasks", "0", "--dry-run")
+    assert code == OK
+    assert "           'prompt' str\n" in out
+    assert out.endswith("\nAll is well. Next: the command after eval\n")
+    assert planned[0] == OK, planned
+
+
+def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
+    code, out, _ = safevla("doctor", "--server", "openpi:ws://127.0.0.1:9", "--policy-arg", "connect_timeout_s=0.2",
+                           "--format", "json")  # fmt: skip
+    document = json.loads(out)
+    assert (code, document["ok"]) == (USER_ERROR, False)
+    assert [finding["level"] for finding in document["findings"]] == ["ok", "error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--suite", "libero-goal"), "--suite is for a policy server"),
+        (("--policy-arg", "replan=5"), "--policy-arg is for a policy server"),
+        (("--server", "a:1", "--quick"), "--quick is for this machine"),
+        (("--server", "a:1", "--out", "runs"), "--out is for this machine"),
+    ],
+)
+def test_options_of_a_machine_and_of_a_server_do_not_go_together(safevla, options, words):
+    code, _, err = safevla("doctor", *options)
+    assert code == USER_ERROR
+    assert words in err

@@ -1,4 +1,4 @@
-"""`safevla gate`, `verify` and `doctor`: checks of numbers, of a run folder and of this machine."""
+"""`safevla gate`, `verify` and `doctor`: checks of numbers, of a run folder, of this machine or a policy server."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from rich.console import Console
 from safevla_bench import doctor, evaluation, gates, verify
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.run_options import policy_arguments
+from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.report.render import render_text
 from safevla_bench.report.submission import recorded_versions
@@ -218,16 +220,47 @@ _BAD_LEVELS: tuple[doctor.Level, ...] = ("error", "warning")
 @click.option("--host", metavar="NAME", help="Look at this simulator; what it lacks is an error.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where a run would be written.")
 @click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")
+@click.option(
+    "--server",
+    metavar="URL",
+    help="Look at this policy server instead: HOST:PORT, a URL, or KIND:URL of openpi, vla-eval, gr00t, openvla.",
+)
+@click.option(
+    "--policy-arg",
+    "arguments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --server: an argument of its client, such as dialect=NAME. Repeatable.",
+)
+@click.option("--suite", metavar="NAME", help="With --server: the suite of the task that it is told.")
 @format_option
 @click.pass_context
-def doctor_command(context: click.Context, host: str | None, out: Path | None, quick: bool, form: str) -> None:
+def doctor_command(
+    context: click.Context,
+    host: str | None,
+    out: Path | None,
+    quick: bool,
+    server: str | None,
+    arguments: tuple[str, ...],
+    suite: str | None,
+    form: str,
+) -> None:
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
+
+    With --server, examine a policy server instead, without a simulator. It is sent a made-up scene three times. Shown
+    are what goes over the wire, the dialect that it is asked in, the keys and shapes of request and reply, its latency,
+    the statistics of its actions, and the command that evaluates it. Actions that are saturated or hardly move are a
+    warning: their scale may be wrong. With --host only the dialects of that simulator are tried.
 
     Each finding is ok, a warning or an error, the last two with a remedy. What may crash is tried in a process of its
     own. Takes some seconds, with a simulator up to a minute. Exit code 0 where there is no error, else 2.
-    """
+
+    \b
+    For instance:
+      safevla doctor --server localhost:8000
+    """  # noqa: D301  (click wants the character itself)
     findings = []
-    for finding in doctor.examine_machine(host, out, quick=quick):
+    for finding in _examine(host, out, quick, server, arguments, suite):
         findings.append(finding)
         if form == "text":
             _print_finding(finding)
@@ -237,20 +270,41 @@ def doctor_command(context: click.Context, host: str | None, out: Path | None, q
             json.dumps({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]}, indent=2)
         )
     else:
-        click.echo(f"\n{_summarize_findings(counts)}")
+        next_steps = _SERVER_STEPS if server else _MACHINE_STEPS
+        click.echo(f"\n{_summarize_findings(counts, *next_steps)}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
+def _examine(
+    host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
+) -> Iterator[doctor.Diagnosis]:
+    """Return the findings of what is asked for. Raises `RunError` for options that do not go together."""
+    if server is None:
+        if arguments or suite:
+            problem = f"{'--policy-arg' if arguments else '--suite'} is for a policy server"
+            raise RunError(problem, remedy="Name it: --server HOST:PORT.")
+        return doctor.examine_machine(host, out, quick=quick)
+    if out is not None or quick:
+        problem = f"{'--out' if out is not None else '--quick'} is for this machine, and --server for another"
+        raise RunError(problem, remedy="Examine one at a time.")
+    return doctor.examine_server(server, policy_arguments(arguments, server), host, suite)
+
+
+_MACHINE_STEPS = ("safevla eval --help", "safevla demo")
+_SERVER_STEPS = ("the command after eval", "the command after eval")
+"""The next step where all is well, and where there are warnings."""
+
+
 def _print_finding(finding: doctor.Diagnosis) -> None:
-    click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}"))
+    click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}").replace("\n", f"\n{'':<11}"))
     if finding.remedy:
         click.echo(make_printable(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}")))
 
 
-def _summarize_findings(counts: Counter[doctor.Level]) -> str:
+def _summarize_findings(counts: Counter[doctor.Level], next_step: str, cautious_step: str) -> str:
     tally = ", ".join(f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in _BAD_LEVELS if counts[level])
     if counts["error"]:
         return f"{tally}. Mend what is an error, then ask again."
     if tally:
-        return f"No error, {tally}. Next: safevla demo"
-    return "All is well. Next: safevla eval --help"
+        return f"No error, {tally}. Next: {cautious_step}"
+    return f"All is well. Next: {next_step}"

@@ -42,6 +42,7 @@ def serve_command(
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
+    click.echo(f"To look at it: safevla doctor --server ws://{host}:{chosen}")
     size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
     click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")
     if key is None and bind not in _OWN:

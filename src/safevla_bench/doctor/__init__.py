@@ -1,4 +1,4 @@
-"""Examination of a machine: checks of everything that a run needs, each with its remedy.
+"""Examination of a machine, or of a policy server: checks of what a run needs, each with its remedy.
 
 A check that could crash the process (a renderer, a simulator) runs in a process of its own, so that a crash is a
 finding.
@@ -12,9 +12,10 @@ from pathlib import Path
 from safevla_bench import hosts
 from safevla_bench.doctor import machine, selftest, simulators
 from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check
+from safevla_bench.doctor.server import examine_server
 from safevla_bench.errors import PluginError
 
-__all__ = ["Diagnosis", "Level", "examine_machine"]
+__all__ = ["Diagnosis", "Level", "examine_machine", "examine_server"]
 
 _TEST_HOST = "fake"
 

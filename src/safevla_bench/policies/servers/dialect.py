@@ -45,7 +45,7 @@ class CameraView:
 
 @dataclass(frozen=True, slots=True)
 class RequestEntry:
-    """One entry of the request: its path, and the camera, the state parts or the instruction that fill it.
+    """One entry of the request: its path, and the camera, the state parts, the fixed text or the instruction in it.
 
     `axes` counts the leading axes of length 1, which stand for a batch or for time; a text inside them is in as many
     lists. `asked` is the parameter by which a server asks for the entry; None = it is always sent.
@@ -57,6 +57,7 @@ class RequestEntry:
     dtype: str = "float64"
     axes: int = 0
     asked: str | None = None
+    fixed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Dialect:
         if field.state:
             row = np.concatenate([_state_part(name, observation) for name in field.state])
             return row.astype(field.dtype)[(np.newaxis,) * field.axes]
-        return _nest_text(observation.instruction, field.axes)
+        return _nest_text(observation.instruction if field.fixed is None else field.fixed, field.axes)
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1; numbers that are not finite are left to whoever acts on them.
@@ -126,17 +127,28 @@ class Dialect:
 
 def describe_reply(reply: Reply) -> str:
     """Return the keys of a reply with the shapes of their arrays, shortened."""
-    shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(reply.items())[:_KEYS]]
-    more = f" and {len(reply) - _KEYS} more" if len(reply) > _KEYS else ""
-    return (", ".join(shown) or "nothing") + more
+    return ", ".join(describe_entries(reply)) or "nothing"
+
+
+def describe_entries(message: Mapping[str, object]) -> list[str]:
+    """Return the description of each key of a request or reply, and how many more there are."""
+    shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_KEYS]]
+    return [*shown, f"and {len(message) - _KEYS} more"] if len(message) > _KEYS else shown
 
 
 def _describe_value(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(str(key)[:_LETTERS] for key in list(value)[:_KEYS])}}}"
+        return f"{{{', '.join(_describe_inner(str(key), inner) for key, inner in list(value.items())[:_KEYS])}}}"
+    if isinstance(value, list) and value:
+        return f"{len(value)} x {_describe_value(value[0])}"
     return type(value).__name__
+
+
+def _describe_inner(key: str, value: object) -> str:
+    """Return a key inside a map with its array's shape; what is nested deeper is left out."""
+    return f"{key[:_LETTERS]} {_describe_value(value)}" if isinstance(value, np.ndarray) else key[:_LETTERS]
 
 
 def _nest_text(text: str, axes: int) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +58,12 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
-    rows, columns = (_lanczos_weights(image.shape[k], size[k]) for k in (0, 1))
-    wide = np.einsum("ij,jkc->ikc", rows, image.astype(np.float64))
-    return _to_uint8(np.rint(np.einsum("ik,jkc->jic", columns, wide)))
+    height, width = image.shape[:2]
+    wide = _lanczos_weights(height, size[0]) @ image.reshape(height, -1).astype(np.float64)
+    return _to_uint8(np.rint(_lanczos_weights(width, size[1]) @ wide.reshape(size[0], width, -1)))
 
 
+@cache
 def _lanczos_weights(length: int, size: int) -> Floats:
     """Return the weight of each source pixel in each new one, [size, length]; rows sum to 1."""
     scale = length / size
@@ -69,6 +71,7 @@ def _lanczos_weights(length: int, size: int) -> Floats:
     away = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
     weights = np.where(np.abs(away) < _LOBES, np.sinc(away) * np.sinc(away / _LOBES), 0.0)
     normed: Floats = weights / weights.sum(axis=1, keepdims=True)
+    normed.flags.writeable = False
     return normed
 
 

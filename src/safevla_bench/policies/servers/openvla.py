@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
 from safevla_bench.policies.servers.codecs import OPENVLA
-from safevla_bench.policies.servers.dialect import Dialect, Reply
+from safevla_bench.policies.servers.dialect import Dialect, Reply, RequestEntry
 from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import KEY, Timeouts, redact_key
 from safevla_bench.policies.servers.http_exchange import exchange
@@ -137,7 +138,6 @@ class OpenvlaModel:
         self.greeting: Greeting = {}
         """The function that answers, where the server describes it; it names no checkpoint."""
         self._client, self._statistics = client, unnorm_key
-        self._unnorm_key = NO_STATISTICS
 
     def connect(self, task: Task) -> None:
         """Find the server before an environment is made; raises what `begin` raises."""
@@ -158,8 +158,14 @@ class OpenvlaModel:
                 problem = f"the server {self._client.address} answers by {operation}, as that of {fitting} does"
                 remedy = f"Pass --policy-arg dialect={fitting}."
                 raise PolicyError(f"{problem}, and not by the dialect {self.dialect.name!r}", remedy=remedy)
-        if self.dialect.name == _KIND.dialect:
-            self._unnorm_key = self._statistics or task.benchmark.replace("-", "_")
+        self._name_statistics(self._statistics or task.benchmark.replace("-", "_"))
+
+    def _name_statistics(self, unnorm_key: str) -> None:
+        """Have requests name the statistics that scale actions, where the server is OpenVLA's."""
+        fields = tuple(field for field in self.dialect.fields if field.fixed is None)
+        if self.dialect.name == _KIND.dialect and unnorm_key != NO_STATISTICS:
+            fields = (*fields, RequestEntry(("unnorm_key",), fixed=unnorm_key))
+        self.dialect = replace(self.dialect, fields=fields)
 
     def query(self, observation: Observation) -> Reply:
         """Return the server's reply; an action or a list of them is its `actions`.
@@ -167,13 +173,11 @@ class OpenvlaModel:
         Raises what `HttpClient.post` raises, and `ReplyError` where the model failed.
         """
         request = self.dialect.build_request(observation)
-        if self._unnorm_key != NO_STATISTICS:
-            request["unnorm_key"] = self._unnorm_key
         reply = OPENVLA.unpack(self._client.post(OPENVLA.pack(request)))
         if isinstance(reply, str):
             said = redact_key(_shorten(reply.encode()), self._client.key)
             problem = f"the server {self._client.address} answers {said!r}: its model raised"
-            raise ReplyError(problem, remedy=self._remedy())
+            raise ReplyError(problem, remedy=_failure_remedy(request.get("unnorm_key")))
         return reply if isinstance(reply, dict) else {"actions": reply}
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
@@ -183,14 +187,14 @@ class OpenvlaModel:
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _remedy(self) -> str:
-        if self._unnorm_key == NO_STATISTICS:
-            return "Its own log holds the traceback; what was sent is in docs/servers.md."
-        other = f"{self._unnorm_key}_no_noops"
-        return (
-            f"Its own log holds the traceback. Where its model has no statistics {self._unnorm_key!r}, pass "
-            f"--policy-arg unnorm_key={other}, the name in dataset_statistics.json, or {NO_STATISTICS}."
-        )
+
+def _failure_remedy(unnorm_key: object) -> str:
+    if unnorm_key is None:
+        return "Its own log holds the traceback; what was sent is in docs/servers.md."
+    return (
+        f"Its own log holds the traceback. Where its model has no statistics {unnorm_key!r}, pass --policy-arg "
+        f"unnorm_key={unnorm_key}_no_noops, the name in dataset_statistics.json, or {NO_STATISTICS}."
+    )
 
 
 def make(
