@@ -54,7 +54,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "entries": ("protocols", "List the paper's entries: policies, suites, checkpoints, servers."),
     "doctor": ("check", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
     "tags": ("catalog", "Propose tags for task files of your own."),
-    "demo": ("demo", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
+    "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
     "serve": ("serve", "Serve a policy over openpi's protocol."),
     "validate": ("data", "Check archives against the trajectory contract."),
     "import": ("data", "Read success rates that other tools wrote, and say what they lack."),

@@ -15,7 +15,7 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
-from safevla_bench.explain.body_kinds import BODY_KINDS, KIND_MEANINGS
+from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import episodes as episode_tables
