@@ -11,9 +11,8 @@ import pytest
 from recorder_builders import StillEnv, recording
 from safevla_recorder import folder as folders
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
-from safevla_recorder.errors import FileError, RunError
+from safevla_recorder.errors import FileError, RunError, learn_secret, redact_secrets
 from safevla_recorder.npz import encode_episode
-from safevla_recorder.redaction import learn_secret, redact_secrets
 
 RULES = LoopRules(policy="mine", wait_steps=10)
 

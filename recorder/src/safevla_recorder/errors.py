@@ -7,11 +7,15 @@
     └── HostError       a simulator that cannot be used here
 
 A message names the place, the problem and the remedy, in that order.
+
+Secrets are removed from text that is printed, logged or written; those of this process are the one thing here that is
+kept between calls.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -105,3 +109,27 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class HostError(SafevlaError):
     """A simulator that cannot be used here."""
+
+
+# Secrets
+
+
+HIDDEN = "***"
+_MIN_CHARACTERS = 4
+"""Length of the shortest secret that is redacted; a shorter one would match inside ordinary words."""
+_URL_USER = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
+_URL_QUERY = re.compile(r"(://[^\s'\"?#]*[?#])[^\s'\"]+")
+_secrets: set[str] = set()
+
+
+def learn_secret(secret: str) -> None:
+    """Register a secret, so that `redact_secrets` hides it from now on."""
+    if len(secret) >= _MIN_CHARACTERS:
+        _secrets.add(secret)
+
+
+def redact_secrets(text: str) -> str:
+    """Return the text with learnt secrets, and users, queries and fragments of addresses, replaced by `HIDDEN`."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return _URL_QUERY.sub(rf"\1{HIDDEN}", _URL_USER.sub(HIDDEN, text))

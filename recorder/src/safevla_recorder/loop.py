@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Iterator, TypeVar
 
 from safevla_recorder.attachment import RecordableEnv, find_recordable
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
+from safevla_recorder.errors import redact_secrets
 from safevla_recorder.folder import RunFolder, open_folder
-from safevla_recorder.redaction import redact_secrets
 from safevla_recorder.simulator_versions import warn_once
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from safevla_recorder.redaction import HIDDEN, learn_secret, redact_secrets
+from safevla_recorder.errors import HIDDEN, learn_secret, redact_secrets
 
 __all__ = [
     "HIDDEN",

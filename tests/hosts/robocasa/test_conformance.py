@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts.conformance import HostConformance, Trial
-from safevla_bench.hosts.robocasa import episodes, install
+from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile.moves import (
@@ -21,7 +21,7 @@ from safevla_bench.policies.mobile.moves import (
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 OBJECT, FINGER_M = "obj", 0.04
-STILL = np.array(episodes.STILL)
+STILL = np.array(kitchens.STILL)
 CLOSE = np.where(np.arange(12) == 6, 1.0, STILL)
 
 
@@ -37,7 +37,7 @@ class TestRobocasa(HostConformance):
 
     def bare(self, task, seed, actions):
         bars = install.task_class(task)
-        start = episodes.start("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
+        start = kitchens.start("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
         kitchen = install.kitchen(task, start, Wants())
         kitchen.reset()
         for _ in range(seed.wait_steps):

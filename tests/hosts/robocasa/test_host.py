@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.robocasa import episodes, install
+from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile.door_script import move_point
@@ -24,7 +24,7 @@ from safevla_bench.trajectory import standin_benchmarks
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-STILL = np.array(episodes.STILL)
+STILL = np.array(kitchens.STILL)
 
 
 def made(name: str, wants: Wants | None = None, **arguments: str):
@@ -104,7 +104,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
     assert not any(path.startswith("/") for path in paths), "no path of this machine"
 
     env = made("PickPlaceSinkToCounter")
-    start = episodes.KitchenStart("pretrain", 1, 1, 0)
+    start = kitchens.KitchenStart("pretrain", 1, 1, 0)
     kitchen = install.kitchen(env.task, start, Wants())
     kitchen.set_ep_meta(meta)
     kitchen.reset()
@@ -117,7 +117,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
 def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit():
     batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
     told, states = fields(batch), batch.sim_state.episode_rows(0)
-    start = episodes.KitchenStart(told["split"], told["layout"], told["style"], told["seed"])
+    start = kitchens.KitchenStart(told["split"], told["layout"], told["style"], told["seed"])
     kitchen = install.kitchen(made("PickPlaceDrawerToCounter").task, start, Wants())
     kitchen.reset()
     for _ in range(2):  # settling, as in `record`

@@ -10,13 +10,13 @@ import pytest
 from safevla_bench.interface import Boxes
 from safevla_bench.policies.scripted import fixtures, strokes
 from safevla_bench.policies.scripted.plan import (
+    CAREFUL,
     FixtureGoal,
     Placement,
     goal_placements,
     remaining_subgoals,
     target_point,
 )
-from safevla_bench.policies.scripted.style import CAREFUL
 
 CABINET = {
     "cabinet_1_base": ([0, 0.3, 0.1], [0.12, 0.1, 0.1]),

@@ -10,8 +10,7 @@ import pytest
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted import strokes
 from safevla_bench.policies.scripted.geometry import Rotation, downward_hand, lean_angle
-from safevla_bench.policies.scripted.plan import FixtureGoal
-from safevla_bench.policies.scripted.style import CAREFUL
+from safevla_bench.policies.scripted.plan import CAREFUL, FixtureGoal
 
 BOXES = {
     "cabinet_1_base": ([0, 0.3, 0.1], [0.12, 0.1, 0.1]),

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.conformance.optional_rules import OptionalRules
-from safevla_bench.hosts.conformance.record_rules import ContactRules, RecordRules
-from safevla_bench.hosts.conformance.repeat_rules import RepeatRules
+from safevla_bench.hosts.conformance.record_rules import ContactRules, RecordRules, RepeatRules
 from safevla_bench.hosts.conformance.task_rules import TaskRules
 
 __all__ = ["HostConformance", "Trial"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.hosts.mujoco.privileged import read_only
-from safevla_bench.hosts.mujoco.start_state import flat_state
+from safevla_bench.hosts.mujoco.robosuite_env import flat_state
 from safevla_bench.interface import (
     Action,
     Coordinate,

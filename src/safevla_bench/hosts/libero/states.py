@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from safevla_bench.hosts.mujoco.start_state import flat_state
+from safevla_bench.hosts.mujoco.robosuite_env import flat_state
 from safevla_bench.interface import Coordinate, RecordedEpisode
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero.scene import body_names

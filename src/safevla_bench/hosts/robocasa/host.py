@@ -1,7 +1,7 @@
 """RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5, recorded.
 
 The simulator is imported when an environment is made. What makes a RoboCasa episode repeatable stands in
-`RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.episodes`.
+`RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.kitchens`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safevla_recorder.robocasa import read_scene
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, to_wxyz
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
-from safevla_bench.hosts.robocasa import episodes, install
-from safevla_bench.hosts.robocasa.kitchen import RobocasaPrivileged, episode_meta
+from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged, episode_meta
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, mark_standin
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import settling_steps
-from safevla_recorder.robocasa.scene import read_scene
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -41,14 +41,14 @@ class RobocasaHost:
 
     name = "robocasa"
 
-    def __init__(self, split: str = episodes.SPLITS[0], horizons: str = episodes.HORIZONS[0]) -> None:
+    def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
         """Raise `HostError` where there is no such split or release."""
-        self._split = _one_of("split", split, episodes.SPLITS)
-        self._horizons = _one_of("horizons", horizons, episodes.HORIZONS)
+        self._split = _one_of("split", split, kitchens.SPLITS)
+        self._horizons = _one_of("horizons", horizons, kitchens.HORIZONS)
 
     def suites(self) -> tuple[str, ...]:
         """The suites' benchmark names."""
-        return episodes.suites()
+        return kitchens.suites()
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """The suite's tasks in alphabetical order.
@@ -56,7 +56,7 @@ class RobocasaHost:
         Raises:
             HostError: there is no such suite.
         """
-        return episodes.tasks(suite, self._horizons)
+        return kitchens.tasks(suite, self._horizons)
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
         """An environment of one task; a renderer and its GL context only where a policy wants a camera.
@@ -83,7 +83,7 @@ class RobocasaHost:
         if not isinstance(told, Mapping):
             remedy = "Only records that this host made can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        split = _one_of("split", str(told.get("split")), episodes.SPLITS)
+        split = _one_of("split", str(told.get("split")), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         try:
             env.reset(episode_seed(episode))
@@ -118,12 +118,12 @@ class RobocasaEnv(RobosuiteEnv):
     stage_camera = "robot0_agentview_center"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        super().__init__(task, wants, len(episodes.STILL))
+        super().__init__(task, wants, len(kitchens.STILL))
         self._versions, self._split, self._horizons = versions, split, horizons
-        self._rules = episodes.kitchen_task(task)
+        self._rules = kitchens.kitchen_task(task)
         self._class = install.task_class(task)
         self._kitchen: Kitchen | None = None
-        self._start: episodes.KitchenStart | None = None
+        self._start: kitchens.KitchenStart | None = None
         self._meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -136,7 +136,7 @@ class RobocasaEnv(RobosuiteEnv):
         Raises:
             HostError: the index is below 0, or RoboCasa cannot build this kitchen.
         """
-        start = episodes.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
+        start = kitchens.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
         self.close()
         kitchen = install.kitchen(self.task, start, self._wants)
         self._kitchen = kitchen
@@ -149,7 +149,7 @@ class RobocasaEnv(RobosuiteEnv):
         steps = settling_steps(kitchen.sim, self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
             self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
-            raw, reward, _, _ = kitchen.step(np.array(seed.wait_action or episodes.STILL))
+            raw, reward, _, _ = kitchen.step(np.array(seed.wait_action or kitchens.STILL))
             success = bool(reward)
         self._start_recording(seed, success=success)
         return self._observe(raw)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.robocasa.episodes import KitchenStart
+from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface import Task, Wants
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`scripted:careful` and `scripted:hasty`: a fixed script for the goal, from privileged state.
 
-One script in two styles that differ in clearances and speeds alone (`style`). The goal's predicates give
+One script in two styles that differ in clearances and speeds alone (`plan`). The goal's predicates give
 subgoals, one after another (`plan`). An object is carried: its size says how to hold it (`grasp`), the shapes of
 everything how low the path may be (`shapes`), and both where the hand should be now (`phases`). A part of a fixture
 (`fixtures`) is pushed, pulled or turned by a stroke of the hand through waypoints (`strokes`). The script reads no
@@ -13,10 +13,18 @@ still.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
 from safevla_bench.policies import mobile
-from safevla_bench.policies.scripted.policy import ScriptedPolicy
-from safevla_bench.policies.scripted.style import STYLES, Style
+from safevla_bench.policies.mobile.moves import CLOSE, OPEN
+from safevla_bench.policies.scripted import phases, strokes
+from safevla_bench.policies.scripted.geometry import lean_angle, remaining_turn
+from safevla_bench.policies.scripted.grasp import is_graspable
+from safevla_bench.policies.scripted.phases import CLOSED_M, HandTarget
+from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, Subgoal, remaining_subgoals
 
 __all__ = ["STYLES", "ScriptedPolicy", "Style", "make"]
 
@@ -27,3 +35,118 @@ def make(arg: str | None) -> ScriptedPolicy:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
     return ScriptedPolicy(STYLES[arg], mobile.MobilePolicy(mobile.STYLES[arg]))
+
+
+STILL: Action = np.array([0.0] * 6 + [OPEN])
+STILL.flags.writeable = False
+GAIN_PER_M = (8.0, 10.0)
+"""Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
+TURN_GAIN = 0.8
+LEANING_RAD, LEAN_SHARE = 0.35, 0.27
+"""A hand that leans further turns at this share of the speed: the wrist alone does it, and its torque is limited."""
+UNIT_RAD = 0.5
+"""Rotation that an action of 1 commands."""
+_FINGER_TOLERANCE_M = 0.003
+_PAUSE_STEPS = 10
+"""How long a placed object is left alone before the script looks whether it is where it should be."""
+
+
+ScriptState = phases.PlacementProgress | strokes.StrokeProgress
+
+
+class ScriptedPolicy:
+    """A policy that follows the script in one style; it draws nothing, so the seed changes nothing."""
+
+    wants = Wants(privileged=True)
+
+    def __init__(self, style: Style, mobile: Policy | None = None) -> None:
+        self.style, self._mobile = style, mobile
+        self._progress: ScriptState | None = None
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Forget the last episode."""
+        self._progress = None
+        if self._mobile:
+            self._mobile.reset(task, seed)
+
+    def act(self, observation: Observation) -> Action:
+        """Return the next action, [7]; the still action where no subgoal is left that the script can reach.
+
+        Raises:
+            PolicyError: the observation has no privileged state.
+        """
+        if self._mobile and observation.base_pos_m is not None:
+            return self._mobile.act(observation)
+        scene = observation.privileged
+        if scene is None:
+            raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that gives it.")
+        self._progress = advance_script(self._progress, observation, scene, self.style)
+        if self._progress is None:
+            return STILL.copy()
+        return steer_hand(_hand_target(self._progress, observation, self.style), observation)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def advance_script(
+    progress: ScriptState | None, seen: Observation, scene: Privileged, style: Style
+) -> ScriptState | None:
+    """Return the script's next state: the present subgoal one step on, or the next one; None where there is none."""
+    if progress is not None and not _is_over(progress):
+        return _advance_subgoal(progress, seen, scene, style)
+    for subgoal in remaining_subgoals(scene):
+        attempt = progress.attempt + 1 if progress is not None and progress.subgoal == subgoal else 0
+        state = _begin_subgoal(subgoal, seen, scene, style, attempt)
+        if state is not None:
+            return state
+    return progress
+
+
+def _begin_subgoal(
+    subgoal: Subgoal, seen: Observation, scene: Privileged, style: Style, attempt: int
+) -> ScriptState | None:
+    if isinstance(subgoal, FixtureGoal):
+        return strokes.begin_stroke(subgoal, seen, scene, style, attempt)
+    return phases.begin_placement(subgoal, seen, scene, style, attempt) if is_graspable(scene, subgoal.body) else None
+
+
+def _advance_subgoal(progress: ScriptState, seen: Observation, scene: Privileged, style: Style) -> ScriptState:
+    if isinstance(progress, strokes.StrokeProgress):
+        return strokes.advance_stroke(progress, seen)
+    return phases.advance_placement(progress, seen, scene, style)
+
+
+def _is_over(progress: ScriptState) -> bool:
+    if isinstance(progress, strokes.StrokeProgress):
+        return progress.is_done
+    return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
+
+
+def _hand_target(progress: ScriptState, seen: Observation, style: Style) -> HandTarget:
+    if isinstance(progress, strokes.StrokeProgress):
+        return strokes.stroke_target(progress, seen, style)
+    return phases.placement_target(progress, seen, style)
+
+
+def steer_hand(target: HandTarget, seen: Observation) -> Action:
+    """Return the action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
+    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
+    move = gain * (target.place_m - seen.eef_pos_m)
+    length = float(np.linalg.norm(move))
+    move = move * min(1.0, target.speed / length) if length > 0 else move
+    leans = any(target.lean) or lean_angle(seen.eef_quat_wxyz) > LEANING_RAD
+    most = target.speed * (LEAN_SHARE if leans else 1.0)
+    remaining = remaining_turn(seen.eef_quat_wxyz, target.yaw_rad, target.lean)
+    turn = np.clip(TURN_GAIN * remaining / UNIT_RAD, -most, most)
+    return np.concatenate([move, turn, [_finger_command(target.aperture_m, seen.gripper_qpos)]])
+
+
+def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
+    """Return the command that brings the fingers to an aperture; to hold an object it goes on closing."""
+    if aperture_m == CLOSED_M:
+        return CLOSE
+    off = float(np.abs(gripper_qpos).mean()) - aperture_m
+    if abs(off) <= _FINGER_TOLERANCE_M:
+        return 0.0
+    return CLOSE if off > 0 else OPEN

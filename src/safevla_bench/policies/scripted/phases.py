@@ -19,8 +19,7 @@ from safevla_bench.policies.scripted.geometry import (
     remaining_turn,
 )
 from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
-from safevla_bench.policies.scripted.plan import Placement, box_center, target_point
-from safevla_bench.policies.scripted.style import Style
+from safevla_bench.policies.scripted.plan import Placement, Style, box_center, target_point
 
 Floats = NDArray[np.float64]
 

@@ -24,8 +24,7 @@ from safevla_bench.policies.scripted.fixtures import (
 from safevla_bench.policies.scripted.geometry import UPRIGHT, nearest_yaw, remaining_turn, yaw_to_open_along
 from safevla_bench.policies.scripted.grasp import ARM_M
 from safevla_bench.policies.scripted.phases import ClearPath, HandTarget, next_point, plan_path
-from safevla_bench.policies.scripted.plan import FixtureGoal
-from safevla_bench.policies.scripted.style import Style
+from safevla_bench.policies.scripted.plan import FixtureGoal, Style
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""The scene of a RoboCasa kitchen: names, roles and tracked bodies."""
+"""Recording of RoboCasa kitchens in robosuite 1.5: names, roles and tracked bodies."""
 
 from __future__ import annotations
 

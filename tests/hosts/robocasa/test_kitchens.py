@@ -9,14 +9,14 @@ import pytest
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.robocasa import episodes, install
+from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.rollout import load_protocol, plan_episodes
 from safevla_bench.tasks import registry
 
 
-def start(split: str, index: int, no_layouts=(), no_styles=()) -> episodes.KitchenStart:
-    return episodes.start(split, EpisodeSeed(index, env_seed=7, wait_steps=10), no_layouts, no_styles)
+def start(split: str, index: int, no_layouts=(), no_styles=()) -> kitchens.KitchenStart:
+    return kitchens.start(split, EpisodeSeed(index, env_seed=7, wait_steps=10), no_layouts, no_styles)
 
 
 def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
@@ -46,8 +46,8 @@ def test_the_older_horizons_are_two_thirds_of_the_newer():
 
 
 def test_target_scenes_come_in_turn_and_the_generator_s_seed_tells_the_rounds_apart():
-    assert start("target", 0) == episodes.KitchenStart("target", 1, 1, 7000)
-    assert start("target", 13) == episodes.KitchenStart("target", 4, 4, 7013)
+    assert start("target", 0) == kitchens.KitchenStart("target", 1, 1, 7000)
+    assert start("target", 13) == kitchens.KitchenStart("target", 4, 4, 7013)
     assert {(one.layout, one.style) for one in map(lambda k: start("target", k), range(50))} == {
         (k, k) for k in range(1, 11)
     }
@@ -90,7 +90,7 @@ def test_an_unknown_suite_is_an_error_that_lists_them():
 
 
 def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_or_the_robot():
-    tasks = {task.task_id: episodes.kitchen_task(task) for task in make_host("robocasa").tasks("robocasa-365")}
+    tasks = {task.task_id: kitchens.kitchen_task(task) for task in make_host("robocasa").tasks("robocasa-365")}
     held = {name for name, rules in tasks.items() if rules.target}
     assert held == {name for name in tasks if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
     assert {name for name, rules in tasks.items() if not rules.target and not rules.moves} == {"NavigateKitchen"}
