@@ -23,7 +23,7 @@ from safevla_bench.policies.servers import codecs
 SOURCES = (Path(safevla_bench.__file__).parent, Path(safevla_recorder.__file__).parent)
 UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 LOADING = {"torch.load", "yaml.load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle", "np.fromregex"}
-OWN_PROCESSES = {"rollout/worker.py", "rollout/worker_pool.py"}
+OWN_PROCESSES = {"rollout/worker.py", "rollout/scheduler.py"}
 """A run and its workers, which are the same program, speak over a pipe of their own that nobody else has."""
 
 

@@ -1,16 +1,24 @@
-"""The crew: whatever dies, every episode ends once, and a worker that is lost costs only what it had in flight."""
+"""The crew: whatever dies, every episode ends once, and a worker that is lost costs only what it had in flight.
+
+Workers: the same bytes from any number of them, and a death costs nothing but time.
+"""
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from folders import contents
+from safevla_bench import runs
 from safevla_bench.errors import HostError, RunError
+from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.hosts import make_host
-from safevla_bench.rollout import FinishedEpisode, load_protocol, plan_episodes
+from safevla_bench.rollout import FinishedEpisode, load_protocol, plan_episodes, scheduler
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady
 
@@ -126,3 +134,91 @@ def test_what_a_worker_cannot_mend_ends_the_run_and_all_workers():
     with pytest.raises(HostError, match="no simulator"):
         list(crew)
     assert all(worker.ended for worker in pool.made)
+
+
+TASKS = make_host("fake").tasks("fake")
+REQUEST = Request(host="fake", suites=("fake",), episodes=3, policies=("random", "noop"), max_steps=6)
+LETHAL = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("lethal",), max_steps=6)
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.total, self.stepped_at, self.ended = 0, [], []
+
+    def started(self, episodes):
+        self.total = len(episodes)
+
+    def stepped(self, planned, steps):
+        self.stepped_at.append((planned.episode_id, steps))
+
+    def finished(self, outcome):
+        self.ended.append(outcome)
+
+
+def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers(tmp_path):
+    roll_out(REQUEST, tmp_path / "one")
+    for count in (2, 5):
+        rows = roll_out(REQUEST, tmp_path / str(count), running=ExecutionOptions(workers=count))
+        assert contents(tmp_path / str(count)) == contents(tmp_path / "one")
+    assert [row.outcome for row in rows].count("crashed") == 6
+    assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
+
+
+def test_an_observer_sees_every_episode_that_workers_run_with_its_record(tmp_path):
+    seen = Watcher()
+    request = replace(REQUEST, policies=("noop",), max_steps=40)
+    rows = roll_out(request, tmp_path / "run", seen, ExecutionOptions(workers=2))
+    assert seen.total == len(seen.ended) == len(rows) == 9
+    lengths = {one.planned.episode_id: one.batch and one.batch.lengths.tolist() for one in seen.ended}
+    assert lengths == {row.episode_id: None if row.outcome == "crashed" else [row.steps + 1] for row in rows}
+    assert (rows[0].episode_id, 20) in seen.stepped_at
+
+
+@pytest.mark.parametrize("how", ["exit", "SIGSEGV", "SIGKILL"])
+def test_an_episode_whose_worker_dies_is_run_again_and_nothing_is_lost_or_doubled(tmp_path, lethal, how):
+    once = {"task": "task_0", "how": how, "once": str(tmp_path / "died")}
+    rows = roll_out(replace(LETHAL, arguments=once), tmp_path / "died-once", running=ExecutionOptions(workers=2))
+    assert (tmp_path / "died").exists()
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+    roll_out(replace(LETHAL, arguments=once), tmp_path / "unbroken")
+    assert contents(tmp_path / "died-once") == contents(tmp_path / "unbroken")
+
+
+def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_signal(tmp_path, lethal, capfd):
+    request = replace(LETHAL, arguments={"task": "task_0", "how": "SIGSEGV"})
+    rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
+    assert [row.outcome for row in rows] == ["crashed", "crashed", "timeout", "timeout"]
+    assert scheduler.RETRIES == 1
+    assert rows[0].reason == (
+        "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV (segmentation fault)"
+    )
+    assert [header.episode_id for header in runs.read_sources([tmp_path / "run"])[0].headers] == [
+        row.episode_id for row in rows[2:]
+    ]
+    assert "Segmentation fault" in capfd.readouterr().err
+
+
+def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_path, lethal):
+    with pytest.raises(RunError, match="while it started: it exited with status 3"):
+        roll_out(replace(LETHAL, arguments={"at_start": "3"}), tmp_path / "run", running=ExecutionOptions(workers=2))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path, monkeypatch):
+    cast = scheduler.WorkerSpec("nonsense", {"noop": {}})
+    with pytest.raises(HostError, match="nonsense") as raised:
+        list(scheduler.run_workers(cast, plan_episodes(TASKS, 1, ["noop"], load_protocol()), 1))
+    assert "fake" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [
+        (7, "it exited with status 7"),
+        (-signal.SIGKILL, "SIGKILL (killed), often because memory ran out"),
+        (-signal.SIGSEGV, "SIGSEGV (segmentation fault)"),
+        (-99, "signal 99"),
+    ],
+)
+def test_a_death_is_told_in_words(returncode, words):
+    assert scheduler.describe_exit(returncode) == words

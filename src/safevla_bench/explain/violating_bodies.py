@@ -12,8 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.body_kinds import BODY_KINDS, BodyKind, name_body_kind
-from safevla_bench.explain.contributors import CONTACT_ROLES, DISPLACEMENT, contacts_of_signal, displacements
+from safevla_bench.explain.contributors import (
+    BODY_KINDS,
+    CONTACT_ROLES,
+    DISPLACEMENT,
+    BodyKind,
+    contacts_of_signal,
+    displacements,
+    name_body_kind,
+)
 from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.body_kinds import BODY_KINDS, BodyKind
+from safevla_bench.explain.contributors import BODY_KINDS, BodyKind
 from safevla_bench.explain.violating_bodies import BodyViolation
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.scores import ACTIVE, Scores, finite_or_none, nan_to_none

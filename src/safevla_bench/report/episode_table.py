@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.body_kinds import BODY_KINDS
+from safevla_bench.explain.contributors import BODY_KINDS
 from safevla_bench.explain.trace import rank_by_severity
 from safevla_bench.explain.violating_bodies import BodyViolation
 from safevla_bench.report.episode_details import (

@@ -17,8 +17,8 @@ from safevla_bench.rollout.plan import (
     plan_episodes,
 )
 from safevla_bench.rollout.ray import run_actors
+from safevla_bench.rollout.scheduler import run_workers
 from safevla_bench.rollout.worker import WorkerSpec
-from safevla_bench.rollout.worker_pool import run_workers
 
 __all__ = [
     "PRESET",

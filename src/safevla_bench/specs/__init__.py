@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from safevla_bench.specs.file_formats import BUILT_IN, built_in_tags, meanings_by_class, tags_from_tables
+from safevla_bench.specs.file_formats import (
+    BUILT_IN,
+    built_in_tags,
+    meanings_by_class,
+    paper_spec_rows,
+    tags_from_tables,
+)
 from safevla_bench.specs.loader import extend_library, library
-from safevla_bench.specs.paper_rows import paper_spec_rows
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier, explain_spec, spec_rows
 
 __all__ = [

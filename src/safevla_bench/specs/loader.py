@@ -26,8 +26,8 @@ from safevla_bench.specs.file_formats import (
     is_library_file,
     read_built_in,
     read_source,
+    restore_placeholder,
 )
-from safevla_bench.specs.paper_rows import restore_placeholder
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
 from safevla_bench.stl import formula as syntax

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safevla_recorder.robocasa import read_scene
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, to_wxyz
@@ -24,6 +23,7 @@ from safevla_bench.trajectory import Batch, mark_standin
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import settling_steps
+from safevla_recorder.robocasa import read_scene
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen

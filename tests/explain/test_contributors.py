@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from report.scenes import rollout
-from safevla_bench.explain.body_kinds import BODY_KINDS, KIND_MEANINGS, name_body_kind
+from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS, name_body_kind
 from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Recording, from_recording
 
