@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.tasks import Registry as Registry
     from safevla_bench.trajectory import Batch as Batch
     from safevla_recorder import record as record
+    from safevla_recorder import record_until_closed as record_until_closed
 
     append_episodes = _archive.append
     iterate_records = _trajectory.records
@@ -77,7 +78,7 @@ _HOMES = {
     "safevla_bench.stl": ("parse_formula=parse",),
     "safevla_bench.tasks": ("Registry", "load_registry=registry"),
     "safevla_bench.trajectory": ("Batch", "iterate_records=records"),
-    "safevla_recorder": ("record",),
+    "safevla_recorder": ("record", "record_until_closed"),
 }
 """Module -> its public names, as NAME or NAME=ITS NAME THERE. This is the only list of them at run time."""
 _PLACES = {

@@ -161,6 +161,24 @@ def test_a_picture_that_is_not_what_was_recorded_is_refused(safevla, run):
     assert not list((run / runs.FRAMES).glob("*.jpg"))
 
 
+def test_an_episode_that_cannot_be_shown_is_left_out_with_its_reason(safevla, run):
+    """One of several: the others are rendered, and what is printed counts them alone."""
+    part = runs.archive_parts(run)[0]
+    batch = runs.read_sources([run])[0]
+    part.unlink()
+    values = batch.body_pos_m.channel.values.copy()
+    values[0] += 1e-3  # of the first episode
+    moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
+    archive.write_archive(part, replace(batch, body_pos_m=moved))
+    (run / runs.MANIFEST).unlink()
+    code, out, err = safevla("frames", run, "--episode", 1, "--episode", 2, "--no-clips")
+    assert code == 0
+    assert "left out: " in err
+    assert "would be shown 0.001 m from where it was recorded" in err
+    assert "frames of 1 episode," in out
+    assert {frame.episode_id for frame in runs.read_frames(run)} == {batch.headers[1].episode_id}
+
+
 def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, monkeypatch):
     monkeypatch.setattr(frames, "can_film", lambda: False)
     code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)

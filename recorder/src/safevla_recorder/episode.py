@@ -89,11 +89,20 @@ class Recording:
         return values
 
 
+FIXTURES = "fixtures"
+"""Host-specific header field: root body -> position [3] in m and quaternion [4] wxyz, where no seed tells them."""
+
+
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
     """Return an episode's host-specific fields with the header field `mark` set to true."""
+    return add_header_field(extra, mark, True)
+
+
+def add_header_field(extra: Mapping[str, object], name: str, value: object) -> dict[str, object]:
+    """Return an episode's host-specific fields with one more field of the header."""
     header = extra.get("header", {})
     assert isinstance(header, Mapping)
-    return {**extra, "header": {**header, mark: True}}
+    return {**extra, "header": {**header, name: value}}
 
 
 def check_recorded_numbers(recording: Recording) -> None:

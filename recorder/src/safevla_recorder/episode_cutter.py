@@ -14,7 +14,14 @@ from typing import Callable, Optional
 import numpy as np
 
 from safevla_recorder.attachment import RecordableEnv
-from safevla_recorder.episode import Action, Recording, add_header_mark, check_recorded_numbers
+from safevla_recorder.episode import (
+    FIXTURES,
+    Action,
+    Recording,
+    add_header_field,
+    add_header_mark,
+    check_recorded_numbers,
+)
 from safevla_recorder.errors import RunError, SafevlaError
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
@@ -33,6 +40,8 @@ class LoopRules:
     horizon: int | None = None
     seed: int | None = None
     privileged: bool = False
+    worker: str | None = None
+    """The name of this process among several; it goes into the episodes' ids."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,8 @@ class _RunningEpisode:
     number: int
     env_seed: int | None
     index: int | None
+    fixtures: dict[str, list[float]]
+    """Where fixtures stand, if no seed and initial state tell; else empty."""
     steps: int = 0
 
 
@@ -180,7 +191,8 @@ class EpisodeCutter:
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
         recorder, detach = self._env.start_recorder()
-        self._running = _RunningEpisode(recorder, detach, self._next_number(), self._env_seed, self._index)
+        fixtures = self._env.fixture_poses() if self._env_seed is None or self._index is None else {}
+        self._running = _RunningEpisode(recorder, detach, self._next_number(), self._env_seed, self._index, fixtures)
         self._env_seed = None  # another state set without a reset would not start from this seed
 
     def _find_action_problem(self, action: Action) -> str | None:
@@ -209,6 +221,8 @@ class EpisodeCutter:
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
+        if running.fixtures:
+            recording = replace(recording, extra=add_header_field(recording.extra, FIXTURES, running.fixtures))
         if rules.privileged:
             return replace(recording, extra=add_header_mark(recording.extra, _PRIVILEGED))
         return recording
@@ -226,7 +240,8 @@ class EpisodeCutter:
 
     def _episode_id(self, running: _RunningEpisode) -> str:
         task = self._env.task
-        return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/ep_{running.number:03d}"
+        place = "" if self._rules.worker is None else f"worker_{self._rules.worker}/"
+        return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"
 
     def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
         task = self._env.task

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import shlex
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterator, TypeVar
 
 from safevla_recorder.attachment import RecordableEnv, find_recordable
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
-from safevla_recorder.errors import redact_secrets
+from safevla_recorder.errors import RunError, redact_secrets
 from safevla_recorder.folder import RunFolder, open_folder
+from safevla_recorder.mujoco.hook import wrap_method
 from safevla_recorder.simulator_versions import warn_once
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def record(
     task_id: str | None = None,
     init_states: ArrayLike | None = None,
     privileged: bool = False,
+    worker: int | str | None = None,
 ) -> Iterator[Env]:
     """Record every episode that your own loop runs in `env`, into the run folder `out`::
 
@@ -65,6 +68,8 @@ def record(
         init_states: the states that your loop starts from, [count, state], if they are not the task's own; a record
             tells their index.
         privileged: whether the policy sees simulator state that no robot has; reports mark it.
+        worker: the name of this process among several that record at once, each into its own `out`. It goes into the
+            episodes' ids, so that the folders can be judged together.
 
     Raises:
         HostError: the environment cannot be recorded; says why.
@@ -78,6 +83,7 @@ def record(
         horizon=None if horizon is None else int(horizon),
         seed=None if seed is None else int(seed),
         privileged=privileged,
+        worker=_worker_name(worker),
     )
     folder = open_folder(Path(out), recordable, rules, _volatile_facts())
     cutter = EpisodeCutter(recordable, rules, lambda: folder.take_number(policy, recordable.task), folder.write_episode)
@@ -96,6 +102,54 @@ def record(
         unsubscribe()
         folder.close_block(complete=complete)
         _log_result(folder)
+
+
+def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
+    """Return `env`, recorded until it is closed or its process ends: one line where a vector's environments are made::
+
+        SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
+
+    For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
+    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together.
+
+    Args:
+        env: as for `record`, made in the worker.
+        policy: as for `record`.
+        out: the folder of the workers' run folders.
+        worker: the worker's number or name, another for each.
+        options: the other arguments of `record`.
+
+    Raises:
+        HostError, RunError: as `record` does.
+    """
+    folder = Path(out) / f"worker_{_worker_name(worker)}"
+    block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
+    block.__enter__()
+    left = [block]
+
+    def leave() -> None:
+        if left:
+            left.pop().__exit__(None, None, None)
+
+    def close(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        leave()  # before the simulator goes
+        return original(*args, **kwargs)
+
+    wrap_method(env, "close", close)
+    atexit.register(leave)
+    with suppress(ImportError):
+        from multiprocessing.util import Finalize
+
+        Finalize(None, leave, exitpriority=10)  # a worker process ends without what `atexit` keeps
+    return env
+
+
+def _worker_name(worker: int | str | None) -> str | None:
+    """Return the name of a worker as it stands in ids and paths; raises `RunError` where it cannot."""
+    name = None if worker is None else str(worker)
+    if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+        raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")
+    return name
 
 
 def _find_named(

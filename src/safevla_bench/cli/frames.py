@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from safevla_bench import evaluation, frames, hosts, runs
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables import UNNAMED
@@ -90,17 +90,23 @@ def frames_command(
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(size=size, clips=filming)
     with _show_frame_progress(len(chosen)) as observer:
-        frame_rows = frames.render_frames(material, chosen, look, observer)
+        frame_rows = frames.render_frames(material, chosen, look, observer, _report_skipped)
+    shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
-        titles = {(judged.scores.policy[k], judged.scores.episode_id[k]): _row_title(judged.scores, k) for k in chosen}
+        keys = {k: (judged.scores.policy[k], judged.scores.episode_id[k]) for k in chosen}
+        titles = {key: _row_title(judged.scores, k) for k, key in keys.items() if key in shown_keys}
         frames.write_sheet(sheet, run, frame_rows, titles)
-        click.echo(make_printable(f"Sheet of {len(chosen)}: {sheet}"))
+        click.echo(make_printable(f"Sheet of {len(titles)}: {sheet}"))
     size_mb = sum((run / runs.FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
-    count = "1 episode" if len(chosen) == 1 else f"{len(chosen)} episodes"
+    count = "1 episode" if len(shown_keys) == 1 else f"{len(shown_keys)} episodes"
     click.echo(make_printable(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
     click.echo(
         make_printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}")
     )
+
+
+def _report_skipped(reason: SafevlaError) -> None:
+    click.echo(make_printable(f"left out: {reason}"), err=True)
 
 
 def _row_title(scores: Scores, episode: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import runs
-from safevla_bench.errors import HostError, Place, RunError
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.explain.episode import ClauseExplanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.frames.moments import Shot, format_clip_reading, select_shots, violation_shot
@@ -42,6 +42,8 @@ TOLERANCE_M = 1e-5
 physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m). A pixel is about a millimetre."""
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
+SkipCallback = Callable[[SafevlaError], None]
+"""Called with the reason why an episode cannot be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,11 @@ class RecordedRun:
 
 
 def render_frames(
-    run: RecordedRun, episodes: Sequence[int], style: FrameStyle, observer: ProgressCallback = lambda done, what: None
+    run: RecordedRun,
+    episodes: Sequence[int],
+    style: FrameStyle,
+    observer: ProgressCallback = lambda done, what: None,
+    on_skip: SkipCallback | None = None,
 ) -> list[Frame]:
     """Render episodes of a run into its folder `frames`, and return their frames; those of other episodes stay.
 
@@ -75,6 +81,8 @@ def render_frames(
         episodes: places in the batch, from 0.
         style: sizes and lengths of pictures and clips.
         observer: is called before each episode.
+        on_skip: is told of each episode that cannot be shown, which is then left out; None = that is raised. Where no
+            episode can be shown, the last reason is raised all the same.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
@@ -82,13 +90,18 @@ def render_frames(
     """
     make_folder(run.folder / runs.FRAMES)
     frames: list[Frame] = []
+    skipped = 0
     for done, index in enumerate(episodes):
         observer(done, run.batch.headers[index].episode_id)
         try:
             episode_frames = _render_episode(run, index, style)
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
-            raise
+            skipped += 1
+            if on_skip is None or skipped == len(episodes):
+                raise
+            on_skip(error)
+            continue
         _update_index(run, index, episode_frames)
         frames += episode_frames
     return frames

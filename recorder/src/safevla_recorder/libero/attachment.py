@@ -43,14 +43,16 @@ def find_libero(env: object) -> RecordableLibero | None:
         return None
     vectors = sys.modules.get("libero.libero.envs.venv")
     if vectors is not None and isinstance(env, vectors.BaseVectorEnv):
-        remedy = "Make single environments, one a process and each with an `out` of its own; `score` reads several."
+        remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
         raise HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
-    control = next((layer for layer in _env_layers(env) if isinstance(layer, wrappers.ControlEnv)), None)
+    control = next(
+        (layer for layer in _env_layers(env, wrappers.ControlEnv) if isinstance(layer, wrappers.ControlEnv)), None
+    )
     return None if control is None else RecordableLibero(control)
 
 
-def _env_layers(env: object) -> Iterator[object]:
-    """Yield the environment, then what it wraps, outside in."""
+def _env_layers(env: object, kind: type) -> Iterator[object]:
+    """Yield the environment, then what it wraps, outside in: by the usual names, or by any where it is of the kind."""
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -60,6 +62,7 @@ def _env_layers(env: object) -> Iterator[object]:
         seen.append(layer)
         yield layer
         waiting += [getattr(layer, name, None) for name in _INNER]
+        waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
 
 
 class RecordableLibero:
@@ -132,6 +135,12 @@ class RecordableLibero:
     def start_recorder(self) -> tuple[Recorder, Undo]:
         """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
         return attach_recorder(self._domain.sim, "step", read_scene(self._domain), self.task.task_id)
+
+    def fixture_poses(self) -> dict[str, list[float]]:
+        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
+        model = self._domain.sim.model._model
+        bodies = {fixture.root_body: model.body(fixture.root_body) for fixture in self._domain.fixtures_dict.values()}
+        return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def is_still(self, action: Action) -> bool:
         """Return whether the action asks for nothing but the gripper, its last number."""

@@ -16,7 +16,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Renderer
 from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, Picture, RecordedEpisode
 from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
-from safevla_recorder.episode import Floats
+from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene
 
 if TYPE_CHECKING:
@@ -172,16 +172,17 @@ def read_states(episode: Batch, width: int) -> Floats:
 def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
-    A replay that began at a recorded state is begun there again.
+    A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
+    seed or initial state, with the fixtures where its record has them.
 
     Raises:
         HostError: the record does not say it.
     """
     header = episode.headers[0]
-    if header.env_seed is not None and header.init_state_index is None:
-        replayed = _read_replay_start(episode)
+    if header.env_seed is None or header.init_state_index is None:
+        replayed = _read_recorded_start(episode)
         if replayed is not None:
-            return EpisodeSeed(0, header.env_seed, wait_steps=0, recorded=replayed)
+            return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla rollout`."
         raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
@@ -189,17 +190,29 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets)
 
 
-def _read_replay_start(episode: Batch) -> RecordedEpisode | None:
-    """The recorded state with which a replay began, and its fixtures; None where the record is of no such replay."""
-    (told,) = replay_fields(episode)
-    found = episode.sim_state.episode_rows(0)
-    if not told or not len(found):
+def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
+    """Return record 0's state with the fixtures that the record names; None where it names none and is no replay.
+
+    Raises:
+        HostError: what it says of them are no poses.
+    """
+    (replay,), (extra,) = replay_fields(episode), episode.extra
+    header_extra = extra.get("header")
+    placed = replay.get(FIXTURES, {}) if replay else isinstance(header_extra, Mapping) and header_extra.get(FIXTURES)
+    states = episode.sim_state.episode_rows(0)
+    if not len(states) or (not replay and not placed):
         return None
-    placed = told.get("fixtures", {})
-    assert isinstance(placed, Mapping)
-    fixtures = tuple((str(name), tuple(pose)) for name, pose in placed.items())
-    state = tuple(found[0].tolist())
-    return RecordedEpisode(str(told.get("episode")), str(told.get("source")), len(found) - 1, state, fixtures=fixtures)
+    try:
+        assert isinstance(placed, Mapping)
+        poses = {str(name): np.array(pose, dtype=np.float64).reshape(7) for name, pose in placed.items()}
+        if not all(np.isfinite(pose).all() for pose in poses.values()):
+            raise ValueError("a number that is not finite")
+    except (AssertionError, TypeError, ValueError):
+        remedy = "Seven numbers each: position and quaternion, w first."
+        raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
+    fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
+    name, source = str(replay.get("episode")), str(replay.get("source"))
+    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
 
 
 def _recorded_positions(episode: Batch) -> dict[str, Floats]:
