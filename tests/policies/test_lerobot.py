@@ -75,11 +75,20 @@ def test_without_lerobot_the_way_round_is_named():
         make_policy("lerobot")
 
 
+IMAGES = {
+    "same": ("image", "image2"),
+    "more": ("image", "image2", "empty_camera_0"),
+    "fewer": ("image",),
+    "others": ("front", "wrist"),
+}
+
+
 class Config:
     """A saved policy's configuration, as LeRobot's chunking policies have it."""
 
     def __init__(self, path):
         self.type, self.chunk_size, self.n_action_steps = "pi05", 50, 50
+        self.image_features = dict.fromkeys(f"observation.images.{name}" for name in IMAGES.get(path, ()))
         if path == "broken":
             raise KeyError("no config.json")
 
@@ -144,3 +153,15 @@ def test_what_lerobot_cannot_load_is_the_policy_s_fault_and_not_this_package_s(l
     with pytest.raises(PolicyError, match="LeRobot cannot load broken: KeyError") as caught:
         make_policy("lerobot:broken")
     assert "safevla-bench" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["same", "more", "fewer", "saved"])
+def test_a_policy_of_the_same_images_or_of_some_of_them_is_loaded_as_lerobot_does(lerobot, path):
+    assert make_policy(f"lerobot:{path}").wants.cameras
+
+
+def test_a_policy_of_other_images_is_refused_with_the_names_to_pass(lerobot):
+    with pytest.raises(PolicyError, match="takes the images front, wrist, and would be shown image, image2") as caught:
+        make_policy("lerobot:others")
+    assert "rename=image:front,image2:wrist (image is agentview" in caught.value.remedy
+    assert make_policy("lerobot:others", {"rename": "image:front,image2:wrist"}).wants.cameras

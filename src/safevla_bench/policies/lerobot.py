@@ -6,7 +6,7 @@ from the simulator's environment as `openpi:` (docs/servers.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -120,6 +120,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         config = PreTrainedConfig.from_pretrained(path)
         config.device = device
         _set_action_steps(config, n_action_steps)
+        _check_images(getattr(config, "image_features", None) or {}, dialect)
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         on_device = {"device_processor": {"device": device}}
         before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
@@ -141,6 +142,23 @@ def _set_action_steps(config: Any, steps: int | None) -> None:
         problem = f"the saved policy cannot carry out {steps} actions of a chunk"
         raise PolicyError(problem, remedy=f"Pass n_action_steps={most} or fewer, or leave it out.")
     config.n_action_steps = steps
+
+
+def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
+    """Refuse a policy that was trained with other images than it would be shown.
+
+    The rule is LeRobot's own (validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31): one of
+    the two sets of names holds the other.
+    """
+    wanted = {name.removeprefix(_IMAGES) for name in trained}
+    shown = {field.path[0].removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
+    if wanted <= set(shown) or set(shown) <= wanted:
+        return
+    problem = f"the saved policy takes the images {', '.join(sorted(wanted))}, and would be shown {', '.join(shown)}"
+    pairs = zip(shown, sorted(wanted), strict=False)
+    example = ",".join(f"{old}:{new}" for old, new in pairs)
+    shows = ", ".join(f"{name} is {camera}" for name, camera in shown.items())
+    raise PolicyError(problem, remedy=f"Pass their names, such as --policy-arg rename={example} ({shows}).")
 
 
 def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
