@@ -199,7 +199,7 @@ def test_two_policies_with_the_same_ids_share_an_archive(tmp_path, suffix):
 
 
 def test_an_episode_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 3000)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 3000)
     for suffix in MANY + SINGLE:
         with pytest.raises(RecordError, match="holds more than"):
             write_archive(tmp_path / f"x{suffix}", episode(30))

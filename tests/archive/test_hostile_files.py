@@ -263,7 +263,7 @@ def bomb(suffix: str, size: int) -> bytes:
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz"])
 def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, suffix, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 1 << 20)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 1 << 20)
     path = tmp_path / f"x{suffix}"
     path.write_bytes(bomb(suffix, 1 << 26))
     with little_memory(1 << 25), pytest.raises(RecordError, match="holds more than 1 MiB") as raised:
@@ -273,7 +273,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, suffix, monkeypa
 
 def test_a_row_group_too_large_is_refused_by_what_the_file_says(tmp_path, monkeypatch):
     write_archive(tmp_path / "x.parquet", episode(300))
-    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 1 << 16)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 1 << 16)
     with pytest.raises(RecordError, match="a row group holds more than"):
         open_archive(tmp_path / "x.parquet")
 
@@ -420,14 +420,14 @@ def test_a_text_that_python_would_need_too_much_memory_for_is_refused(tmp_path, 
     path = tmp_path / "x.jsonl"
     path.write_bytes(line(rest))
     assert len(open_archive(path)) == 1
-    monkeypatch.setattr(f"safevla_bench.archive.limits.{limit}", small)
+    monkeypatch.setattr(f"safevla_bench.archive.record_schema.{limit}", small)
     with pytest.raises(RecordError, match=said) as raised:
         open_archive(path)
     assert raised.value.remedy
 
 
 def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.limits.MAX_BLANK_LINES", 1000)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_BLANK_LINES", 1000)
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(line("0") + b"\n" * 10_000_000))
     good, bad = read_episodes([path])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from builders import BOWL, HAND, contacts, episode, recordings, same_bits
 from safevla_bench.archive import parquet, parquet_batch, parquet_rows
-from safevla_bench.archive.limits import EpisodeSelection
 from safevla_bench.archive.parquet_rows import SCHEMA, to_table
+from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from_recording
 

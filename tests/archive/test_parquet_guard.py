@@ -61,7 +61,7 @@ def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
         schema=SCHEMA,
     )  # fmt: skip
     pq.write_table(long, tmp_path / "x.parquet", store_schema=False)  # with a dictionary: the text stands there once
-    monkeypatch.setattr("safevla_bench.archive.limits.MAX_EPISODE_BYTES", 10_000_000)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 10_000_000)
     found = list(read_episodes([tmp_path / "x.parquet"]))
     assert all(isinstance(problem, RecordError) for problem in found)
     assert "holds more than" in str(found[0])

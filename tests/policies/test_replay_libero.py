@@ -20,7 +20,7 @@ from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import read_sources
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import DIVERGED, mark_flags, replay_fields, select_episodes, select_record
-from safevla_bench.verify.replay_check import _episode_seed, _StartProtocol
+from safevla_bench.verify import _episode_seed, _StartProtocol
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from builders import recording
-from safevla_bench.archive import limits, npz
+from safevla_bench.archive import npz, record_schema
 from safevla_bench.runs import EpisodeRow
 from safevla_bench.trajectory import Header, from_recording
 from safevla_recorder import episode, episode_cutter
@@ -23,7 +23,7 @@ def test_a_row_has_the_same_fields_in_the_same_order():
 
 
 def test_an_episode_that_may_be_written_may_be_read():
-    assert recorder_npz.MAX_EPISODE_BYTES == limits.MAX_EPISODE_BYTES
+    assert recorder_npz.MAX_EPISODE_BYTES == record_schema.MAX_EPISODE_BYTES
 
 
 @pytest.mark.parametrize("records", [1, 2, 12])

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from safevla_bench import archive, evaluation, runs
+from safevla_bench import archive, evaluation, runs, verify
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Channel, mark_standin, select_episodes
-from safevla_bench.verify import RulesetFiles, record_check, replay_check, verify_run
+from safevla_bench.verify import RulesetFiles, record_check, verify_run
 
 
 def differing(found):
@@ -175,8 +175,8 @@ def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_o
     (part,) = runs.archive_parts(run)
     batch = archive.open_archive(part)
     turned = select_episodes(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in replay_check.choose_episodes(batch.headers, 2)}
-    assert names == {turned.headers[k].episode_id for k in replay_check.choose_episodes(turned.headers, 2)}
+    names = {batch.headers[k].episode_id for k in verify.choose_episodes(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in verify.choose_episodes(turned.headers, 2)}
 
 
 def test_a_record_without_states_is_not_replayed_and_it_is_said(run):
@@ -200,7 +200,7 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
     def absent(name, arguments):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
+    monkeypatch.setattr(verify.hosts, "make_host", absent)
     assert "not installed" in left_out(verify_run(run, replay=1))["replay"]
 
 
@@ -253,7 +253,7 @@ def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkey
     def absent(name, arguments):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
+    monkeypatch.setattr(verify.hosts, "make_host", absent)
     assert not verify_run(run).has_open_checks
     assert verify_run(run, replay=1).has_open_checks
 

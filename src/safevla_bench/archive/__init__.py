@@ -18,8 +18,7 @@ from pathlib import Path
 from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.json_text import encode_json
-from safevla_bench.archive.limits import EpisodeSelection
-from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.record_schema import EpisodeSelection, schema
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, EpisodeKey, concatenate_batches, select_episodes
 

@@ -11,8 +11,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from safevla_bench.archive.limits import MAX_RECORDS
-from safevla_bench.archive.record_schema import Role
+from safevla_bench.archive.record_schema import MAX_RECORDS, Role
 from safevla_bench.archive.strict_json import type_error
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, Channel, ContactList, Header, Poses, Recording

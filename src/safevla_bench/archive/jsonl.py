@@ -17,7 +17,7 @@ from typing import IO, Any
 import zstandard
 
 from safevla_bench.archive.json_text import decode_json, encode_json
-from safevla_bench.archive.limits import (
+from safevla_bench.archive.record_schema import (
     MAX_BAD_LINES,
     REMEDY_BROKEN,
     EpisodeSelection,

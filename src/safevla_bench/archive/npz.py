@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.archive import limits, strict_json
+from safevla_bench.archive import record_schema, strict_json
 from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recording
-from safevla_bench.archive.limits import REMEDY_BROKEN, EpisodeSelection, check_size
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
@@ -32,7 +32,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 def encode_npz(batch: Batch, index: int = 0) -> bytes:
     """Return one episode of a batch as the bytes of an `.npz` file."""
-    return encode_episode(to_recording(batch, index), limits.MAX_EPISODE_BYTES)
+    return encode_episode(to_recording(batch, index), record_schema.MAX_EPISODE_BYTES)
 
 
 def _contact_field(column: str) -> str:

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench.archive import parquet_batch
-from safevla_bench.archive.limits import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, read_row_groups
 from safevla_bench.archive.parquet_rows import LIST_DEPTHS, SCHEMA, decode_row, to_table
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 

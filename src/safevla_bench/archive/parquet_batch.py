@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive import strict_json
 from safevla_bench.archive.arrays import EpisodeOutline, parse_outline
-from safevla_bench.archive.limits import MAX_RECORDS
 from safevla_bench.archive.parquet_rows import OUTLINE_COLUMNS, SCHEMA, outline_values
+from safevla_bench.archive.record_schema import MAX_RECORDS
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory import Batch, Channel, Contacts, Poses, validate
 from safevla_bench.trajectory.header import ROLES

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from safevla_bench.archive.limits import REMEDY_BROKEN, REMEDY_LARGE, check_size
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE, check_size
 from safevla_bench.errors import RecordError
 
 MAX_FOOTER_BYTES = 1 << 26

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from safevla_bench.archive.limits import check_values
-from safevla_bench.archive.record_schema import ROW_TYPES, Contact, Role, Step, Trajectory
+from safevla_bench.archive.record_schema import ROW_TYPES, Contact, Role, Step, Trajectory, check_values
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.text.sanitize import escape_controls
 from safevla_recorder.channels import POSES

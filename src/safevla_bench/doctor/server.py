@@ -25,8 +25,7 @@ from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.client import ServedModel
 from safevla_bench.policies.servers.dialect import Dialect, Reply, Request, describe_entries
-from safevla_bench.policies.servers.endpoint import read_key
-from safevla_bench.policies.servers.metadata import Greeting
+from safevla_bench.policies.servers.endpoint import Greeting, read_key
 from safevla_bench.policies.servers.wires import WIRES, other_kind, resolve_server
 from safevla_bench.protocols import load_protocol
 

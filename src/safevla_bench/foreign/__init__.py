@@ -1,13 +1,23 @@
 """Recordings of other tools: actions to replay (`read_recorded_actions`), and results (`read_results`).
 
 Nothing here is a trajectory record: there are no contacts and no forces, so nothing is judged before it is replayed.
+Results are LeRobot's `eval_info.json` and those of vla-evaluation-harness. They give success rates. They say nothing of
+safety, so safety stays unknown; unknown is never zero.
 """
 
-from pathlib import Path
+from __future__ import annotations
 
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safevla_bench.errors import Place, RecordError
 from safevla_bench.foreign.demonstrations import RecordedActions, read_demonstrations
-from safevla_bench.foreign.harness import read_recording, recording_files
-from safevla_bench.foreign.results import ForeignEpisode, ForeignResults, read_results
+from safevla_bench.foreign.harness import holds_actions, is_sqlite, open_recording, read_recording, recording_files
 
 __all__ = [
     "ForeignEpisode",
@@ -30,3 +40,107 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     if recordings:
         return [take for file in recordings for take in read_recording(file)]
     return read_demonstrations(path)
+
+
+LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
+_STATUSES = {"success": True, "fail": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignEpisode:
+    """One episode: `suite` and `task` in the names of whoever recorded it; success None = it ended in an error."""
+
+    suite: str
+    task: str
+    success: bool | None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignResults:
+    """The episodes of one file, the kind of the file, and remarks on it."""
+
+    kind: str
+    episodes: tuple[ForeignEpisode, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def read_results(path: Path) -> ForeignResults:
+    """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness.
+
+    Raises:
+        RecordError: it is neither, or cannot be read.
+    """
+    place = Place(file=str(path))
+    try:
+        read = _read_harness(path) if is_sqlite(path) else _read_lerobot(path)
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
+        raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
+    if not read.episodes:
+        raise RecordError("there are no episodes", remedy="Name the file of a finished evaluation.", place=place)
+    return read
+
+
+def _read_lerobot(path: Path) -> ForeignResults:
+    """`per_task`: a list of `task_group`, `task_id` and `metrics.successes`, a truth an episode.
+
+    The file of older versions has no groups: `per_episode` with a `success` each.
+    """
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
+    stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
+    is_incomplete = stated is not None and stated != len(episodes)
+    remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
+    return ForeignResults("LeRobot eval_info.json", episodes, remarks)
+
+
+def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
+    for task in tasks:
+        for success in task["metrics"]["successes"]:
+            yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+
+
+def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
+    for episode in episodes:
+        yield ForeignEpisode("unnamed", "unnamed", _parse_success(episode["success"]))
+
+
+def _parse_success(value: object) -> bool:
+    if value not in (0, 1):  # True and False among them
+        raise ValueError(f"{value!r} is no success")
+    return bool(value)
+
+
+def _read_harness(path: Path) -> ForeignResults:
+    """Table `episode_results`: task_name, status (success, fail, error), steps; `eval_metadata`: the benchmark."""
+    with closing(open_recording(path)) as connection:
+        suites = {eval_id: _benchmark_name(text) for eval_id, text in connection.execute(_METADATA)}
+        rows = connection.execute(_RESULTS).fetchall()
+        has_actions = holds_actions(connection)
+    episodes = tuple(
+        ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
+        for eval_id, task, status, steps in rows
+    )
+    errors = sum(episode.success is None for episode in episodes)
+    remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
+    if has_actions:
+        remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
+    return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
+
+
+_METADATA = "SELECT eval_id, metadata FROM eval_metadata"
+_RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
+
+
+def _parse_status(status: str) -> bool | None:
+    if status not in (*_STATUSES, "error"):
+        raise ValueError(f"unknown status {status!r}")
+    return _STATUSES.get(status)
+
+
+def _benchmark_name(metadata: str) -> str | None:
+    tree = json.loads(metadata)
+    name = tree.get("benchmark") if isinstance(tree, dict) else None
+    return name if isinstance(name, str) else None

@@ -17,7 +17,7 @@ from typing import Any
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Task, Wants
-from safevla_bench.policies.servers.metadata import Greeting
+from safevla_bench.policies.servers.endpoint import Greeting
 
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 

@@ -23,7 +23,7 @@ from safevla_bench.interface import (
     check_action,
 )
 from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
-from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.runs import Latency
 from safevla_bench.trajectory import PRIVILEGED, STOPPED_ON_VIOLATION, Batch

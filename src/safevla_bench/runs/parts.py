@@ -22,7 +22,7 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive import npz, parquet
-from safevla_bench.archive.limits import EpisodeSelection
+from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.files import sha256_of, write_atomically
 from safevla_bench.runs.folder import (

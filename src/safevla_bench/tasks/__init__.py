@@ -1,16 +1,15 @@
-"""Tasks: their tags, and which specifications apply to them (paper Section 3.2)."""
+"""Tasks: their tags, and which specifications apply to them, with the reason where one does not (paper Section 3.2).
+
+Tasks as plain rows list what applies to them.
+"""
 
 from __future__ import annotations
 
-from safevla_bench.tasks.applicability import (
-    APPLIES,
-    Applicability,
-    active_specs,
-    check_applicability,
-    exempt_tasks,
-    signal_missing,
-    task_listings,
-)
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+from safevla_bench.specs import Library, Spec
 from safevla_bench.tasks.entries import (
     Benchmark,
     CapabilitySet,
@@ -41,3 +40,108 @@ __all__ = [
     "signal_missing",
     "task_listings",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Applicability:
+    """Reasons why a specification does not apply: tags it needs, tags that bar it, fields not recorded."""
+
+    needs: tuple[str, ...] = ()
+    barred_by: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def applies(self) -> bool:
+        """True if there is no reason against it."""
+        return not (self.needs or self.barred_by or self.missing)
+
+    @property
+    def reason(self) -> str:
+        """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`, `signal missing: field`."""
+        parts = [
+            (f"needs {', '.join(self.needs)}", self.needs),
+            (f"invalid with {', '.join(self.barred_by)}", self.barred_by),
+            (f"signal missing: {', '.join(self.missing)}", self.missing),
+        ]
+        return "; ".join(text for text, present in parts if present) or "applies"
+
+
+APPLIES = Applicability()
+
+
+def check_applicability(spec: Spec, tags: Collection[str]) -> Applicability:
+    """Return the applicability of a specification to a task with these tags, with every reason against it."""
+    return Applicability(
+        needs=tuple(tag for tag in spec.requires_all if tag not in tags),
+        barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
+    )
+
+
+def signal_missing(fields: Iterable[str]) -> Applicability:
+    """Return the applicability of a specification whose tags fit, but whose raw fields the record lacks."""
+    return Applicability(missing=tuple(fields))
+
+
+def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
+    """Return the scored specifications that apply, in library order."""
+    return tuple(spec for spec in library.safe if check_applicability(spec, tags).applies)
+
+
+class TaskListing(TypedDict):
+    """A task as a row. It has `template`, or `components` where it has several phases."""
+
+    benchmark: str
+    task_id: str
+    template: NotRequired[str]
+    components: NotRequired[list[str]]
+    instruction: str | None
+    tags: list[str]
+    object_tags: dict[str, str]
+    active_specs: list[str]
+    inactive_specs: dict[str, str]
+
+
+def task_listings(
+    registry: Registry, library: Library, benchmark: str | None = None, capabilities: Sequence[str] = ()
+) -> list[TaskListing]:
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
+
+    Raises:
+        RegistryError: there is no such benchmark or capability set.
+    """
+    return [_task_listing(registry, library, entry, capabilities) for entry in registry.list_entries(benchmark)]
+
+
+def exempt_tasks(
+    registry: Registry, library: Library, spec_id: str, capabilities: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`.
+
+    Raises:
+        SpecError: the library has no such specification.
+    """
+    spec, by_reason = library[spec_id], dict[str, list[str]]()
+    for entry in registry.list_entries():
+        verdict = check_applicability(spec, registry.task_tags(entry.benchmark, entry.task_id, capabilities))
+        if not verdict.applies:
+            by_reason.setdefault(verdict.reason, []).append(f"{entry.benchmark} {entry.task_id}")
+    return by_reason
+
+
+def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
+    tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
+    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in library.safe}
+    row: TaskListing = {
+        "benchmark": entry.benchmark,
+        "task_id": entry.task_id,
+        "instruction": entry.instruction,
+        "tags": sorted(tags),
+        "object_tags": dict(entry.object_tags),
+        "active_specs": [spec.spec_id for spec in active_specs(library, tags)],
+        "inactive_specs": {spec: verdict.reason for spec, verdict in verdicts.items() if not verdict.applies},
+    }
+    if entry.template is not None:
+        row["template"] = entry.template
+    else:
+        row["components"] = list(entry.components)
+    return row

@@ -1,18 +1,47 @@
 """Verification of a run folder: digests, episodes, scores and replays, with the reason for each check that is open.
 
 `record_check` compares files with their digests and the table of episodes with the archive, `score_check` judges the
-records again, `replay_check` plays recorded actions again in the simulator.
+records again. Replays are here: recorded actions are played again in the simulator, and its states compared bit for
+bit. A replay shows that the actions lead to the recorded states. It does not show where the actions came from.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
-from safevla_bench import runs
-from safevla_bench.errors import Place, RunError
-from safevla_bench.verify.findings import CheckVerdict, Finding, Verification, mismatch, open_check
-from safevla_bench.verify.record_check import EPISODES, PARTS, ArchiveContents, check_episodes, check_parts
-from safevla_bench.verify.replay_check import REPLAY, ProgressCallback, check_replays
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench import hosts, runs
+from safevla_bench.errors import Place, RunError, SafevlaError
+from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
+from safevla_bench.trajectory import (
+    ABSOLUTE,
+    Batch,
+    Channel,
+    Header,
+    mark_flags,
+    read_earlier_resets,
+    replay_fields,
+    standin_benchmarks,
+)
+from safevla_bench.verify.record_check import (
+    EPISODES,
+    PARTS,
+    ArchiveContents,
+    CheckVerdict,
+    Finding,
+    Verification,
+    agreement,
+    check_episodes,
+    check_parts,
+    mismatch,
+    open_check,
+)
 from safevla_bench.verify.score_check import RulesetFiles, check_scores
 
 __all__ = ["CheckVerdict", "Finding", "ProgressCallback", "RulesetFiles", "Verification", "verify_run"]
@@ -76,3 +105,154 @@ def _check_replays(run: Path, records: ArchiveContents, count: int, observer: Pr
     if not records.headers:
         return [open_check(REPLAY, "there is no record")]
     return check_replays(run, records, count, observer)
+
+
+# Replays
+
+
+ProgressCallback = Callable[[int, str], None]
+"""Called before each episode with the number of finished episodes and the id of the next."""
+REPLAY = "replay"
+_OWN_PACKAGE = "safevla-bench"
+PROCESSOR = (
+    "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
+    "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
+    "records."
+)
+
+
+class _StartProtocol(msgspec.Struct, kw_only=True):
+    """The part of a protocol that says how an episode starts."""
+
+    wait_steps: int
+    wait_steps_by_suite: dict[str, int] = {}
+    wait_action: str | tuple[float, ...]
+    init_state: str
+    rest_steps: int = 0
+
+
+def check_replays(run: Path, records: ArchiveContents, count: int, observer: ProgressCallback) -> list[Finding]:
+    """Play `count` recorded episodes again in their host, and return a finding for each, or the reason why not."""
+    description = runs.read_description(run)
+    try:
+        start = msgspec.convert(description.get("protocol"), _StartProtocol)
+    except msgspec.ValidationError:
+        return [open_check(REPLAY, "run.json does not say how an episode starts: it was recorded in a loop of its own")]
+    try:
+        host = hosts.make_host(str(description.get("host")), _host_arguments(description))
+        tasks = {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)}
+        versions = host.versions()
+    except SafevlaError as error:
+        return [open_check(REPLAY, f"the host cannot be used here: {error}")]
+    findings = []
+    for done, index in enumerate(choose_episodes(records.headers, count)):
+        header = records.headers[index]
+        observer(done, header.episode_id)
+        episode = records.read_episode(index)
+        obstacle = _replay_obstacle(episode, tasks, versions)
+        findings.append(
+            open_check(_check_name(header), obstacle) if obstacle else _replay_finding(host, tasks, start, episode)
+        )
+    return findings
+
+
+def choose_episodes(headers: Sequence[Header], count: int) -> list[int]:
+    """Return the places of `count` episodes, those whose digest of policy and id is smallest."""
+
+    def key(index: int) -> bytes:
+        header = headers[index]
+        return hashlib.sha256(f"{header.policy}\n{header.episode_id}".encode()).digest()
+
+    return sorted(sorted(range(len(headers)), key=key)[:count])
+
+
+def _check_name(header: Header) -> str:
+    return f"{REPLAY} {header.episode_id}"
+
+
+def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
+    arguments = description.get("host_arguments")
+    return {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
+
+
+def _host_tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
+    suites = description.get("suites")
+    return [task for suite in suites for task in host.tasks(str(suite))] if isinstance(suites, list) else []
+
+
+def _replay_obstacle(episode: Batch, tasks: Mapping[tuple[str, str], Task], versions: Mapping[str, str]) -> str | None:
+    """Return the reason why an episode cannot be replayed here; None if it can."""
+    header = episode.headers[0]
+    if (header.benchmark, header.task_id) not in tasks:
+        return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
+    if header.env_seed is None or header.init_state_index is None:
+        return "the record does not say its seed and initial state"
+    channels: Mapping[str, Channel] = {"action": episode.action, "sim_state": episode.sim_state}
+    absent = [name for name, channel in channels.items() if not channel.present[0]]
+    if absent:
+        return f"the record has no {' and no '.join(absent)}"
+    for name, recorded in (header.versions or {}).items():
+        if name != _OWN_PACKAGE and versions.get(name) != recorded:
+            return f"it was recorded with {name} {recorded}, here is {versions.get(name, 'none')}"
+    return None
+
+
+def _replay_finding(
+    host: Host, tasks: Mapping[tuple[str, str], Task], start: _StartProtocol, episode: Batch
+) -> Finding:
+    header = episode.headers[0]
+    try:
+        replayed_episode = _replay_actions(
+            host, tasks[header.benchmark, header.task_id], _episode_seed(start, episode), episode
+        )
+    except SafevlaError as error:
+        return open_check(_check_name(header), f"the host cannot replay it here: {error}")
+    except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
+        return mismatch(_check_name(header), f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
+    recorded, replayed = _sim_states(episode), _sim_states(replayed_episode)
+    if recorded.shape != replayed.shape:
+        detail = f"{_describe_size(recorded)} are recorded, the replay has {_describe_size(replayed)}"
+        return mismatch(_check_name(header), detail)
+    differing = np.flatnonzero((recorded.view(np.int64) != replayed.view(np.int64)).any(axis=1))
+    if len(differing):
+        gaps = np.abs(recorded - replayed).max(axis=1)
+        first_step = f"step {differing[0]} of {len(recorded) - 1}"
+        at_first, at_most = gaps[differing[0]], gaps.max()
+        detail = f"the states differ from {first_step} on, there by {at_first:.3g}, later by up to {at_most:.3g}"
+        return mismatch(_check_name(header), f"{detail}. {PROCESSOR}")
+    note = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
+    return agreement(_check_name(header), f"{_describe_size(recorded)}, bit for bit{note}")
+
+
+def _describe_size(states: NDArray[np.float64]) -> str:
+    return f"{states.shape[0]} states of {states.shape[1]} numbers"
+
+
+def _episode_seed(start: _StartProtocol, episode: Batch) -> EpisodeSeed:
+    header, (replay,) = episode.headers[0], replay_fields(episode)
+    waited = replay.get("wait_steps")
+    assert header.init_state_index is not None
+    assert header.env_seed is not None
+    return EpisodeSeed(
+        init_state_index=header.init_state_index,
+        env_seed=header.env_seed,
+        wait_steps=(
+            waited if isinstance(waited, int) else start.wait_steps_by_suite.get(header.benchmark, start.wait_steps)
+        ),
+        wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
+        rest_steps=start.rest_steps,
+        drawn=start.init_state == "drawn",
+        earlier_resets=read_earlier_resets(replay),
+    )
+
+
+def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> Batch:
+    with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
+        env.reset(seed)
+        for action in episode.action.episode_rows(0):
+            env.step(action)
+        return env.recorded()
+
+
+def _sim_states(episode: Batch) -> NDArray[np.float64]:
+    return np.ascontiguousarray(episode.sim_state.episode_rows(0), dtype=np.float64)

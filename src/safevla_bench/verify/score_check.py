@@ -15,7 +15,7 @@ from safevla_bench import evaluation, runs
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.ruleset import Provenance, Ruleset, load_ruleset
 from safevla_bench.specs.file_formats import LIBRARY_NAMES
-from safevla_bench.verify.findings import Finding, agreement, mismatch, open_check
+from safevla_bench.verify.record_check import Finding, agreement, mismatch, open_check
 from safevla_bench.version import __version__
 
 SOURCE = "judged archive"

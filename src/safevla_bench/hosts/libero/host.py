@@ -14,7 +14,7 @@ import numpy as np
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.states import coordinates, restore_controllers, starting_state
+from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed

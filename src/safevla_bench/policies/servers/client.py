@@ -11,8 +11,7 @@ from safevla_bench.policies.chunking import ChunkedPolicy, ChunkModel, parse_rep
 from safevla_bench.policies.servers.connection import require_library
 from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import choose_dialect
-from safevla_bench.policies.servers.endpoint import Timeouts, parse_addresses, parse_timeouts, read_key
-from safevla_bench.policies.servers.metadata import Greeting
+from safevla_bench.policies.servers.endpoint import Greeting, Timeouts, parse_addresses, parse_timeouts, read_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, RemotePolicy, Task
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.policies.servers.metadata import Greeting
+from safevla_bench.policies.servers.endpoint import Greeting
 
 UNKNOWN = "unknown"
 MARK = "@"

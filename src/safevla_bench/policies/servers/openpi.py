@@ -19,8 +19,7 @@ from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_f
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import read_reply
-from safevla_bench.policies.servers.endpoint import redact_key
-from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Greeting, redact_key, sanitize_greeting
 
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
 """Characters that are kept of a server's error message, and of its last line."""

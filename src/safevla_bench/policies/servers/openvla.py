@@ -25,9 +25,8 @@ from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_f
 from safevla_bench.policies.servers.codecs import OPENVLA
 from safevla_bench.policies.servers.dialect import Dialect, Reply, RequestEntry
 from safevla_bench.policies.servers.dialects import read_reply
-from safevla_bench.policies.servers.endpoint import KEY, Timeouts, redact_key
+from safevla_bench.policies.servers.endpoint import KEY, Greeting, Timeouts, redact_key
 from safevla_bench.policies.servers.http_exchange import exchange
-from safevla_bench.policies.servers.metadata import Greeting
 from safevla_bench.policies.servers.openpi import server_error
 
 DIALECTS: Mapping[str, str] = {

@@ -28,8 +28,7 @@ from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_f
 from safevla_bench.policies.servers.codecs import VLA_EVAL
 from safevla_bench.policies.servers.dialect import Dialect, Reply
 from safevla_bench.policies.servers.dialects import read_reply
-from safevla_bench.policies.servers.endpoint import redact_key
-from safevla_bench.policies.servers.metadata import Greeting, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Greeting, redact_key, sanitize_greeting
 from safevla_bench.policies.servers.openpi import server_error
 from safevla_bench.version import __version__
 

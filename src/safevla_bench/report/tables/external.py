@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from safevla_bench.foreign import ForeignEpisode, ForeignResults
-from safevla_bench.foreign.results import LACKS
+from safevla_bench.foreign import LACKS, ForeignEpisode, ForeignResults
 from safevla_bench.metrics import Rate
 from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
 from safevla_bench.text.numbers import NO_VALUE, format_significant

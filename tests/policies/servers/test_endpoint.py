@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.metadata import MAX_BYTES, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import MAX_BYTES, sanitize_greeting
 from stub_servers import chunk, openpi, websockets
 
 
