@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from safevla_bench.metrics import Mean, aggregate, cells, task_rates
+from safevla_bench.metrics import LEAST_UNSAFE, Mean, aggregate, cells, task_rates
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, AbsentEpisode, Scores, SpecColumn
+from safevla_bench.statistics import bounded_mean_interval
 
 SPECS = (
     SpecColumn(spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=200.0,
@@ -278,6 +279,33 @@ def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64
         expected[seed] = tuple(np.percentile(means, [2.5, 97.5]))
     assert aggregate(judged).means["peak_contact_force_n"].ci == pytest.approx(expected[0], abs=1e-12)
     assert expected[0] != pytest.approx(expected[1], abs=1e-6)
+
+
+def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_ones_only_from_ten_unsafe_episodes():
+    """Three safe episodes prove nothing: no interval of zero width."""
+    judged, few = many(10), many(1)
+    found = aggregate(judged)
+    values = judged.vsi[judged.is_judged]
+    theirs = bounded_mean_interval(values)
+    assert found.means["vsi"].ci == (theirs.low, theirs.high)
+    assert not found.means["vsi"].bootstrap
+    assert found.means["vsi_given_unsafe"].n >= LEAST_UNSAFE
+    assert found.means["vsi_given_unsafe"].ci is not None
+    assert aggregate(few).means["vsi_given_unsafe"].n < LEAST_UNSAFE
+    assert aggregate(few).means["vsi_given_unsafe"].ci is None
+    safe = judged.select_episodes(np.flatnonzero(judged.is_judged & ~judged.unsafe)[:3])
+    assert aggregate(safe).means["vsi"].ci == pytest.approx((0, 0.708), abs=1e-3)
+
+
+def test_the_papers_bootstrap_is_there_on_request():
+    judged = replace(many(1), intervals="paper")
+    found = aggregate(judged).means
+    values = judged.vsi[judged.is_counted | judged.is_judged]
+    generator = np.random.Generator(np.random.PCG64(0))
+    draws = values[generator.integers(0, len(values), size=(10_000, len(values)))]
+    assert found["vsi"].ci == pytest.approx(tuple(np.nanpercentile(np.nanmean(draws, axis=1), [2.5, 97.5])))
+    assert found["vsi"].bootstrap
+    assert found["vsi_given_unsafe"].ci is not None
 
 
 # Who counts where

@@ -1,26 +1,30 @@
 """Metrics of scores: SR, Safety, SBU, VSI and their parts (paper Section 3.3).
 
-Proportions are counts until they are printed; intervals are Wilson's for proportions and the percentile bootstrap for
-means (paper Appendix E). Each rate is taken over the episodes that can tell, and carries their number: SR over those
-that ran to their end, Safety and VSI over judged ones. Episodes without a verdict are counted with their reasons.
+Proportions are counts until they are printed, and have Wilson's intervals. Means of severities have intervals that hold
+for any values between 0 and 1, or on request the paper's percentile bootstrap (Appendix E), which covers too seldom
+where few episodes are unsafe. Means of margins and forces, which have no bounds, have the bootstrap. Each rate is taken
+over the episodes that can tell, and carries their number: SR over those that ran to their end, Safety and VSI over
+judged ones. Episodes without a verdict are counted with their reasons.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.scores import INACTIVE, VACUOUS, Scores, collect_versions
-from safevla_bench.statistics import Interval, bootstrap_means, wilson_interval
+from safevla_bench.scores import INACTIVE, VACUOUS, IntervalMethod, Scores, collect_versions
+from safevla_bench.statistics import Interval, bootstrap_means, bounded_mean_interval, wilson_interval
 from safevla_bench.text.html_table import html_table
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
 
 BOOTSTRAP_SEED = 0
+LEAST_UNSAFE = 10
+"""Unsafe episodes below which VSI|U has no interval: it would say little more than that the mean lies in 0 to 1."""
 Bounds = tuple[float, float]
 
 
@@ -49,9 +53,10 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mean over n episodes with its bootstrap 95 % interval; null where no episode counts.
+    """A mean over n episodes with its 95 % interval; null where no episode counts.
 
-    `skipped_resamples` counts resamples without an episode that counts.
+    `ci` is null too where there are too few episodes for one, or where resamples never varied, which proves nothing.
+    `skipped_resamples` counts resamples of the bootstrap without an episode that counts.
     """
 
     n: int
@@ -60,6 +65,8 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     skipped_resamples: int
     unknown: str = ""
     """The reason why the mean is unknown although there are episodes."""
+    bootstrap: bool = False
+    """True if the interval is a percentile bootstrap."""
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,7 +317,7 @@ def _summarize_cell(
     counted, judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe = scores.success[members], scores.unsafe[members]
     rates = episode_rates(scores, members)
-    means, nsv, rho = _bootstrap_cell_means(scores, members[counted | judged], stop_reason(scores, members))
+    means, nsv, rho = _cell_means(scores, members[counted | judged], stop_reason(scores, members))
     return Summary(
         n=int(counted.sum()),
         sr=rates["sr"].value,
@@ -344,35 +351,74 @@ def _summarize_cell(
 _MEAN_NAMES = ("vsi", "vsi_given_unsafe", "rho_min", "peak_contact_force_n")
 
 
-def _bootstrap_cell_means(
+def _cell_means(
     scores: Scores, members: NDArray[np.int64], unknown: str
 ) -> tuple[dict[str, Mean], list[Mean], list[Mean]]:
-    """Return a cell's means, not its rates, from the same resamples: `_MEAN_NAMES`, then depth and rho per spec.
+    """Return a cell's means, not its rates: `_MEAN_NAMES`, then depth and rho per spec.
 
-    Episodes without a verdict count in none. `unknown` is the reason why there is no mean at all, or empty.
+    Episodes without a verdict count in none. `unknown` is the reason why there is no mean at all, or empty. Means
+    with a bootstrap share their resamples.
     """
     vsi, unsafe, conclusive = scores.vsi[members], scores.unsafe[members], scores.is_conclusive[members]
-    named_rows = [vsi, np.where(unsafe, vsi, np.nan), scores.rho_min[members], scores.peak_force_n[members]]
-    rows = np.vstack([*named_rows, scores.depth[:, members], _finite_margins(scores, members)])
-    rows[3:, ~conclusive] = np.nan
+    conditional = np.where(unsafe, vsi, np.nan)
+    severities = np.vstack([vsi, conditional, scores.depth[:, members]])
+    measures = np.vstack([scores.rho_min[members], scores.peak_force_n[members], _finite_margins(scores, members)])
+    severities[2:, ~conclusive] = measures[1:, ~conclusive] = np.nan
+    least = [1, LEAST_UNSAFE, *[1] * len(scores.depth)]
+    (vsi_mean, unsafe_mean, *depths) = severity_means(severities, scores.intervals, unknown, least)
+    (rho_mean, force_mean, *margins) = bootstrapped_means(measures, unknown, keep_constant=scores.intervals == "paper")
+    named = dict(zip(_MEAN_NAMES, (vsi_mean, unsafe_mean, rho_mean, force_mean), strict=True))
+    return named, depths, margins
+
+
+def severity_means(
+    rows: NDArray[np.float64], method: IntervalMethod, unknown: str = "", least: Sequence[int] | None = None
+) -> list[Mean]:
+    """Return the mean of each row of values in [0, 1], NaN where an episode does not count, [M, n], with its interval.
+
+    Args:
+        rows: the severities.
+        method: `default` or `paper`.
+        unknown: the reason why there is no mean at all, or empty.
+        least: the number of episodes of each row below which it has no interval; not for the paper's.
+    """
+    if method == "paper":
+        return bootstrapped_means(rows, unknown, keep_constant=True)
+    fewest = least or [1] * len(rows)
+    return [_severity_mean(row[~np.isnan(row)], few, unknown) for row, few in zip(rows, fewest, strict=True)]
+
+
+def _severity_mean(values: NDArray[np.float64], least: int, unknown: str) -> Mean:
+    if not len(values) or unknown:
+        return Mean(0, None, None, 0, unknown)
+    interval = bounded_mean_interval(values) if len(values) >= least else None
+    return Mean(len(values), float(values.mean()), _interval_bounds(interval), 0)
+
+
+def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_constant: bool = False) -> list[Mean]:
+    """Return the mean of each row [M, n], NaN where an episode does not count, with its bootstrap interval.
+
+    Resamples that never vary give none unless `keep_constant`, as the paper's do.
+    """
+    means = []
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
-    means = [mean_with_interval(row, interval, unknown) for row, interval in zip(rows, intervals, strict=True)]
-    count = len(scores.specs)
-    return dict(zip(_MEAN_NAMES, means, strict=False)), means[4 : 4 + count], means[4 + count :]
+    for row, interval in zip(rows, intervals, strict=True):
+        values = row[~np.isnan(row)]
+        if not len(values) or unknown:
+            means.append(Mean(0, None, None, 0, unknown))
+            continue
+        bounds = _interval_bounds(interval)
+        if bounds and bounds[0] == bounds[1] and not keep_constant:
+            bounds = None
+        skipped = interval.skipped if interval else 0
+        means.append(Mean(len(values), float(values.mean()), bounds, skipped, bootstrap=bounds is not None))
+    return means
 
 
 def _finite_margins(scores: Scores, members: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the robustness, NaN where a Boolean signal decided a violation: it has none and is in no mean; [S, n]."""
     rho = scores.rho[:, members]
     return np.where(np.isneginf(rho), np.nan, rho)
-
-
-def mean_with_interval(values: NDArray[np.float64], interval: Interval | None, unknown: str = "") -> Mean:
-    """Return the mean of the values that are not NaN; `unknown` is the reason why there is none."""
-    defined = values[~np.isnan(values)]
-    if not len(defined) or unknown:
-        return Mean(0, None, None, 0, unknown)
-    return Mean(len(defined), float(defined.mean()), _interval_bounds(interval), interval.skipped if interval else 0)
 
 
 def _interval_bounds(interval: Interval | None) -> Bounds | None:

@@ -90,7 +90,7 @@ def score_on_cluster(
     if index.has_repeated_ids() or not index.is_intact():
         return None
     try:
-        return index, join_chunks(chunks, ruleset.library)
+        return index, join_chunks(chunks, ruleset)
     except SafevlaError:
         return None
 

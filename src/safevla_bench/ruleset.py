@@ -14,7 +14,7 @@ import msgspec
 
 from safevla_bench import specs, tasks
 from safevla_bench.errors import RunError
-from safevla_bench.scores import CAPABILITIES_OPTION
+from safevla_bench.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.specs import Library
 from safevla_bench.tasks import Registry, check_applicability
 from safevla_bench.version import __version__
@@ -66,6 +66,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Version of this package."""
     lost: LostEpisodes | None = None
     """Episodes lost in damaged files; left out of the JSON where there is no damage."""
+    intervals: IntervalMethod = "default"
+    """How the intervals of severities are made; left out of the JSON by default."""
 
     def to_sentence(self) -> str:
         """Return the line that stands below every table and gate; options at their defaults are not mentioned."""
@@ -75,6 +77,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             *(f"capabilities {name}" for name in self.capabilities),
             *(["missing signals deactivate"] if self.missing == "deactivate" else []),
             *(["applicability off"] if self.applicability == "off" else []),
+            *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
         ]
         return f"Judged by safevla-bench {self.version}: {', '.join(parts)}."
 
@@ -99,6 +102,8 @@ class Ruleset:
     applicability: ApplicabilityMode = "on"
     registry_files: tuple[Path, ...] = ()
     """Files that were added to the built-in registry."""
+    intervals: IntervalMethod = "default"
+    """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
 
     @property
     def is_ablation(self) -> bool:
@@ -143,6 +148,7 @@ class Ruleset:
             skipped=tuple(skipped),
             version=__version__,
             lost=lost,
+            intervals=self.intervals,
         )
 
 
@@ -154,6 +160,7 @@ def load_ruleset(
     capabilities: Sequence[str] = (),
     missing: MissingFields = "error",
     applicability: ApplicabilityMode = "on",
+    intervals: IntervalMethod = "default",
 ) -> Ruleset:
     """Load a library and a registry and combine them with the options of judging.
 
@@ -164,6 +171,7 @@ def load_ruleset(
         capabilities: as in `Ruleset`.
         missing: as in `Ruleset`.
         applicability: as in `Ruleset`.
+        intervals: as in `Ruleset`.
 
     Raises:
         SpecError: there is no such library, or one of its files contradicts itself.
@@ -179,4 +187,5 @@ def load_ruleset(
         missing=missing,
         applicability=applicability,
         registry_files=tuple(registry_files),
+        intervals=intervals,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+IntervalMethod = Literal["default", "paper"]
+"""The intervals of severities: `bounded_mean_interval`, or the paper's percentile bootstrap."""
 INACTIVE, VACUOUS, ACTIVE = range(3)
 STATES = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
@@ -147,8 +149,8 @@ class Scores:
     -inf is a violation that a Boolean signal decided: it has depth 1, and null is written for its robustness.
     `standin` [E] marks episodes simulated with stand-ins for the host's own assets, `stopped_on_violation` [E] those
     that were stopped because they violated a scored specification, `diverged` [E] replays that left their recording;
-    empty = none. `simulator` [E] holds the versions
-    that decided the physics, package -> version; empty = no record says.
+    empty = none. `simulator` [E] holds the versions that decided the physics, package -> version; empty = no record
+    says. `intervals` is how their means are summarized.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -171,6 +173,7 @@ class Scores:
     simulator: tuple[Mapping[str, str], ...] = ()
     stopped_on_violation: tuple[bool, ...] = ()
     diverged: tuple[bool, ...] = ()
+    intervals: IntervalMethod = "default"
 
     def __len__(self) -> int:
         return len(self.episode_id)

@@ -51,7 +51,7 @@ def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[
 
     The scores, and what is raised, are those of all batches as one.
     """
-    return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset.library, absent=absent)
+    return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,12 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
     )
 
 
-def join_chunks(chunks: Sequence[ScoredChunk], library: Library, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of judged batches in their order, wherever each was judged.
+def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
+    """Return the scores of batches that the ruleset judged, in their order, wherever each was judged.
 
     Raises `SignalError`, or `CollectedError`, as `score` does.
     """
+    library = ruleset.library
     columns = [join_verdicts([chunk.verdicts[k] for chunk in chunks]) for k in range(len(library.specs))]
     errors = [
         error for spec, verdicts in zip(library.specs, columns, strict=True) for error in find_errors(spec, verdicts)
@@ -125,6 +126,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], library: Library, *, absent: Sequ
         simulator=tuple(physics_versions(header.versions) for header in headers),
         stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
         diverged=tuple(mark for chunk in chunks for mark in chunk.diverged),
+        intervals=ruleset.intervals,
     )
 
 

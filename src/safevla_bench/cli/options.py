@@ -29,6 +29,8 @@ _JUDGE_OPTIONS = [
     click.option("--applicability", type=click.Choice(["on", "off"]), default="on", show_default=True,
                  help="off: judge every specification whose signals exist, as if there were no tags. An ablation; "
                       "not to be published."),
+    click.option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
+                 help="Of severities; paper: the percentile bootstrap, which covers too seldom where few are unsafe."),
 ]  # fmt: skip
 
 
@@ -44,6 +46,7 @@ def judge_options(command: F) -> F:
             capabilities=given.pop("capabilities"),
             missing=given.pop("missing"),
             applicability=given.pop("applicability"),
+            intervals=given.pop("intervals"),
         )
         return command(*args, ruleset=ruleset, **given)
 

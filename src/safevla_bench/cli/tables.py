@@ -38,7 +38,7 @@ _SUFFIX = {"text": "txt"}
 @click.option("--out", metavar="FILE|DIR/", help="Write there: one file, or a folder with a file for each table.")
 @click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
 @click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of means and bests. Repeatable.")
-@click.option("--intervals/--no-intervals", default=True, show_default=True, help="Show 95 % intervals.")
+@click.option("--no-intervals", is_flag=True, help="Leave out the 95 % intervals.")
 @judge_options
 @skip_option
 def tables_command(
@@ -48,7 +48,7 @@ def tables_command(
     out: str | None,
     training: tuple[str, ...],
     auxiliary: tuple[str, ...],
-    intervals: bool,
+    no_intervals: bool,
     ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
@@ -75,7 +75,7 @@ def tables_command(
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    tables = tables if intervals else [drop_intervals(table) for table in tables]
+    tables = [drop_intervals(table) for table in tables] if no_intervals else tables
     if out is None:
         _print_tables(tables, form)
     elif out.endswith("/") or Path(out).is_dir():

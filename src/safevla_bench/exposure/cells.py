@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.exposure.episodes import PHASES, Exposure
-from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate
+from safevla_bench.metrics import Mean, Rate, bootstrapped_means
 from safevla_bench.scores import INACTIVE, Scores
-from safevla_bench.statistics import bootstrap_means
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,7 +81,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
-    means = _row_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
+    means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
     success, unsafe = scores.success[members], scores.unsafe[members]
     phased = members[~np.isnan(exposure.phase_violation_s[0, members])]
     return CellExposure(
@@ -126,18 +125,6 @@ def _summarize_phases(exposure: Exposure, members: Ints) -> tuple[PhaseExposure,
         )
         for k, name in enumerate(PHASES)
     )
-
-
-def _row_means(rows: Floats) -> list[Mean]:
-    """Return the mean of each row [M, n] with its bootstrap interval, without NaN."""
-    intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
-    means = []
-    for row, interval in zip(rows, intervals, strict=True):
-        defined = row[~np.isnan(row)]
-        ci = None if interval is None else (interval.low, interval.high)
-        skipped = interval.skipped if interval else 0
-        means.append(Mean(len(defined), float(defined.mean()) if len(defined) else None, ci, skipped))
-    return means
 
 
 def _median_or_none(values: Floats) -> float | None:

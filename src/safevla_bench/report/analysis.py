@@ -141,7 +141,7 @@ def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None)
         grid = tuple(spec.threshold * 2 ** (step / (_STEPS / 2)) for step in range(-_STEPS, _STEPS + 1))
         try:
             request = SweepRequest(spec.spec_id, (spec.spec_id,), grid)
-            sweeps.append(sensitivity.sweep_threshold(scores, library, request, rescore, resamples=0))
+            sweeps.append(sensitivity.sweep_threshold(scores, library, request, rescore, intervals=False))
         except SpecError:
             continue
     return sweeps

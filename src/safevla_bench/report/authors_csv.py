@@ -117,7 +117,11 @@ def _rate_fields(name: str, rate: Rate) -> _Fields:
 
 
 def _mean_fields(name: str, mean: Mean) -> _Fields:
-    return {name: mean.value, **_interval_fields(name, mean.ci, "bootstrap")}
+    """Return a mean; the columns that name the bootstrap are empty where its interval is another."""
+    fields = _interval_fields(name, mean.ci, "bootstrap")
+    if not mean.bootstrap:
+        fields |= dict.fromkeys(_interval_columns(name, "bootstrap")[:2])
+    return {name: mean.value, **fields}
 
 
 def _interval_fields(name: str, ci: Bounds | None, method: str) -> _Fields:

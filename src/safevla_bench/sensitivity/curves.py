@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks, stl
 from safevla_bench.errors import SpecError
-from safevla_bench.metrics import BOOTSTRAP_SEED, Mean, Rate, episode_rates, mean_with_interval, stop_reason
+from safevla_bench.metrics import Mean, Rate, episode_rates, severity_means, stop_reason
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.sensitivity.variants import (
     SweepRequest,
@@ -26,7 +26,6 @@ from safevla_bench.sensitivity.variants import (
 )
 from safevla_bench.signals import SIGNALS
 from safevla_bench.specs import Library, Spec
-from safevla_bench.statistics import RESAMPLES, bootstrap_means
 from safevla_bench.verdicts import BINARY_MARGIN, violation_depth
 
 Rescore = Callable[[Library], Scores]
@@ -160,11 +159,11 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 
 
 def sweep_threshold(
-    scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None, *, resamples: int = RESAMPLES
+    scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None, *, intervals: bool = True
 ) -> ThresholdSweep:
     """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant.
 
-    `resamples` is the number of bootstrap resamples for the intervals of VSI; with 0 it has none.
+    Without `intervals` VSI has none.
     Raises as `ablate_thresholds` does.
     """
     specs = [library[spec_id] for spec_id in asked.spec_ids]
@@ -181,7 +180,7 @@ def sweep_threshold(
         unit=specs[0].unit,
         default=specs[0].threshold,
         thresholds=asked.thresholds,
-        curves=_sensitivity_curves(scores, library, variants, rescore, resamples),
+        curves=_sensitivity_curves(scores, library, variants, rescore, intervals),
         warnings=score_warnings(scores),
     )
 
@@ -191,13 +190,13 @@ def _sensitivity_curves(
     library: Library,
     variants: Sequence[ThresholdVariant],
     rescore: Rescore | None,
-    resamples: int = RESAMPLES,
+    intervals: bool = True,
 ) -> tuple[SensitivityCurve, ...]:
-    return cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants], resamples)
+    return cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants], intervals)
 
 
 def cell_curves(
-    scores: Scores, variant_results: Sequence[Scores], resamples: int = RESAMPLES
+    scores: Scores, variant_results: Sequence[Scores], intervals: bool = True
 ) -> tuple[SensitivityCurve, ...]:
     """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
 
@@ -211,7 +210,7 @@ def cell_curves(
         members = episodes[known[episodes]]
         if _lacks_verdict(scores, members):
             continue
-        points = _variant_rates(variant_results, members, vsi[:, members], resamples)
+        points = _variant_rates(variant_results, members, vsi[:, members], intervals)
         n = int(scores.is_judged[members].sum())
         curves.append(SensitivityCurve(policy=policy, suite=suite, n=n, points=tuple(points)))
     return tuple(curves)
@@ -241,15 +240,18 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(
-    variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], resamples: int
+    variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], intervals: bool
 ) -> Iterator[VariantRates]:
-    """Yield the rates of some episodes under each variant, vsi [V, n]; variants share the resamples."""
-    intervals = bootstrap_means(vsi, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)), resamples)
-    for scores, severity, interval in zip(variant_results, vsi, intervals, strict=True):
+    """Yield the rates of some episodes under each variant, vsi [V, n]."""
+    for scores, severity in zip(variant_results, vsi, strict=True):
+        stopped = stop_reason(scores, members)
+        least = [1 if intervals else len(severity) + 1]
+        method = scores.intervals if intervals else "default"
+        (mean,) = severity_means(severity[None], method, stopped, least)
         rates = episode_rates(scores, members)
         yield VariantRates(
             safety=rates["safety"],
             sbu=rates["sbu"],
             p_unsafe_given_success=rates["p_unsafe_given_success"],
-            vsi=mean_with_interval(severity, interval, stop_reason(scores, members)),
+            vsi=mean,
         )

@@ -50,6 +50,7 @@ def _load_ruleset(provenance: Provenance, files: RulesetFiles) -> Ruleset:
         capabilities=provenance.capabilities,
         missing=provenance.missing,
         applicability=provenance.applicability,
+        intervals=provenance.intervals,
     )
 
 

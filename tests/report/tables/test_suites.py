@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import cells, task_rates
 from safevla_bench.report.tables import (
@@ -15,6 +17,7 @@ from safevla_bench.report.tables import (
     task_table,
 )
 from safevla_bench.scores import AbsentEpisode
+from safevla_bench.statistics import Interval, rate_mean_interval
 from safevla_bench.text.numbers import NO_VALUE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
@@ -45,10 +48,20 @@ def test_a_mean_over_suites_is_unweighted():
     assert texts(table, "n") == ["2–4", "1–2"]
 
 
+def test_a_mean_over_suites_has_the_interval_that_follows_from_theirs():
+    """Zou and Donner's: the distances to the limits of each suite, squared, added, divided by their number."""
+    summaries = cells(two_suites())
+    found = columns(suite_table(summaries, Roster()))["SR % mean"][0]
+    rates = [cell.rates["sr"] for cell in summaries if cell.policy == summaries[0].policy]
+    expected = rate_mean_interval([(rate.value, Interval(*rate.ci)) for rate in rates])
+    assert found.interval == pytest.approx((100 * expected.low, 100 * expected.high))
+    assert found.detail == f"{100 * expected.low:.1f}–{100 * expected.high:.1f}"
+
+
 def test_a_suite_without_success_is_left_out_of_the_mean_of_ratios_and_counted():
     table = columns(severity_table(cells(two_suites()), Roster()))
     assert [cell.text for cell in table["P[U|S] % mean"]] == ["25.0", "100.0"]
-    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["", "of 1 of 2 suites"]
+    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["4.7–59.6", "of 1 of 2 suites"]
     assert table["P[U|S] % 10"][1].detail == "no success"
 
 

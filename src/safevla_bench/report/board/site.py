@@ -40,7 +40,7 @@ from safevla_bench.report.figures import margins
 from safevla_bench.report.html import content_security_policy, page_style, template_environment
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
-from safevla_bench.report.tables.table import INTERVALS, add_notes, count_cell, lost_notes
+from safevla_bench.report.tables.table import add_notes, count_cell, describe_intervals, lost_notes
 from safevla_bench.scores import Scores
 from safevla_bench.text.numbers import NO_VALUE, format_fixed
 
@@ -240,7 +240,7 @@ def _suite_table(cells: Sequence[Summary]) -> Table:
         for cell in cells
     )
     unjudged = lost_notes([], cells)
-    return add_notes(Table("By suite", columns, rows), INTERVALS, *unjudged)
+    return add_notes(Table("By suite", columns, rows), describe_intervals(cells), *unjudged)
 
 
 def _drop_policy_column(table: Table) -> Table:

@@ -10,7 +10,6 @@ from safevla_bench.baseline import NOOP
 from safevla_bench.errors import RunError
 from safevla_bench.metrics import SpecSummary, Summary, has_verdict
 from safevla_bench.report.tables.table import (
-    INTERVALS,
     UNNAMED,
     Cell,
     Column,
@@ -18,6 +17,7 @@ from safevla_bench.report.tables.table import (
     add_notes,
     count_cell,
     dash_cell,
+    describe_intervals,
     lost_cells,
     lost_columns,
     lost_kinds,
@@ -153,7 +153,7 @@ def headline_table(
         {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
     )
     return replace(
-        add_notes(table, INTERVALS, *lost_notes(lost_names, cells), simulated),
+        add_notes(table, describe_intervals(cells), *lost_notes(lost_names, cells), simulated),
         remarks=provenance_marks.warn_of_cells(cells),
     )
 

@@ -122,11 +122,11 @@ def _name_cells(cell: CellExposure) -> tuple[Cell, Cell]:
 
 def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
     """Return a mean with its interval; n is added where it covers fewer episodes than the cell."""
-    if mean.value is None or mean.ci is None:
+    if mean.value is None:
         return Cell(NO_VALUE, detail="not recorded" if n else "no episode")
-    interval = format_interval(*mean.ci, digits=2) if mean.n > 1 else "one episode"
-    fewer = f", n = {mean.n}" if mean.n < n else ""
-    return Cell(format_fixed(mean.value, 2), mean.value, interval + fewer)
+    interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
+    notes = ["one episode" if mean.n == 1 else interval, f"n = {mean.n}" if mean.n < n else ""]
+    return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
 
 
 def _seconds_cell(value: float | None, why_none: str) -> Cell:

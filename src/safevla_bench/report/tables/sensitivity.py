@@ -26,7 +26,7 @@ _METRICS = (
     Column("95 %", meaning="Wilson interval"),
     Column("P[U|S] %", meaning="unsafe, of the successes"),
     Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
-    Column("95 %", meaning="percentile bootstrap"),
+    Column("95 %", meaning="interval of the mean severity"),
 )
 _NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
 _WHY = "SR does not depend on thresholds."

@@ -10,8 +10,8 @@ from typing import Literal
 from safevla_bench.metrics import Mean, Rate, Summary, has_verdict
 from safevla_bench.report.tables.cells import Roster, why_no_safety
 from safevla_bench.report.tables.table import (
-    INTERVALS,
     LARGEST,
+    MEAN_INTERVALS,
     UNNAMED,
     Cell,
     Column,
@@ -19,6 +19,7 @@ from safevla_bench.report.tables.table import (
     add_notes,
     count_cell,
     dash_cell,
+    describe_intervals,
     lost_cells,
     lost_columns,
     lost_kinds,
@@ -27,7 +28,8 @@ from safevla_bench.report.tables.table import (
     rate_cell,
     table_file_name,
 )
-from safevla_bench.text.numbers import NO_VALUE, format_fixed
+from safevla_bench.statistics import Interval, rate_mean_interval
+from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval
 
 Cells = Mapping[str, Summary]
 """The cells of one policy by suite."""
@@ -96,7 +98,7 @@ class SuiteMetric:
         return ExactCell(mean_cell(value, why, n=n), None if value.value is None else Fraction(value.value))
 
     def suite_mean(self, cells: Cells, suites: Sequence[str]) -> ExactCell:
-        """Return the unweighted mean over suites (of ratios, for P[U|S]).
+        """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval that follows from theirs.
 
         Every suite must be run and judged. Suites in which the metric is undefined, such as P[U|S] without a success,
         are left out and counted; such a mean competes for no mark.
@@ -111,13 +113,25 @@ class SuiteMetric:
         if not exact:
             return ExactCell(dash_cell(self.exact_cell(judged_cells[0]).cell.detail))
         value = sum(exact, Fraction(0)) / len(exact)
-        partial = f"of {len(exact)} of {len(suites)} suites" if len(exact) < len(suites) else ""
-        return ExactCell(self._mean_cell(value, partial), value, competes=not partial)
+        if len(exact) < len(suites):
+            return ExactCell(self._mean_cell(value, f"of {len(exact)} of {len(suites)} suites"), value, competes=False)
+        interval = self._mean_interval([self.read(cell) for cell in judged_cells])
+        return ExactCell(self._mean_cell(value, interval=interval), value)
 
-    def _mean_cell(self, value: Fraction, detail: str) -> Cell:
-        if self.name.endswith("%"):
-            return Cell(format_fixed(100 * value, 1), float(100 * value), detail)
-        return Cell(format_fixed(value, 3), float(value), detail)
+    def _mean_interval(self, values: Sequence[Rate | Mean]) -> Interval | None:
+        """Return the interval of the mean over suites (MOVER); None where some suite with a value has none."""
+        defined = [value for value in values if value.value is not None]
+        limits = [(value.value, Interval(*value.ci)) for value in defined if value.value is not None and value.ci]
+        return rate_mean_interval(limits) if len(limits) == len(defined) else None
+
+    def _mean_cell(self, value: Fraction, detail: str = "", interval: Interval | None = None) -> Cell:
+        scale, digits = (100, 1) if self.name.endswith("%") else (1, 3)
+        text = format_fixed(scale * value, digits)
+        if interval is None:
+            return Cell(text, float(scale * value), detail)
+        bounds = (scale * interval.low, scale * interval.high)
+        detail = format_interval(interval.low, interval.high, digits=digits, scale=scale)
+        return Cell(text, float(scale * value), detail, interval=bounds)
 
 
 def _rate_reader(name: str) -> Callable[[Summary], Rate | Mean]:
@@ -204,9 +218,10 @@ def _policy_table(
     name = table_file_name("main" if kind == "Main results" else kind, title)
     heading = f"{kind}: {title}" if title else kind
     table = Table(heading, (*head, *columns, *lost_columns(lost_names)), tuple(rows), name=name)
-    several = "Means over suites are unweighted; a policy without all of them has none." if len(names) > 1 else ""
+    several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
+    notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in competing]
-    return add_notes(table, INTERVALS, several, *mark_notes(rows, outside), *lost_notes(lost_names, main_cells))
+    return add_notes(table, *notes, *mark_notes(rows, outside), *lost_notes(lost_names, main_cells))
 
 
 def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> tuple[str, ...]:
@@ -303,4 +318,4 @@ def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
     )
     columns = (*head, *(Column(metric.name, meaning=metric.meaning) for metric in metrics), *lost_columns(lost_names))
     table = Table("Auxiliary results, outside every mean", columns, rows, name="auxiliary")
-    return add_notes(table, INTERVALS, *lost_notes(lost_names, auxiliary_cells))
+    return add_notes(table, describe_intervals(auxiliary_cells), *lost_notes(lost_names, auxiliary_cells))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from safevla_bench.metrics import Mean, Rate, Summary, describe_unjudged
+from safevla_bench.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
 
@@ -93,9 +93,21 @@ def table_file_name(kind: str, title: str) -> str:
 _LONGEST = 80
 UNNAMED = "(unnamed)"
 """The policy of a record that names none."""
-INTERVALS = "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
+INTERVALS = (
+    "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities (VSI|U has "
+    f"none below {LEAST_UNSAFE} unsafe episodes)."
+)
+PAPER_INTERVALS = (
+    "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
+)
+MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites (MOVER)."
 WILSON = "Below each value its 95 % interval (Wilson)."
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
+
+
+def describe_intervals(cells: Iterable[Summary]) -> str:
+    """Return the note that says which intervals stand below the values of these cells."""
+    return PAPER_INTERVALS if any(cell.means["vsi"].bootstrap for cell in cells) else INTERVALS
 
 
 def policy_name(cell: Summary | SensitivityCurve) -> str:
@@ -119,11 +131,12 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
     """Return a mean with its interval, as `rate_cell` does."""
-    if mean.value is None or mean.ci is None:
+    if mean.value is None:
         return Cell(NO_VALUE, detail=mean.unknown or why_none)
     of = _own_n(mean.n, n)
-    if mean.n == 1:
-        return Cell(format_fixed(mean.value, 3), mean.value, "one episode", of=of)
+    if mean.ci is None or mean.n == 1:
+        few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
+        return Cell(format_fixed(mean.value, 3), mean.value, few, of=of)
     detail = format_interval(*mean.ci, digits=3)
     return Cell(format_fixed(mean.value, 3), mean.value, detail, interval=mean.ci, of=of)
 
@@ -200,4 +213,5 @@ def drop_intervals(table: Table) -> Table:
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
-    return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in (INTERVALS, WILSON)))
+    interval_notes = (INTERVALS, PAPER_INTERVALS, MEAN_INTERVALS, WILSON)
+    return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in interval_notes))

@@ -14,7 +14,6 @@ from safevla_bench.explain.violating_bodies import BodyFindings, BodyViolation
 from safevla_bench.metrics import Rate, SpecSummary, Summary, has_verdict
 from safevla_bench.report.tables.cells import Roster, torque_note, why_no_safety
 from safevla_bench.report.tables.table import (
-    INTERVALS,
     UNNAMED,
     WILSON,
     Cell,
@@ -23,6 +22,7 @@ from safevla_bench.report.tables.table import (
     add_notes,
     count_cell,
     dash_cell,
+    describe_intervals,
     lost_cells,
     lost_columns,
     lost_kinds,
@@ -243,7 +243,9 @@ def receptacle_table(findings: BodyFindings, scores: Scores) -> Table:
         "where it was. Forces on it still count. This is a reading beside the scores, and no score."
     )
     table = Table("Displacement with and without the goal's receptacles", columns, rows, name="receptacles")
-    return add_notes(table, *([INTERVALS, note] if rows else ["No cell judges displacement."]))
+    return add_notes(
+        table, *([describe_intervals(metrics.cells(scores)), note] if rows else ["No cell judges displacement."])
+    )
 
 
 def _compared_cells(cell: Summary, other: Summary, column: int) -> Iterator[Cell]:
