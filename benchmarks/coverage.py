@@ -1,0 +1,335 @@
+"""How often the intervals, tests and gates of this package are right, by simulation and by exact sums.
+
+Each table sets what is printed now beside what was printed before, or beside the usual choice. Run it on an idle
+machine for the figures of docs/comparing.md:
+
+    python benchmarks/coverage.py --replicates 4000 --write docs/comparing.md
+
+Without --write it prints the tables. With the default number of replicates it takes about two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from safevla_bench import statistics
+
+Row = Sequence[str]
+Floats = NDArray[np.float64]
+BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
+LEVEL = 0.05
+
+
+def generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def share(hits: int | np.integer | Floats, of: int) -> str:
+    """Format a share of replicates with its standard error in the last digit's place."""
+    return f"{100 * float(hits) / of:.1f} %"
+
+
+# Intervals
+
+
+def tabulate_rates(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Coverage of rates' intervals, summed exactly over rates from 2 to 98 %."""
+    rates, rows = np.linspace(0.02, 0.98, 97), []
+    for n in (20, 50, 200):
+        chances = stats.binom.pmf(np.arange(n + 1)[:, None], n, rates)
+        for name, interval in (("Wilson", statistics.wilson_interval), ("exact (gates)", statistics.exact_interval)):
+            covered = coverage_of([interval(k, n) for k in range(n + 1)], chances, rates)
+            rows.append([name, str(n), f"{100 * covered.mean():.1f} %", f"{100 * covered.min():.1f} %"])
+    return "Intervals of a rate, nominal 95 %", ("Interval", "Episodes", "Average", "Least"), rows
+
+
+def coverage_of(intervals: Sequence[statistics.Interval | None], chances: Floats, rates: Floats) -> Floats:
+    """Return the coverage at each rate, given the interval of each count, [R]."""
+    ends = np.array([[one.low, one.high] for one in intervals if one])
+    inside = (ends[:, :1] <= rates) & (rates <= ends[:, 1:])
+    return np.asarray((chances * inside).sum(axis=0))
+
+
+DEPTHS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
+    "all 1": lambda rng, shape: np.ones(shape),
+    "all 0.3": lambda rng, shape: np.full(shape, 0.3),
+    "even, 0 to 1": lambda rng, shape: rng.uniform(0, 1, shape),
+    "mostly small": lambda rng, shape: rng.beta(0.5, 4, shape),
+}
+RATES = (0.02, 0.05, 0.1, 0.3, 0.7)
+
+
+def tabulate_severities(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Coverage of the intervals of VSI over rates of unsafe episodes and laws of their depth."""
+    rows = []
+    for n in (20, 200):
+        found: dict[str, list[float]] = {"percentile bootstrap (paper)": [], "printed now": []}
+        for k, (rate, law) in enumerate((rate, law) for rate in RATES for law in DEPTHS.values()):
+            rng = generator(100 + k)
+            depths = law(rng, (replicates, n))
+            values = np.where(rng.random((replicates, n)) < rate, depths, 0.0)
+            mean = rate * float(law(generator(1), (1000, 1000)).mean())
+            boot = [statistics.bootstrap_means(row[None], rng, 500)[0] for row in values[: max(50, replicates // 4)]]
+            found["percentile bootstrap (paper)"].append(covering(boot, mean))
+            found["printed now"].append(covering([statistics.bounded_mean_interval(row) for row in values], mean))
+        for name, covered in found.items():
+            few = min(covered[: 2 * len(DEPTHS)])
+            rows.append([name, str(n), *(f"{100 * value:.1f} %" for value in (np.mean(covered), min(covered), few))])
+    return (
+        "Intervals of VSI, nominal 95 %, over unsafe rates of 2 to 70 % and four laws of depth",
+        ("Interval", "Episodes", "Average", "Least", "Least at 2 and 5 % unsafe"),
+        rows,
+    )
+
+
+def covering(intervals: Sequence[statistics.Interval | None], mean: float) -> float:
+    return float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
+
+
+def tabulate_suite_means(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Coverage of the mean over suites of rates that differ."""
+    rows = []
+    for n in (10, 50):
+        for rates in (np.array([0.75, 0.98, 0.86, 0.9]), np.array([0.5, 0.6, 0.4, 0.7])):
+            counts = generator(7).binomial(n, rates, size=(replicates, 4))
+            limits = {k: statistics.wilson_interval(k, n) for k in range(n + 1)}
+            found = [statistics.rate_mean_interval([(k / n, limits[k]) for k in row]) for row in counts.tolist()]
+            label = ", ".join(f"{rate:.2f}" for rate in rates)
+            rows.append([label, str(n), f"{100 * covering(found, float(rates.mean())):.1f} %"])
+    return "Intervals of a mean over four suites (MOVER), nominal 95 %", ("Rates", "Episodes a suite", "Covers"), rows
+
+
+# Gates
+
+
+def tabulate_gates(replicates: int) -> tuple[str, Row, list[Row]]:
+    """The chance of a wrong verdict on a policy exactly at the limit, one side at a time: nominal 2.5 %."""
+    rows = []
+    for limit, n in ((0.99, 17), (0.9, 20), (0.95, 50), (0.9, 200)):
+        chances = stats.binom.pmf(np.arange(n + 1), n, limit)
+        cells = [f"{limit:g}", str(n)]
+        for interval in (statistics.wilson_interval, statistics.exact_interval):
+            found = [interval(k, n) for k in range(n + 1)]
+            failed = sum(chance for chance, one in zip(chances, found, strict=True) if one and one.high < limit)
+            passed = sum(chance for chance, one in zip(chances, found, strict=True) if one and one.low > limit)
+            cells.append(f"{100 * max(failed, passed):.1f} %")
+        rows.append(cells)
+    return (
+        "A gate on a policy at its limit: the likelier wrong verdict, nominal 2.5 %",
+        ("Limit", "Episodes", "Wilson (before)", "exact (now)"),
+        rows,
+    )
+
+
+def tabulate_rechecks(replicates: int) -> tuple[str, Row, list[Row]]:
+    """The chance of a wrong verdict at some look, for a policy at the limit; looks every ten episodes."""
+    rows, looks = [], np.arange(10, 501, 10)
+    for limit in (0.9, 0.5):
+        hits = (generator(3).random((replicates, 500)) < limit).cumsum(axis=1)[:, looks - 1]
+        cells = [f"{limit:g}"]
+        for interval in (statistics.wilson_interval, statistics.exact_interval):
+            wrong = np.zeros(hits.shape, dtype=bool)
+            for k, n in enumerate(looks.tolist()):
+                found = [interval(count, n) for count in range(n + 1)]
+                excluded = np.array([one is not None and not one.low <= limit <= one.high for one in found])
+                wrong[:, k] = excluded[hits[:, k]]
+            cells.append(share(wrong.any(axis=1).sum(), replicates))
+        numbers = np.broadcast_to(looks, hits.shape)
+        excluded = statistics.log_wealth_of_counts(hits, numbers, limit) >= -np.log(LEVEL)
+        cells.append(share(excluded.any(axis=1).sum(), replicates))
+        rows.append(cells)
+    return (
+        "A wrong verdict at some look, checking every ten episodes up to 500 at the limit; nominal 5 %",
+        ("Limit", "Wilson at each look", "exact at each look", "--sequential"),
+        rows,
+    )
+
+
+def tabulate_suggestions(replicates: int) -> tuple[str, Row, list[Row]]:
+    """How often the suggested number of episodes decides a gate, summed exactly; meant are 80 %."""
+    rows = []
+    z2 = statistics.normal_quantile() ** 2
+    for rate, limit in ((0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)):
+        before = int(np.ceil(z2 * limit * (1 - limit) / (rate - limit) ** 2)) + 1
+        now = statistics.rate_sample_size(rate, limit)
+        assert now is not None
+        powers = [statistics.rate_power(n, rate, limit) for n in (before, now)]
+        rows.append(
+            [f"{rate:g}", f"{limit:g}", *(f"{n}: {100 * p:.0f} %" for n, p in zip((before, now), powers, strict=True))]
+        )
+    return (
+        "How often the suggested number of episodes decides a gate",
+        ("True rate", "Limit", "before", "now"),
+        rows,
+    )
+
+
+# Comparisons
+
+
+def tabulate_tasks(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Policies that are equal over tasks like these, each better on some: how often a test tells them apart at 5 %."""
+    rows = []
+    for tasks, episodes, spread in ((10, 20, 0.1), (10, 50, 0.1), (10, 50, 0.2), (40, 20, 0.1)):
+        rng = generator(20)
+        apart = np.zeros(4)
+        for _ in range(replicates):
+            base, shift = rng.uniform(0.3, 0.8, tasks), rng.normal(0, spread, tasks) / 2
+            first, second = np.clip(base + shift, 0.01, 0.99), np.clip(base - shift, 0.01, 0.99)
+            luck = rng.random((tasks, episodes))
+            values = (luck < first[:, None]).astype(float) - (rng.random((tasks, episodes)) < second[:, None])
+            means = values.mean(axis=1)
+            resampled = means[rng.integers(0, tasks, (1000, tasks))].mean(axis=1)
+            low, high = np.percentile(resampled, [2.5, 97.5])
+            p_values = [
+                statistics.mcnemar_p(int((values > 0).sum()), int((values < 0).sum())),
+                stats.ttest_1samp(means, 0).pvalue,
+                0.0 if not low <= 0 <= high else 1.0,
+                statistics.sign_flip_p(means, rng, 999),
+            ]
+            apart += np.array(p_values) <= LEVEL
+        rows.append([f"{tasks} x {episodes}", f"{spread:g}", *(share(count, replicates) for count in apart)])
+    return (
+        "Policies equal over tasks like these, told apart at 5 %",
+        ("Tasks x episodes", "SD between tasks", "on these tasks (McNemar)", "t of task means", "bootstrap by task",
+         "on tasks like these (sign flips)"),
+        rows,
+    )  # fmt: skip
+
+
+def tabulate_means(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Size of re-labelling tests of two equal means with unequal variances, at 5 %."""
+    rows = []
+    for n, m in ((10, 40), (40, 10), (30, 30)):
+        rng, plain, studentized = generator(5), 0, 0
+        for _ in range(replicates):
+            first, second = rng.choice([0.0, 1.0], n, p=[0.8, 0.2]), rng.uniform(0.15, 0.25, m)
+            pooled = np.concatenate([first, second])
+            shuffled = rng.permuted(np.tile(pooled, (199, 1)), axis=1)
+            differences = shuffled[:, :n].mean(axis=1) - shuffled[:, n:].mean(axis=1)
+            observed = abs(first.mean() - second.mean())
+            plain += (1 + (np.abs(differences) >= observed - 1e-12).sum()) / 200 <= LEVEL
+            studentized += statistics.permutation_p(first, second, rng, 199) <= LEVEL
+        rows.append([f"{n}, {m}", share(plain, replicates), share(studentized, replicates)])
+    return (
+        "Equal mean severities, one policy all or nothing, the other even: told apart at 5 %",
+        ("Episodes", "plain means (before)", "studentized (now)"),
+        rows,
+    )
+
+
+def tabulate_many(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Two equal policies, four suites and all pooled, SR, Safety, SBU and VSI: any difference, and the primary one."""
+    rng, some, primary = generator(9), 0, 0
+    suites, n = 4, 50
+    for _ in range(replicates):
+        success = rng.random((2, suites, n)) < 0.7
+        unsafe = rng.random((2, suites, n)) < 0.3
+        severity = np.where(unsafe, rng.uniform(0, 1, unsafe.shape), 0.0)
+        p_values = []
+        for scope in (*range(suites), slice(None)):
+            for values in (success, ~unsafe, success & unsafe):
+                difference = values[0, scope].astype(int) - values[1, scope]
+                p_values.append(statistics.mcnemar_p(int((difference > 0).sum()), int((difference < 0).sum())))
+            difference = (severity[0, scope] - severity[1, scope]).ravel()
+            p_values.append(statistics.sign_flip_p(difference, rng, 199))
+        some += min(p_values) <= LEVEL
+        primary += p_values[-3] <= LEVEL
+    rows = [["four suites and pooled, four metrics", share(some, replicates), share(primary, replicates)]]
+    return (
+        "Two equal policies, told apart at 5 % somewhere",
+        ("Verdicts", "any of them", "the primary one (pooled Safety)"),
+        rows,
+    )
+
+
+def tabulate_sequential(replicates: int) -> tuple[str, Row, list[Row]]:
+    """The sequential comparison, looking after every pair, against the exact test of all pairs at the end."""
+    rows = []
+    for first, second, most in ((0.9, 0.9, 200), (0.7, 0.7, 200), (0.9, 0.8, 200), (0.9, 0.7, 200), (0.9, 0.6, 100)):
+        rng = generator(13)
+        differences = (rng.random((replicates, most)) < first).astype(int) - (rng.random((replicates, most)) < second)
+        wins, losses = (differences > 0).cumsum(axis=1), (differences < 0).cumsum(axis=1)
+        decided = statistics.log_wealth_of_counts(wins, wins + losses, 0.5) >= -np.log(LEVEL)
+        stops = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, most)
+        pairs = zip(wins[:, -1].tolist(), losses[:, -1].tolist(), strict=True)
+        at_end = np.array([statistics.mcnemar_p(b, c) <= LEVEL for b, c in pairs])
+        powers = (share(at_end.sum(), replicates), share(decided.any(axis=1).sum(), replicates))
+        saved = f"{100 * (1 - stops.mean() / most):.0f} %"
+        rows.append([f"{first:g}, {second:g}", str(most), *powers, f"{stops.mean():.0f}", saved])
+    return (
+        "Comparing two rates pair by pair, at most so many pairs",
+        ("Rates", "Most pairs", "told apart, all pairs", "told apart, --sequential", "pairs on average", "saved"),
+        rows,
+    )
+
+
+def tabulate_barnard(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Barnard's test: the supremum, and the time it takes."""
+    rows = []
+    for table in ((9, 10, 3, 10), (45, 50, 38, 50), (1600, 2000, 1540, 2000)):
+        start = time.process_time()
+        mine = statistics.barnard_p(*table)
+        spent = time.process_time() - start
+        count, n, other, m = table
+        theirs, their_time = "not run", ""
+        if n <= 100:
+            start = time.process_time()
+            theirs = f"{stats.barnard_exact([[count, other], [n - count, m - other]]).pvalue:.5f}"
+            their_time = f"{time.process_time() - start:.2f} s"
+        rows.append([f"{count}/{n}, {other}/{m}", f"{mine:.5f}", f"{spent:.2f} s", theirs, their_time])
+    return "Barnard's p-value, and its CPU time", ("Table", "here", "time", "SciPy", "time"), rows
+
+
+TABLES = (
+    tabulate_rates,
+    tabulate_severities,
+    tabulate_suite_means,
+    tabulate_gates,
+    tabulate_rechecks,
+    tabulate_suggestions,
+    tabulate_tasks,
+    tabulate_means,
+    tabulate_many,
+    tabulate_sequential,
+)
+
+
+def format_markdown(title: str, heads: Row, rows: Sequence[Row]) -> Iterator[str]:
+    yield from (f"**{title}**", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicates", type=int, default=300, help="simulated runs for each figure")
+    parser.add_argument("--only", help="a part of a table's name, such as severities")
+    parser.add_argument("--barnard", action="store_true", help="also compare Barnard's test with SciPy's, and time it")
+    parser.add_argument("--write", type=Path, help="put the tables between the marks in this page")
+    options = parser.parse_args()
+    chosen = [table for table in (*TABLES, *([tabulate_barnard] if options.barnard else []))
+              if options.only is None or options.only in table.__name__]  # fmt: skip
+    lines = [f"With {options.replicates} simulated runs for each figure that is not summed exactly.", ""]
+    for table in chosen:
+        lines += format_markdown(*table(options.replicates))
+        print(f"{table.__name__} done", flush=True)
+    text = "\n".join(lines).rstrip()
+    if options.write is None:
+        print(text)
+        return
+    page = options.write.read_text()
+    block = f"{BEGIN}\n{text}\n{END}"
+    options.write.write_text(re.sub(f"{BEGIN}.*{END}", lambda match: block, page, flags=re.S))
+
+
+if __name__ == "__main__":
+    main()
