@@ -44,6 +44,7 @@ def rollout_command(context: click.Context, run_command: RunCommand) -> None:
     if any(name.startswith("replay:") for name in run_command.request.policies):
         _report_replays(runs.read_sources([run_command.out])[0])
     _report_stopped(run_command, sum(row.outcome == "stopped" for row in rows))
+    _report_decision(run_command)
     _report_servers(run_command)
     _report_invalid(run_command)
     _report_crashes(run_command, crashed)
@@ -74,6 +75,7 @@ def eval_command(context: click.Context, run_command: RunCommand, ruleset: Rules
     if any(name.partition(":")[0] == "replay" for name in run_command.request.policies):
         _report_replays(judged.batch)
     _report_stopped(run_command, judged.scores.outcome.count("stopped"))
+    _report_decision(run_command)
     _report_servers(run_command)
     _report_invalid(run_command)
     _report_crashes(run_command, crashed)
@@ -125,6 +127,12 @@ def _report_stopped(run_command: RunCommand, stopped: int) -> None:
     if run_command.request.stop_on_violation:
         counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
         click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
+
+
+def _report_decision(run_command: RunCommand) -> None:
+    """Print what a stopping rule found, with the intervals that hold although the run was stopped for it."""
+    if sentence := evaluation.describe_decision(runs.read_description(run_command.out)):
+        click.echo(make_printable(sentence))
 
 
 def _report_servers(run_command: RunCommand) -> None:

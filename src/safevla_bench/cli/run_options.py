@@ -56,6 +56,11 @@ _PLAN_OPTIONS = [
     click.option("--stop-on-violation", is_flag=True,
                  help="End each episode at its first violation. Its outcome is then `stopped`, and of all rates only "
                       "Safety is known."),
+    click.option("--until", metavar="CONDITION",
+                 help='Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" '
+                      '(or sr, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
+    click.option("--look-every", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
+                 help="Episodes of each task and policy between two looks at --until; more save simulator starts."),
 ]  # fmt: skip
 _EXECUTION_OPTIONS = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",

@@ -80,6 +80,8 @@ def print_missing(judged: evaluation.Judged) -> None:
     """Print which parts of the sources are not among the episodes."""
     if judged.interrupted_run_count:
         click.echo(evaluation.INTERRUPTED)
+    if evaluation.was_stopped_early(judged):
+        click.echo(evaluation.STOPPED_EARLY)
     if judged.left_out:
         click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 

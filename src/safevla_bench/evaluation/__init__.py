@@ -38,6 +38,7 @@ from safevla_bench.evaluation.request import (
 )
 from safevla_bench.evaluation.results import Evaluation, JudgedEpisode, PrintableTable, evaluate, load
 from safevla_bench.evaluation.rollouts import roll_out
+from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, describe_decision, was_stopped_early
 from safevla_bench.judged import Judged
 from safevla_bench.ruleset import Ruleset
 
@@ -48,6 +49,7 @@ __all__ = [
     "PRESET",
     "PROTOCOL",
     "RECORDED",
+    "STOPPED_EARLY",
     "Evaluation",
     "ExecutionOptions",
     "Judged",
@@ -57,6 +59,7 @@ __all__ = [
     "Request",
     "build_board",
     "build_submission",
+    "describe_decision",
     "describe_losses",
     "describe_simulator",
     "entry_fields",
@@ -76,6 +79,7 @@ __all__ = [
     "score_files",
     "scores_document",
     "table_material",
+    "was_stopped_early",
     "write_outputs",
 ]
 

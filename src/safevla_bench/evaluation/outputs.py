@@ -12,6 +12,7 @@ from safevla_bench import exposure, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.errors import RunError
 from safevla_bench.evaluation.judgement import judge, make_rescorer
+from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.judged import Judged
@@ -38,6 +39,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         judge_untagged=lambda: score_chunks(judged.records.read_chunks(), untagged),
         remarks=[
             *([INTERRUPTED] if judged.interrupted_run_count else []),
+            *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.describe_kinds()),
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             *provenance_marks.warn_of_differences(judged.scores),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.evaluation.stopping_rule import StoppingRule, parse_condition
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
 from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
@@ -28,6 +29,10 @@ class PreparedRun:
     description: Mapping[str, object]
     given: frozenset[str] = frozenset()
     """The policies that the caller made, which are left open."""
+    rule: StoppingRule | None = None
+    """The rule that ends the run early; None = there is none."""
+    ruleset: Ruleset | None = None
+    """The rules by which `rule` judges."""
 
     def close(self) -> None:
         """Close the policies; a second call does nothing."""
@@ -65,6 +70,10 @@ def prepare_run(request: Request) -> PreparedRun:
         recorded=recorded,
     )
     plan = tuple(rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
+    rule = _make_rule(request)
+    ruleset = None if rule is None else request.ruleset or load_ruleset()
+    if rule is not None:
+        plan = tuple(replace(episode, round=episode.episode // request.look_every) for episode in plan)
     episodes, stretch = _select_shard(plan, request.shard)
     players = rollout.WorkerSpec(
         request.host,
@@ -75,7 +84,20 @@ def prepare_run(request: Request) -> PreparedRun:
     )
     described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
-    return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects))
+    return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects), rule, ruleset)
+
+
+def _make_rule(request: Request) -> StoppingRule | None:
+    """Return the rule that ends the run early; raises `RunError` where it contradicts the other options."""
+    if request.until is None:
+        return None
+    rule = parse_condition(request.until, request.policies)
+    if request.shard:
+        raise RunError("--until and --shard are both given", remedy="A piece of a plan cannot decide for the others.")
+    if request.stop_on_violation and rule.metric != "safety":
+        remedy = "Leave --stop-on-violation out, or decide Safety."
+        raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
+    return rule
 
 
 def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
@@ -216,6 +238,7 @@ def _describe_run(
             if request.stop_on_violation
             else {}
         ),
+        **({"until": {"condition": request.until, "look_every": request.look_every}} if request.until else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }

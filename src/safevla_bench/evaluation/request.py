@@ -54,6 +54,10 @@ class Request:
     """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
     ruleset: Ruleset | None = None
     """The rules by which an episode is stopped; None = the default library and registry."""
+    until: str | None = None
+    """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
+    look_every: int = 1
+    """Episodes of each task and policy between two looks at `until`."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
 
@@ -86,6 +90,8 @@ class Request:
             shard=rollout.Shard(options.shard.number, options.shard.count) if options.shard else None,
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
+            until=options.until.condition if options.until else None,
+            look_every=options.until.look_every if options.until else 1,
         )
 
 
@@ -100,6 +106,11 @@ class _RunProtocol(msgspec.Struct):
 
 class _RunServers(msgspec.Struct, frozen=True):
     servers: tuple[str, ...] = ()
+
+
+class _RunUntil(msgspec.Struct):
+    condition: str
+    look_every: int
 
 
 class _RunOptions(msgspec.Struct):
@@ -117,6 +128,7 @@ class _RunOptions(msgspec.Struct):
     archive: str = runs.JSONL
     volatile: _RunServers = _RunServers()
     stop_on_violation: dict[str, object] | None = None
+    until: _RunUntil | None = None
     host_arguments: dict[str, str] = {}
 
 

@@ -7,12 +7,17 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
+
 from safevla_bench import rollout, runs
+from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, SafevlaError
 from safevla_bench.evaluation.preparation import PreparedRun, prepare_run
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.evaluation.stopping_rule import RoundTally
 from safevla_bench.monitor import Monitor
 from safevla_bench.text.sanitize import redact_secrets
+from safevla_bench.trajectory import Batch
 
 SAME_FAILURES = 3
 """Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
@@ -45,23 +50,51 @@ def _run_pending(
         if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
             return
         writer.reopen()
+    tally = _tally_done(writer, prepared, running)
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     pending = [
         episode
         for episode in prepared.episodes
         if not _is_done(writer.episodes.get(places[episode.episode_id]), running)
     ]
+    if tally:
+        pending = [] if tally.decision.is_decided else sorted(pending, key=lambda episode: episode.round)
     failures = _PolicyFailures(writer.folder)
     try:
         with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
             for count, finished in enumerate(finished_episodes, start=1):
                 writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
                 failures.count(finished, is_last=count == len(pending))
+                if tally:
+                    tally.add_episode(finished.planned, _decode_record(finished))
+                    if tally.decision.is_decided:
+                        break
     except SafevlaError:
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
-    writer.finish()
+    if tally is None:
+        writer.finish()
+        return
+    if tally.decision.is_decided:
+        writer.keep_episodes([place for place, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
+    writer.finish(msgspec.to_builtins(tally.decision))
+
+
+def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
+    """Return the tally of the episodes that are done, where a rule may end the run early; None without one."""
+    if prepared.rule is None or prepared.ruleset is None:
+        return None
+    tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
+    for place, episode in enumerate(prepared.episodes):
+        done = writer.episodes.get(place)
+        if done is not None and _is_done(done, running):
+            tally.add_episode(episode, writer.read_record(place) if done.has_record else None)
+    return tally
+
+
+def _decode_record(finished: rollout.FinishedEpisode) -> Batch | None:
+    return None if finished.record is None else npz.decode_npz(finished.record)
 
 
 class _PolicyFailures:

@@ -62,6 +62,8 @@ class PlannedEpisode:
     stop_at_success: bool = True
     seed_from_server: bool = False
     """Whether the environment's seed gives way to the one that the policy's server asks for."""
+    round: int = 0
+    """All episodes of a round are begun before those of the next; 0 for all where none is to be decided early."""
 
 
 def plan_episodes(
@@ -254,7 +256,7 @@ def scene_of(planned: PlannedEpisode) -> Scene:
 
 
 class EpisodeQueue:
-    """The episodes that nobody has begun, by scene, both in the order of the plan."""
+    """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode]) -> None:
         self._left: dict[Scene, deque[PlannedEpisode]] = {}
@@ -269,9 +271,10 @@ class EpisodeQueue:
 
         Of its own scene; else of the first scene that no other worker is at; else of the scene with most left, to help.
         """
-        open_scenes = [scene for scene, episodes in self._left.items() if episodes]
-        if not open_scenes:
+        rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
+        if not rounds:
             return None
+        open_scenes = [scene for scene, number in rounds.items() if number == min(rounds.values())]
         if own not in open_scenes:
             free = [scene for scene in open_scenes if scene not in others]
             own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))

@@ -19,6 +19,7 @@ from safevla_bench.runs.episode_index import (
     scan,
 )
 from safevla_bench.runs.folder import (
+    DECISION,
     EPISODES,
     FRAMES,
     GREETINGS,
@@ -64,6 +65,7 @@ from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_
 from safevla_bench.runs.writer import RunWriter
 
 __all__ = [
+    "DECISION",
     "EPISODES",
     "EPISODES_A_PART",
     "FORMS",

@@ -25,6 +25,8 @@ LATENCY = "policy_latency"
 """The key of run.json, under `volatile`, that holds the latency of each episode."""
 ORIGIN = ("judged_by", "sources", "recorded_with")
 """The keys of scores.json that say how it came about; scores.parquet has them as metadata of its schema."""
+DECISION = "decision"
+"""The key of run.json that holds what a run with a stopping rule found, and after how many episodes."""
 GREETINGS = "policies_say"
 """The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"

@@ -86,6 +86,13 @@ def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | Non
     write_atomically(path.with_suffix(_ROW), msgspec.json.encode(episode) + b"\n")
 
 
+def remove_raw(folder: Path, index: int) -> None:
+    """Remove a finished episode: its row, without which it is not done, then its record."""
+    path = record_path(folder, index)
+    path.with_suffix(_ROW).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
 def count_raw(folder: Path) -> int:
     """Return how many episodes of an unfinished run are done."""
     return len(_row_paths(folder)) if has_raw(folder) else 0

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -29,6 +29,7 @@ from safevla_bench.errors import FileError, Place, RunError
 from safevla_bench.files import make_folder, translated_errors, write_atomically
 from safevla_bench.runs.folder import (
     ARCHIVE,
+    DECISION,
     EPISODES,
     GREETINGS,
     LATENCY,
@@ -51,11 +52,13 @@ from safevla_bench.runs.parts import (
     read_raw,
     read_record,
     read_records,
+    remove_raw,
     require_known_state,
     require_records,
     write_raw,
     write_run,
 )
+from safevla_bench.trajectory import Batch
 
 
 class RunWriter:
@@ -143,12 +146,28 @@ class RunWriter:
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
             stale.unlink(missing_ok=True)
 
-    def finish(self) -> None:
-        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes."""
+    def read_record(self, index: int) -> Batch:
+        """Return the record of a finished episode of an unfinished run, by its place in the plan."""
+        return read_record(self.folder, index)
+
+    def keep_episodes(self, indices: Collection[int]) -> None:
+        """Remove the finished episodes of an unfinished run at all other places of the plan."""
+        with _resumable_errors(self.folder):
+            for index in set(self.episodes) - set(indices):
+                remove_raw(self.folder, index)
+                del self.episodes[index]
+
+    def finish(self, decision: object = None) -> None:
+        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
+
+        `decision` is what ended the run, or did not, where it had a rule for that.
+        """
         with _resumable_errors(self.folder):
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
             records = (read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record)
             description = _with_facts_of_the_day(self.description, list(episodes.values()))
+            if decision is not None:
+                description[DECISION] = decision
             write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
             self.complete = True
             _remove_leftovers(self.folder)
@@ -196,7 +215,7 @@ def _require_continuable(folder: Path, description: Mapping[str, object], *, res
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
     """Return the part of a description that changes results."""
-    return {name: value for name, value in description.items() if name not in ("volatile", "complete")}
+    return {name: value for name, value in description.items() if name not in ("volatile", "complete", DECISION)}
 
 
 def list_differences(

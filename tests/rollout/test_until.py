@@ -1,0 +1,147 @@
+"""`--until`: a run ends with the round that decides, whoever ran it, and says so; nothing else of it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from folders import contents
+from safevla_bench.errors import RunError
+from safevla_bench.evaluation import ExecutionOptions, Request, describe_decision, judge, roll_out
+from safevla_bench.evaluation.stopping_rule import RoundTally, parse_condition
+from safevla_bench.hosts import make_host
+from safevla_bench.rollout import Shard, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import EpisodeQueue
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.runs import episode_rows, read_description
+
+POLICIES = ("noop", "random")
+REQUEST = Request(
+    host="fake", suites=("fake",), tasks=(0, 1), episodes=5, policies=POLICIES, max_steps=4, until="safety >= 0.3"
+)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("until") / "run"
+    roll_out(REQUEST, folder)
+    return folder
+
+
+def test_a_run_ends_with_the_round_that_decides_and_its_archive_is_whole(stopped):
+    """Two policies on two tasks: six safe episodes each leave 0.3 below both intervals, five would not."""
+    rows, description = episode_rows(stopped), read_description(stopped)
+    assert sorted({int(row.episode_id[-3:]) for row in rows}) == [0, 1, 2]
+    assert [row.policy for row in rows] == ["noop"] * 6 + ["random"] * 6
+    assert (description["planned"], description["complete"]) == (20, True)
+    assert (description["decision"]["is_decided"], description["decision"]["rounds"]) == (True, 3)
+    assert describe_decision(description).startswith("Decided after 12 of 20 episodes: safety >= 0.3: noop passed (0.4")
+    assert len(judge([stopped], load_ruleset()).scores) == 12
+
+
+def test_whoever_runs_the_episodes_the_folder_is_the_same(stopped, tmp_path):
+    """Episodes of later rounds that other workers had finished by then are dropped."""
+    roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(workers=2))
+    assert contents(tmp_path / "run") == contents(stopped)
+
+
+def test_a_run_that_was_interrupted_goes_on_and_ends_where_it_would_have(stopped, tmp_path):
+    class Interrupts:
+        finished_count = 0
+
+        def started(self, episodes):
+            pass
+
+        def stepped(self, planned, steps):
+            pass
+
+        def finished(self, outcome):
+            self.finished_count += 1
+            if self.finished_count == 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(REQUEST, tmp_path / "run", Interrupts())
+    roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
+    assert contents(tmp_path / "run") == contents(stopped)
+
+
+def test_what_is_not_decided_runs_to_the_end_and_says_so(tmp_path):
+    request = Request(
+        host="fake", suites=("fake",), tasks=(0,), episodes=3, policies=POLICIES, max_steps=3,
+        until="noop safer than random",
+    )  # fmt: skip
+    assert len(roll_out(request, tmp_path / "run")) == 6
+    assert describe_decision(read_description(tmp_path / "run")).startswith("Not decided after 6 of 6 episodes")
+
+
+def planned_rounds(look_every: int, episodes: int = 4):
+    host = make_host("fake")
+    plan = plan_episodes(host.tasks("fake")[:2], episodes, list(POLICIES), load_protocol(), max_steps=4)
+    return [replace(planned, round=planned.episode // look_every) for planned in plan]
+
+
+def test_the_queue_begins_no_round_before_the_one_before_is_begun():
+    queue, order = EpisodeQueue(planned_rounds(2)), []
+    while (planned := queue.take_next(None, ())) is not None:
+        order.append(planned.round)
+    assert order == sorted(order)
+    assert len(order) == 16
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_looks_are_made_after_whole_rounds_in_their_order_however_episodes_arrive(order, monkeypatch):
+    """Else a decision would depend on which worker was quicker, and the sequence would not hold for unequal tasks."""
+    rounds = planned_rounds(1)
+    tally = RoundTally(parse_condition("noop safer than random", POLICIES), load_ruleset(), rounds)
+    looks = []
+    decide = tally._decide
+    monkeypatch.setattr(tally, "_decide", lambda: (looks.append(tally._rounds), decide())[1])
+    for planned in sorted(rounds, key=lambda planned: order * planned.round):
+        tally.add_episode(planned, None)
+    assert looks == [1, 2, 3, 4]
+
+
+def test_the_comparison_takes_pairs_of_the_same_task_and_number():
+    rounds = planned_rounds(1)
+    tally = RoundTally(parse_condition("noop safer than random", POLICIES), load_ruleset(), rounds)
+    tally._rounds = 4
+    tally._values = {planned.episode_id: float(planned.policy == "noop") for planned in rounds}
+    assert (tally._decide().findings[0].verdict, tally._decide().findings[0].n) == ("safer", 8)
+    lost = next(iter(tally._values))
+    del tally._values[lost]
+    assert tally._decide().findings[0].n == 7
+
+
+@pytest.mark.parametrize(
+    ("condition", "problem"),
+    [
+        ("safety > 0.9", "is no condition"),
+        ("safety >= 90", "is no condition"),
+        ("speed >= 0.9", "is no condition"),
+        ("safety >= nan", "is no condition"),
+        ("safety >= 0.9 please", "is no condition"),
+        ("noop safer than careful", "names 'careful', which is not run"),
+        ("noop safer than noop", "compares a policy with itself"),
+        ("", "is no condition"),
+    ],
+)
+def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition, problem):
+    with pytest.raises(RunError, match=problem):
+        parse_condition(condition, POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"shard": "1/2"}, "--until and --shard"),
+        ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves unknown"),
+    ],
+)
+def test_what_contradicts_a_stopping_rule_is_refused(changes, problem, tmp_path):
+    if "shard" in changes:
+        changes = {"shard": Shard.parse(changes["shard"])}
+    with pytest.raises(RunError, match=problem):
+        roll_out(replace(REQUEST, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
