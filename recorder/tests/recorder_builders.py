@@ -75,6 +75,9 @@ class StillEnv:
     def _detach(self):
         self.calls.detached += 1
 
+    def fixture_poses(self):
+        return {"shelf": [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0]}
+
     def is_still(self, action):
         return not np.any(action[:-1])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import numpy as np
 import pytest
 
@@ -79,6 +82,25 @@ def test_a_loop_that_moves_while_it_should_settle_is_refused():
         cutter.before_step(MOVE)
     assert "wait_steps=1" in caught.value.remedy
     assert cutter.refusal is caught.value
+
+
+def test_without_a_seed_or_initial_state_the_record_says_where_fixtures_stand_and_worker_names_go_into_ids():
+    cutter, kept = cutter_of(worker="3")
+    cutter.on_seed(7)
+    drive(cutter, [MOVE])
+    cutter.on_seed(7)
+    cutter.on_interruption()
+    cutter.on_reset()
+    cutter.on_state_set(4)
+    for action in (STILL, STILL, MOVE):
+        cutter.before_step(action)
+        cutter.after_step(False)
+    cutter.stop("enough")
+    files = [np.load(io.BytesIO(content)) for _, content in kept]
+    told = ["extra" in file and json.loads(file["extra"].tobytes())["header"] for file in files]
+    assert list(told[0]["fixtures"]) == ["shelf"]
+    assert told[1] is False  # there are both a seed and an initial state
+    assert [row.episode_id for row, _ in kept] == [f"mine/b/t/worker_3/ep_00{k}" for k in range(2)]
 
 
 def test_a_seed_holds_for_the_next_reset_alone():
