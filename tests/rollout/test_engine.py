@@ -187,10 +187,10 @@ def test_pictures_are_rendered_for_the_model_alone_and_not_for_the_rest_of_its_c
     render = FakeEnv._render_image
     monkeypatch.setattr(FakeEnv, "_render_image", lambda env: rendered.append(1) or render(env))
     looked: list[int] = []
-    (outcome,) = run(TASKS[:1], ChunkedPolicy(Chunks(looked), 2), episodes=1, max_steps=7)
+    (outcome,) = run(TASKS[:1], ChunkedPolicy(Chunks(looked), 2), episodes=1, max_steps=8)
     assert outcome.outcome == "timeout"
     assert len(looked) == 4
-    assert len(rendered) == 4, "at steps 0, 2, 4 and 6"
+    assert len(rendered) == 4, "at steps 0, 2, 4 and 6; nobody looks after the last"
 
 
 def test_a_policy_that_looks_where_it_said_it_would_not_gets_an_error_and_no_old_picture():

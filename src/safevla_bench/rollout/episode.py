@@ -77,7 +77,7 @@ def run_episode(
         while steps < planned.horizon and not violation:
             action = seam.next_action(observation)
             if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
-                env.render_next(policy.looks_next)
+                env.render_next(policy.looks_next and steps + 1 < planned.horizon)
             observation, success = env.step(action)
             steps += 1
             if on_step:

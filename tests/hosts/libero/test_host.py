@@ -484,13 +484,22 @@ def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_
         lazy.close()
 
 
-def test_without_a_gate_the_pictures_are_robosuite_s_own():
-    """The gate stands against the simulator as it is: the same seed and actions in LIBERO's own environment."""
+def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own():
+    """Both stand against the simulator as it is: the same seed and actions in LIBERO's own environment, made anew.
+
+    Here the episode is the second one, with another before it, whose model and renderer are used again.
+    """
     wants = Wants(("agentview",), (64, 64))
     env = made("libero-spatial", 0, wants)
     task = env.task
     try:
+        env.reset(replace(SEED, init_state_index=1, env_seed=8))
+        model = env._simulation().model._model
+        for action in pressing(2):
+            env.step(action)
         seen = [env.reset(SEED).images["agentview"]]
+        assert env._simulation().model._model is model, "the compiled model is kept"
+        kept = saved_model(model)
         seen += [env.step(action)[0].images["agentview"] for action in pressing(6)]
     finally:
         env.close()
@@ -502,6 +511,7 @@ def test_without_a_gate_the_pictures_are_robosuite_s_own():
         raw = bare.set_init_state(tasks.load_init_states(task)[0])
         for _ in range(SEED.wait_steps):
             raw, *_ = bare.step(STILL)
+        assert saved_model(bare.env.sim.model._model) == kept
         own = [raw["agentview_image"][::-1].copy()]
         for action in pressing(6):
             raw, *_ = bare.step(action)
@@ -509,3 +519,36 @@ def test_without_a_gate_the_pictures_are_robosuite_s_own():
     finally:
         bare.close()
     np.testing.assert_array_equal(seen, own)
+
+
+def saved_model(model) -> bytes:
+    """Return all of a compiled model."""
+    content = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, content)
+    return content.tobytes()
+
+
+def test_a_model_of_another_xml_is_compiled_anew():
+    """No scene of one XML is shown or simulated for another's: here the second holds one more body."""
+    env = made("libero-object", 0, Wants(("agentview",), (64, 64)))
+    try:
+        before = env.reset(SEED).images["agentview"]
+        model, domain = env._simulation().model._model, env._env.env
+        load_model = domain._load_model
+
+        def load_with_a_ball():
+            from xml.etree import ElementTree
+
+            load_model()
+            shape = {"type": "sphere", "size": "0.1", "pos": "0.3 0 0.3", "group": "1"}
+            ball = ElementTree.Element("geom", shape, contype="0", conaffinity="0")
+            domain.model.worldbody.append(ball)
+
+        domain._load_model = load_with_a_ball
+        after = env.reset(SEED).images["agentview"]
+        assert env._simulation().model._model.ngeom == model.ngeom + 1
+        assert (before != after).any()
+        domain._load_model = load_model
+        np.testing.assert_array_equal(env.reset(SEED).images["agentview"], before)
+    finally:
+        env.close()

@@ -121,6 +121,7 @@ class LiberoEnv(RobosuiteEnv):
         self._versions = versions
         self._init_states = libero_tasks.load_init_states(task)
         self._env = install.make_control_env(str(libero_tasks.bddl_file(task)), wants)
+        self._scene = install.KeptScene(self._env.env)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
@@ -160,8 +161,8 @@ class LiberoEnv(RobosuiteEnv):
             domain._load_model()  # making the environment has filled that list once
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
         for _ in range(seed.earlier_resets or 0):
-            install.hard_reset(domain)
-        raw = install.hard_reset(domain)
+            self._scene.reset()
+        raw = self._scene.reset()
         if replayed is not None:
             state = starting_state(domain, replayed)
         self._gate.set_open(not seed.wait_steps)
@@ -186,6 +187,7 @@ class LiberoEnv(RobosuiteEnv):
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
         self._stop_recording()
+        self._scene.release()
         if hasattr(self._env, "env"):  # LIBERO's close deletes it
             self._env.close()
 

@@ -6,10 +6,13 @@ import ctypes
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
@@ -143,14 +146,92 @@ def _require_libraries() -> None:
             raise HostError(problem, remedy=f"apt-get install {package}   (its name on Debian and Ubuntu)") from error
 
 
-def hard_reset(domain: BDDLBaseDomain) -> Mapping[str, Any]:
-    """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation.
+class KeptScene:
+    """The compiled model and the renderer of a LIBERO environment, kept from one reset to the next.
 
-    That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+    At every reset robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
+    textures, 260 MB of them in LIBERO-Spatial: most of a reset's time. LIBERO's XML is the same each time; what a reset
+    draws is written into the compiled model. Here that model is put back to what was compiled, and the renderer is used
+    again. Where the XML differs, both are made anew. States and pictures are the same, bit for bit.
     """
-    from robosuite.utils.errors import RandomizationError
 
-    while True:
-        with suppress(RandomizationError):
-            observation: Mapping[str, Any] = domain.reset()
-            return observation
+    def __init__(self, domain: BDDLBaseDomain) -> None:
+        self._domain = domain
+        self._compile = domain._initialize_sim
+        self._xml = domain.model.get_xml()
+        self._model: Any = None
+        self._compiled: dict[str, NDArray[np.generic]] = {}
+        """Of `_model` as it was compiled, all arrays but the `_ASSETS`."""
+        self._renderer: Any = domain.sim._render_context_offscreen
+        domain._initialize_sim = self._initialize_sim
+
+    def reset(self) -> Mapping[str, Any]:
+        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation.
+
+        That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+        """
+        from robosuite.utils.errors import RandomizationError
+
+        while True:
+            with suppress(RandomizationError):
+                observation: Mapping[str, Any] = self._domain.reset()
+                self._renderer = self._domain.sim._render_context_offscreen
+                return observation
+
+    def release(self) -> None:
+        """Forget model and renderer, for the environment to free them.
+
+        robosuite frees what is in the current GL context, whosever it is.
+        """
+        if self._renderer is not None:
+            self._renderer.gl_ctx.make_current()
+        self._model, self._renderer, self._compiled = None, None, {}
+
+    def _initialize_sim(self, xml_string: str | None = None) -> None:
+        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0."""
+        domain = self._domain
+        xml = xml_string or domain.model.get_xml()
+        if xml != self._xml:
+            self.release()
+        if self._model is None:
+            self._compile(xml)
+            self._xml, self._model = xml, domain.sim.model._model
+            self._compiled = {name: array.copy() for name, array in _model_arrays(self._model)}
+        else:
+            self._restore_model()
+        if self._renderer is not None:
+            _move_renderer(self._renderer, domain.sim)
+
+    def _restore_model(self) -> None:
+        from robosuite.utils.binding_utils import MjSim
+
+        for name, array in _model_arrays(self._model):
+            array[...] = self._compiled[name]
+        domain = self._domain
+        domain.sim = MjSim(self._model)
+        domain.sim.forward()
+        domain.initialize_time(domain.control_freq)
+
+
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
+"""Arrays of a model that a renderer holds a copy of, and that nothing writes after compilation, by how they begin."""
+
+
+def _model_arrays(model: Any) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    """Yield the arrays of a compiled model, but not those of its assets."""
+    for name in dir(model):
+        if not name.startswith(("_", *_ASSETS)):
+            value = getattr(model, name)
+            if isinstance(value, np.ndarray):
+                yield name, value
+
+
+def _move_renderer(renderer: Any, sim: Any) -> None:
+    """Have robosuite's renderer show another simulation of the same model; what it has uploaded stays."""
+    import mujoco
+
+    renderer.gl_ctx.make_current()
+    sim.forward()  # as a renderer that is made does, or the solver would start elsewhere
+    renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
+    renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
+    sim.add_render_context(renderer)
