@@ -25,6 +25,7 @@ import scipy
 from ratio import Row, compared, printed, seconds
 from scipy.stats import bootstrap
 
+import rollout
 from safevla_bench import evaluation, runs, stl
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scoring import score_chunks
@@ -237,6 +238,7 @@ def workers() -> Iterator[Row]:
 
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "workers": workers,  # first: the others' own load would be taken for that of strangers
+    "rollouts": lambda: (Row(**row) for row in rollout.rows()),
     "clauses": clauses,
     "archives": archives,
     "memory": memory,
@@ -248,7 +250,8 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 INTRODUCTION = """# Benchmarks
 
 Written by `make bench`. Each figure is the ratio of two measurements of one run, `left : right`, taken in turn on the
-same machine. What recording adds to a simulator's step is measured by `benchmarks/recording.py`.
+same machine. What recording adds to a simulator's step is measured by `benchmarks/recording.py`, how far `--dry-run` is
+off by `benchmarks/costs.py --check`.
 """
 
 

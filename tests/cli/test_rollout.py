@@ -8,7 +8,9 @@ import pytest
 
 from folders import contents
 from safevla_bench import rollout
+from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
+from safevla_bench.rollout.estimate import CostRange, RunEstimate
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
@@ -239,6 +241,11 @@ def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_pat
     assert list(tmp_path.iterdir()) == []
     assert safevla("rollout", *asked, "--dry-run")[0] == 0
     assert safevla("rollout", *asked, "--policy", "nonsense", "--dry-run")[0] == 2
+
+
+def test_the_time_to_expect_stands_before_its_bounds():
+    plan = RunEstimate((), 1, CostRange(60.0, 120.0), CostRange(1e6, 3e6), "made up")
+    assert "  time  about 1.5 min (1.0 to 2.0), without the policies' own time" in estimate_table(plan).notes
 
 
 @pytest.mark.parametrize("command", ["rollout", "eval"])

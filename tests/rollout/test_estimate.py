@@ -6,29 +6,50 @@ import pytest
 
 from safevla_bench.evaluation import Request
 from safevla_bench.evaluation import estimate_run as estimate_planned
-from safevla_bench.hosts import host_names
+from safevla_bench.hosts import host_names, make_host
 from safevla_bench.interface import Task
-from safevla_bench.rollout import estimate_run, load_protocol, plan_episodes
-from safevla_bench.rollout.estimate import load_costs
+from safevla_bench.rollout import estimate, estimate_run, load_protocol, plan_episodes
+from safevla_bench.rollout.estimate import HostCosts, SuiteCosts, load_costs
 
 STILL = (0.0,) * 6 + (-1.0,)
 
 TASKS = [Task("libero-object", f"task_{k}", k, f"name {k}", "do it", STILL, 50) for k in (0, 3)]
 PLAN = plan_episodes(TASKS, 5, ["blind", "seeing"], load_protocol())
 CAMERAS = {"blind": 0, "seeing": 2}
+HORIZON, WAIT = 280, 10
+COSTS = HostCosts(
+    source="made up",
+    start_s=(3.0, 5.0),
+    make_s=(1.0, 2.0),
+    camera_make_s=(0.5, 1.0),
+    reset_s=(0.2, 0.4),
+    camera_reset_s=(0.1, 0.2),
+    step_s=(9.0, 9.0),
+    camera_step_s=(9.0, 9.0),
+    record_bytes=(500, 1500),
+    suites={"libero-object": SuiteCosts(step_s=(0.01, 0.02), camera_step_s=(0.03, 0.05))},
+)
+
+
+@pytest.fixture(autouse=True)
+def fixed_costs(monkeypatch):
+    monkeypatch.setattr(estimate, "load_costs", lambda: {"libero": COSTS, "fake": COSTS})
 
 
 def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
-    known, found = load_costs()["libero"], estimate_run(PLAN, "libero", CAMERAS)
-    steps = 280 + 10
+    found = estimate_run(PLAN, "libero", CAMERAS)
+    expected = {}
     for side, span in enumerate(("low", "high")):
-        blind = known.step_s[side] * steps + known.reset_s[side]
-        seeing = blind + 2 * known.camera_step_s[side] * 280  # what settles is not rendered
-        expected = 10 * (blind + seeing) + 4 * known.make_s[side]
-        assert getattr(found.time_s, span) == pytest.approx(expected)
-        assert getattr(found.disk_bytes, span) == pytest.approx(20 * 281 * known.record_bytes[side])
+        steps = (0.01, 0.02)[side] * (HORIZON + WAIT)
+        pictures = 2 * (0.03, 0.05)[side] * HORIZON  # what settles is not rendered
+        blind, seeing = (0.2, 0.4)[side] + steps, (0.3, 0.6)[side] + steps + pictures
+        makes = 2 * (1.0, 2.0)[side] + 2 * (1.5, 3.0)[side]
+        expected[span] = (3.0, 5.0)[side] + makes + 10 * (blind + seeing)
+        assert getattr(found.disk_bytes, span) == pytest.approx(20 * 281 * (500, 1500)[side])
+    assert found.time_s.low == pytest.approx(expected["low"])
+    assert found.time_s.high == pytest.approx(expected["high"])
     assert (found.episodes, found.steps) == (20, 5600)
-    assert [(one.policy, one.task_id, one.episodes, one.horizon, one.cameras) for one in found.scenes] == [
+    assert [(row.policy, row.task_id, row.episodes, row.horizon, row.cameras) for row in found.scenes] == [
         ("blind", "task_0", 5, 280, 0),
         ("blind", "task_3", 5, 280, 0),
         ("seeing", "task_0", 5, 280, 2),
@@ -37,26 +58,31 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
 
 
 def test_pictures_are_counted_where_they_are_looked_at():
-    known = load_costs()["libero"]
     every, some = (estimate_run(PLAN, "libero", CAMERAS, look_intervals={"seeing": count}) for count in (1, 50))
     looks = 280, 6  # of 280 steps those at 0, 50, ..., 250
-    fewer = 10 * 2 * known.camera_step_s[1] * (looks[0] - looks[1])
-    assert every.time_s.high - some.time_s.high == pytest.approx(fewer)
+    assert every.time_s.high - some.time_s.high == pytest.approx(10 * 2 * 0.05 * (looks[0] - looks[1]))
     assert {scene.look_interval for scene in some.scenes if scene.policy == "seeing"} == {50}
     assert every.time_s == estimate_run(PLAN, "libero", CAMERAS).time_s
 
 
+def test_a_suite_without_figures_of_its_own_has_the_host_s():
+    other = plan_episodes([Task("own", "task_0", 0, "name", "do it", 50)], 1, ["blind"], load_protocol(), max_steps=1)
+    assert estimate_run(other, "libero", CAMERAS).time_s.low == pytest.approx(3.0 + 1.0 + 0.2 + 11 * 9.0)
+
+
 def test_a_plan_s_policy_looks_as_often_as_it_asks_its_server():
     request = Request(host="fake", suites=("fake",), tasks=(0,), policies=("openpi:h", "noop"), episodes=1, max_steps=9)
-    estimate = estimate_planned(request)
-    assert {scene.policy: scene.look_interval for scene in estimate.scenes} == {"openpi:h": 5, "noop": 1}
+    planned = estimate_planned(request)
+    assert {scene.policy: scene.look_interval for scene in planned.scenes} == {"openpi:h": 5, "noop": 1}
 
 
-def test_workers_divide_the_time_and_not_the_disk():
-    one, four = (estimate_run(PLAN, "libero", CAMERAS, workers) for workers in (1, 4))
-    assert four.time_s.high == pytest.approx(one.time_s.high / 4)
-    assert four.disk_bytes == one.disk_bytes
-    assert estimate_run(PLAN, "libero", CAMERAS, 1000).time_s.high == pytest.approx(one.time_s.high / 20)
+def test_workers_divide_the_episodes_and_the_scenes_and_not_the_start_or_the_disk():
+    alone, four, many = (estimate_run(PLAN, "libero", CAMERAS, workers) for workers in (1, 4, 1000))
+    start, makes = 5.0, 2 * 2.0 + 2 * 3.0
+    episodes = alone.time_s.high - start - makes
+    assert four.time_s.high == pytest.approx(start + (makes + episodes) / 4)
+    assert four.disk_bytes == alone.disk_bytes
+    assert many.time_s.high == pytest.approx(start + makes / 4 + episodes / 20), "each worker makes one, of four scenes"
 
 
 def test_a_host_without_figures_has_no_estimate():
@@ -67,5 +93,9 @@ def test_a_host_without_figures_has_no_estimate():
 def test_every_figure_is_of_a_host_that_there_is_and_runs_from_low_to_high():
     for name, known in load_costs().items():
         assert name in host_names()
-        for low, high in (known.make_s, known.reset_s, known.step_s, known.camera_step_s, known.record_bytes):
-            assert 0 <= low <= high
+        ranges = [known.start_s, known.make_s, known.camera_make_s, known.reset_s, known.camera_reset_s]
+        ranges += [known.step_s, known.camera_step_s, known.record_bytes]
+        for suite, figures in known.suites.items():
+            assert suite in make_host(name).suites()
+            ranges += [figures.step_s, figures.camera_step_s]
+        assert all(0 <= low <= high for low, high in ranges)

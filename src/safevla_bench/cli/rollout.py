@@ -206,7 +206,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
 
 def _format_duration(span: CostRange) -> str:
     name, unit = ("h", 3600.0) if span.high >= 3600 else ("min", 60.0) if span.high >= 60 else ("s", 1.0)
-    return f"{span.low / unit:.1f} to {span.high / unit:.1f} {name}"
+    return f"about {span.middle / unit:.1f} {name} ({span.low / unit:.1f} to {span.high / unit:.1f})"
 
 
 def _format_size(span: CostRange) -> str:

@@ -31,16 +31,36 @@ class CostRange:
     def __mul__(self, count: float) -> CostRange:
         return CostRange(self.low * count, self.high * count)
 
+    @property
+    def middle(self) -> float:
+        """The figure to expect."""
+        return (self.low + self.high) / 2
+
+
+class SuiteCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One suite's own figures, where a host's suites differ."""
+
+    step_s: tuple[float, float]
+    camera_step_s: tuple[float, float]
+
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One host's figures, each from lowest to highest; the file says what each is."""
 
     source: str
+    start_s: tuple[float, float]
     make_s: tuple[float, float]
+    camera_make_s: tuple[float, float] = (0.0, 0.0)
     reset_s: tuple[float, float]
+    camera_reset_s: tuple[float, float] = (0.0, 0.0)
     step_s: tuple[float, float]
     camera_step_s: tuple[float, float]
     record_bytes: tuple[float, float]
+    suites: dict[str, SuiteCosts] = msgspec.field(default_factory=dict)
+
+    def suite(self, name: str) -> SuiteCosts:
+        """Return the suite's own figures, or the host's."""
+        return self.suites.get(name) or SuiteCosts(step_s=self.step_s, camera_step_s=self.camera_step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +82,8 @@ class ScenePlan:
 class RunEstimate:
     """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
 
-    `time_s` is without the policies' own time, divided by the workers, each with a core of its own.
+    `time_s` is from the command's start to its end, without the policies' own time. The work is divided by the workers,
+    each with a core of its own.
     """
 
     scenes: tuple[ScenePlan, ...]
@@ -107,8 +128,12 @@ def estimate_run(
         return RunEstimate(scenes, workers, None, None, None)
     waits = groups[0][0].start.wait_steps if groups else 0
     nothing = CostRange(0.0, 0.0)
-    time = reduce(add, (_scene_time(scene, host_costs, waits) for scene in scenes), nothing) * (
-        1 / max(1, min(workers, len(episodes)))
+    side_by_side = max(1, min(workers, len(episodes)))
+    made = reduce(add, (_make_time(scene, host_costs) for scene in scenes), nothing)
+    run = reduce(add, (_episode_time(scene, host_costs, waits) * scene.episodes for scene in scenes), nothing)
+    # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
+    time = (
+        CostRange(*host_costs.start_s) + made * (1 / max(1, min(side_by_side, len(scenes)))) + run * (1 / side_by_side)
     )
     disk = reduce(
         add, (CostRange(*host_costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes), nothing
@@ -124,8 +149,14 @@ def _plan_scene(group: Sequence[PlannedEpisode], cameras: int, look_interval: in
     )
 
 
-def _scene_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
+def _make_time(scene: ScenePlan, costs: HostCosts) -> CostRange:
+    made = CostRange(*costs.make_s)
+    return made + CostRange(*costs.camera_make_s) if scene.cameras else made
+
+
+def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
+    suite = costs.suite(scene.suite)
     looks = 1 + (scene.horizon - 1) // scene.look_interval
-    pictures = CostRange(*costs.camera_step_s) * (scene.cameras * looks)
-    episode = CostRange(*costs.reset_s) + CostRange(*costs.step_s) * (scene.horizon + wait_steps) + pictures
-    return CostRange(*costs.make_s) + episode * scene.episodes
+    reset = CostRange(*costs.reset_s) + CostRange(*costs.camera_reset_s) * bool(scene.cameras)
+    pictures = CostRange(*suite.camera_step_s) * (scene.cameras * looks)
+    return reset + CostRange(*suite.step_s) * (scene.horizon + wait_steps) + pictures
