@@ -25,8 +25,12 @@ from site_pages import source_digest, write_ipython_profile  # noqa: E402
 
 IPYTHON = BUILD / "docs-ipython"
 write_ipython_profile(IPYTHON)
-bin_folder = Path(sys.executable).parent
-os.environ |= {"COLUMNS": "88", "IPYTHONDIR": str(IPYTHON), "PATH": f"{bin_folder}:{os.environ['PATH']}"}  # of cells
+os.environ |= {  # of cells
+    "COLUMNS": "88",
+    "IPYTHONDIR": str(IPYTHON),
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": f"{DOCS}:{os.environ.get('PYTHONPATH', '')}",
+}
 logging.getLogger("traitlets").setLevel(logging.ERROR)
 
 project, author = "safevla-bench", "The safevla-bench developers"

@@ -14,6 +14,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import site_cards
 import site_reference
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -71,7 +72,8 @@ def write_demo_report(_: Sphinx) -> None:
 
 def write_reference(_: Sphinx) -> None:
     """Write the pages that are made from code, where they have changed, and remove those that no code has any more."""
-    pages = {DOCS / "reference" / f"{name}.md": text for name, text in site_reference.build_pages().items()}
+    made = {**site_reference.build_pages(), **site_cards.build_cards()}
+    pages = {DOCS / "reference" / f"{name}.md": text for name, text in made.items()}
     for path, text in pages.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:

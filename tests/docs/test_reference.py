@@ -24,22 +24,24 @@ def reference() -> ModuleType:
     return module
 
 
-def test_every_key_and_public_name_has_its_place(reference):
-    pages = reference.build_pages()  # raises where one has none
-    assert "`pose_valid`" in pages["record"] or "`contacts`" in pages["record"]
+def test_every_key_of_a_file_is_explained(reference):
+    pages = reference.build_pages()
+    assert set() == reference.UNEXPLAINED, "say in docs/reference_keys.toml what they mean"
+    assert "`contacts`" in pages["record"]
     assert "`requires_all`" in pages["files"]
 
 
-def test_a_key_without_a_meaning_ends_the_build(reference, monkeypatch):
+def test_a_key_that_is_not_explained_is_found(reference, monkeypatch):
+    monkeypatch.setattr(reference, "UNEXPLAINED", set())
     monkeypatch.delitem(reference.KEYS["SpecRow"], "severe")
-    with pytest.raises(ValueError, match=r"SpecRow\.severe"):
-        reference.files_page()
+    reference.files_page()
+    assert {"SpecRow.severe"} == reference.UNEXPLAINED
 
 
-def test_a_public_name_that_no_heading_has_ends_the_build(reference, monkeypatch):
-    monkeypatch.setitem(reference.API, "Judge", ())
-    with pytest.raises(ValueError, match="judge"):
-        reference.api_page()
+def test_every_public_name_has_a_heading_and_one_without_stands_under_more(reference, monkeypatch):
+    assert "## More" not in reference.api_page()
+    monkeypatch.setitem(reference.API, "Errors", ())
+    assert "autoclass:: safevla_bench.SafevlaError" in reference.api_page().partition("## More")[2]
 
 
 def test_every_option_of_every_command_is_on_its_page(reference):
