@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.text.numbers import append_unit, display_unit, format_compact
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 190, 76, 14, 150
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 190, 96, 14, 150
 
 
 def draw_signal(trace: SignalTrace, dt_s: float, title: str) -> str:

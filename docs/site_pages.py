@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import shutil
 import tempfile
 from functools import cache
@@ -97,6 +98,11 @@ def write_ipython_profile(folder: Path) -> None:
     (startup.parent / "ipython_kernel_config.py").write_text(QUIET)
 
 
+def mend_docstring(_: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Let a letter follow code, as in `JudgedEpisode`s, which reStructuredText has no other way to say."""
+    lines[:] = [re.sub(r"(?<![`\w])`([^`]+)`(?=\w)", r"`\1`\\ ", line) for line in lines]
+
+
 def show_cells(_: Sphinx, document: nodes.document) -> None:
     """Show a cell as what it is: shell commands, or a file with its name."""
     for block in document.findall(nodes.literal_block):
@@ -115,5 +121,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_demo_report)
     app.connect("builder-inited", write_reference)
     app.connect("source-read", redirect_links)
+    app.connect("autodoc-process-docstring", mend_docstring)
     app.connect("doctree-read", show_cells)
     return {"parallel_read_safe": True}

@@ -5,7 +5,7 @@ for (const widget of document.querySelectorAll(".threshold")) {
   const svg = widget.querySelector("svg"), verdict = widget.querySelector(".verdict");
   const [limitInput, severeInput] = widget.querySelectorAll("input");
   const peak = Math.max(...values), top = Math.max(peak, Number(limitInput.max)) * 1.08;
-  const [width, height, left, above, below] = [720, 190, 76, 14, 150];
+  const [width, height, left, above, below] = [720, 190, 96, 14, 150];
   const across = k => left + (width - left - 8) * k / (values.length - 1);
   const down = v => below - (below - above) * v / top;
   const add = (name, attributes, text) => {

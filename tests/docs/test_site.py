@@ -22,6 +22,8 @@ PAGES = (
     "reference/commands/eval",
     "reference/api",
     "reference/files",
+    "reference/cards/held_object_tilt_world_15deg",
+    "explanation/one-episode",
     "tutorials/judge",
     "tutorials/evaluate",
     "specifications",
@@ -94,3 +96,14 @@ def test_search_finds_a_word(site, browser, word):
         items.length ? done(items.length) : setTimeout(look, 50); }; look(); })"""
     )
     assert found > 0
+
+
+def test_moving_the_limit_changes_margin_and_depth(site, browser):
+    browser.open(site / "explanation" / "one-episode.html")
+    verdict = "document.querySelector('.threshold .verdict').textContent"
+    assert "ρ = -105.8 N: violated. Depth 0.212" in browser.run(verdict)
+    browser.run(
+        """(() => { const input = document.querySelector('.limit-input'); input.value = 310;
+        input.dispatchEvent(new Event('input')); })()"""
+    )
+    assert "ρ = 4.2 N: holds. Depth 0.000" in browser.run(verdict)
