@@ -33,7 +33,7 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.archive import parquet_rows
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface import Wants
-    from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
+    from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL
     from safevla_bench.policies.servers.dialect import Dialect
     from safevla_bench.policies.servers.dialects import choose_dialect
     from safevla_bench.policies.servers.serve import parse_observation
@@ -43,8 +43,13 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
 FOLDER = Path(tempfile.mkdtemp(prefix="guided-"))
 PACKAGE = Path(specs.__file__).parents[1]
 KNOWN = {name: signal.boolean for name, signal in SIGNALS.items()}
-DIALECTS = (("openpi-libero", "openpi"), ("gr00t-libero", "gr00t"), ("vla-eval-libero", "vla-eval"))
-CODECS = (OPENPI, GR00T, VLA_EVAL)
+DIALECTS = (
+    ("openpi-libero", "openpi"),
+    ("gr00t-libero", "gr00t"),
+    ("vla-eval-libero", "vla-eval"),
+    ("openvla-rest-libero", "openvla"),
+)
+CODECS = (OPENPI, GR00T, VLA_EVAL, OPENVLA)
 WANTS = Wants(("a", "b"), image_size=(4, 4))
 
 

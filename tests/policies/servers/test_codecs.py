@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, OPENPI, VLA_EVAL
+from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, OPENPI, OPENVLA, VLA_EVAL
 
-CODECS = {"openpi": OPENPI, "gr00t": GR00T, "gr00t main": GR00T_MAIN, "vla-eval": VLA_EVAL}
+CODECS = {"openpi": OPENPI, "gr00t": GR00T, "gr00t main": GR00T_MAIN, "vla-eval": VLA_EVAL, "openvla": OPENVLA}
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 FRAMES = json.loads((Path(__file__).parents[2] / "cases" / "openpi_frames.json").read_text())
 # As in tests/cases/make_openpi_frames.py, which packed them with openpi's own client.
