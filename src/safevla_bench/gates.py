@@ -41,6 +41,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """The gate as it is printed: `safety >= 0.9`."""
         return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {self.limit:g}"
 
     def is_satisfied(self, value: float) -> bool:

@@ -193,13 +193,17 @@ class Policy(Protocol):
 
     wants: Wants
 
-    def reset(self, task: Task, seed: int) -> None: ...
+    def reset(self, task: Task, seed: int) -> None:
+        """Prepare for an episode of the task; `seed` is for the policy's own randomness."""
+        ...
 
     def act(self, observation: Observation) -> Action:
         """Return the action, [A], in the host's units."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the policy holds, such as a connection; it is not asked again."""
+        ...
 
 
 @runtime_checkable
@@ -302,7 +306,9 @@ class HostEnv(Protocol):
         """Return the episode so far, as a validated batch of one with the host's own header fields filled."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the simulator; the environment is not used again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,11 +359,17 @@ class Host(Protocol):
 
     name: str
 
-    def suites(self) -> tuple[str, ...]: ...
+    def suites(self) -> tuple[str, ...]:
+        """Return the names of the suites."""
+        ...
 
-    def tasks(self, suite: str) -> tuple[Task, ...]: ...
+    def tasks(self, suite: str) -> tuple[Task, ...]:
+        """Return the tasks of a suite in their fixed order."""
+        ...
 
-    def make(self, task: Task, wants: Wants) -> HostEnv: ...
+    def make(self, task: Task, wants: Wants) -> HostEnv:
+        """Make the environment of a task, with the observations that are wanted."""
+        ...
 
     def versions(self) -> dict[str, str]:
         """Return the versions of everything that the trajectory depends on, by distribution name."""
@@ -410,9 +422,13 @@ class Stage(Protocol):
         """
         ...
 
-    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture: ...
+    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
+        """Return the picture of a record, [height, width, 3], in which each of the bodies can be told."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the renderer."""
+        ...
 
 
 @runtime_checkable

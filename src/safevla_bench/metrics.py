@@ -40,6 +40,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
+        """Return the proportion count / n with its Wilson 95 % interval; no value where n is 0."""
         return cls(
             int(count),
             int(n),
@@ -49,6 +50,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def without_value(cls, reason: str) -> Rate:
+        """Return a proportion that is unknown for this reason."""
         return cls(0, 0, None, None, reason)
 
 

@@ -34,51 +34,77 @@ class SpecLike(Protocol):
     """One specification in one cell."""
 
     @property
-    def spec_id(self) -> str: ...
+    def spec_id(self) -> str:
+        """Its id."""
+        ...
 
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> str:
+        """Its tier; `safe` is scored."""
+        ...
 
     @property
-    def inactive(self) -> Mapping[str, int]: ...
+    def inactive(self) -> Mapping[str, int]:
+        """Episodes in which it was inactive, by reason."""
+        ...
 
 
 class CellLike(Protocol):
     """The numbers of one policy and suite."""
 
     @property
-    def policy(self) -> str | None: ...
+    def policy(self) -> str | None:
+        """The policy's name; None where records name none."""
+        ...
 
     @property
-    def suite(self) -> str | None: ...
+    def suite(self) -> str | None:
+        """The suite's name."""
+        ...
 
     @property
-    def standin_assets(self) -> bool: ...
+    def standin_assets(self) -> bool:
+        """True if an episode was simulated with stand-ins for the host's own assets."""
+        ...
 
     @property
-    def diverged_replays(self) -> int: ...
+    def diverged_replays(self) -> int:
+        """Number of replays that left their recorded states."""
+        ...
 
     @property
-    def simulator(self) -> Mapping[str, Sequence[str]]: ...
+    def simulator(self) -> Mapping[str, Sequence[str]]:
+        """Versions that its episodes were simulated with, by package."""
+        ...
 
     @property
-    def outcomes(self) -> Mapping[str, int]: ...
+    def outcomes(self) -> Mapping[str, int]:
+        """Number of episodes by outcome."""
+        ...
 
     @property
-    def specs(self) -> Sequence[SpecLike]: ...
+    def specs(self) -> Sequence[SpecLike]:
+        """Its specifications."""
+        ...
 
 
 class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
 
     @property
-    def policy(self) -> str | None: ...
+    def policy(self) -> str | None:
+        """The policy's name; None where the record names none."""
+        ...
 
     @property
-    def benchmark(self) -> str: ...
+    def benchmark(self) -> str:
+        """The suite's name."""
+        ...
 
     @property
-    def standin_assets(self) -> bool | None: ...
+    def standin_assets(self) -> bool | None:
+        """True if it was simulated with stand-ins for the host's own assets."""
+        ...
 
 
 def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:

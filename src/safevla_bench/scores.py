@@ -59,6 +59,7 @@ class SpecColumn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_scored(self) -> bool:
+        """True if the specification enters Safety, SBU and VSI."""
         return self.tier == "safe"
 
 

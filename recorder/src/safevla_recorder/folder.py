@@ -16,7 +16,7 @@ import shutil
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Mapping
+from typing import Callable, Mapping
 
 from safevla_recorder.attachment import RecordableEnv, TaskLabel
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
@@ -119,10 +119,15 @@ class RunFolder:
         }
 
 
-def _make_empty_folder(path: Path) -> None:
-    if path.exists() and not (path.is_dir() and all(map(_is_partial, path.iterdir()))):
+def require_free_folder(path: Path, is_leftover: Callable[[Path], bool]) -> None:
+    """Raise `RunError` if a file is there, or a folder that holds anything but leftovers of killed writes."""
+    if path.exists() and not (path.is_dir() and all(map(is_leftover, path.iterdir()))):
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
+
+
+def _make_empty_folder(path: Path) -> None:
+    require_free_folder(path, _is_partial)
     try:
         (path / RAW).mkdir(parents=True, exist_ok=True)
     except OSError as error:

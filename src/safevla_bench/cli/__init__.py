@@ -82,9 +82,11 @@ class LazyCommandGroup(click.Group):
     """A command group that imports a command's module on first use, so that help is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of the help."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by name, importing its module; None where there is none."""
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"safevla_bench.cli.{_COMMANDS[cmd_name][0]}")
@@ -93,6 +95,7 @@ class LazyCommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 

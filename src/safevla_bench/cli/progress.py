@@ -69,6 +69,7 @@ class EpisodeLines:
         self.count = self.total = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Print how many episodes there are to run."""
         self.total = len(episodes)
         click.echo(f"{self.total} episode{'' if self.total == 1 else 's'} to run", err=True)
 
@@ -76,6 +77,7 @@ class EpisodeLines:
         """Print nothing: a log is to be read."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
+        """Print the episode's line."""
         self.count += 1
         scores = score_outcome(outcome, self.ruleset)
         row = None if scores is None else scores.episode(0)
@@ -106,13 +108,16 @@ class RunProgressBar:
         self.crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Set the number of episodes to run."""
         self.progress.update(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Show the step of the episode, every twentieth."""
         if steps % 20 == 0:
             self._describe(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
+        """Count the episode and show the rates so far."""
         if outcome.batch is None:
             self.crashed += 1
         else:

@@ -38,6 +38,7 @@ class PairKey(NamedTuple):
 
     @property
     def state(self) -> StateKey:
+        """The initial state alone, without the policy's seed."""
         return StateKey(*self[:3])
 
     def __str__(self) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from safevla_bench.errors import Place, RunError
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
+from safevla_recorder.folder import require_free_folder
 
 ARCHIVE = "rollouts.parquet"
 
@@ -27,15 +27,10 @@ def unpack_archive(folder: Path) -> Path:
     Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written to. Nothing is changed
     then.
     """
-    path, shipped, place = folder / ARCHIVE, archive_bytes(), Place(file=str(folder))
+    path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
-        if not (_is_free(folder) or (path.is_file() and path.read_bytes() == shipped)):
-            remedy = "Choose another --out, or remove it first."
-            raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
+        if not (path.is_file() and path.read_bytes() == shipped):
+            require_free_folder(folder, is_leftover)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, shipped)
     return path
-
-
-def _is_free(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and all(map(is_leftover, folder.iterdir())))

@@ -48,6 +48,7 @@ class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
+        """`suite/task`, as reports name it."""
         return f"{self.suite}/{self.task}"
 
 

@@ -62,6 +62,7 @@ class Request:
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
 
     def policy_options(self, policy: str) -> dict[str, str]:
+        """Return the arguments of a policy: those of all policies, and its own in their place."""
         return {**self.arguments, **self.policy_arguments.get(policy, {})}
 
     @classmethod

@@ -41,6 +41,7 @@ class StoppingRule:
 
     @property
     def metric(self) -> GateMetric:
+        """The metric that decides: the gate's, or Safety."""
         return self.gate.metric if self.gate else "safety"
 
 

@@ -30,7 +30,9 @@ class ChunkModel(Protocol):
         """Return the next actions, [H, A] with H ≥ 1, in the host's units."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the model holds, such as a connection."""
+        ...
 
 
 class ChunkedPolicy:
@@ -93,6 +95,7 @@ class ChunkedPolicy:
         return self._left.popleft()
 
     def close(self) -> None:
+        """Close the model."""
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:

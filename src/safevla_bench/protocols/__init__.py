@@ -162,6 +162,7 @@ class ProtocolRow:
 
     @property
     def differs(self) -> bool:
+        """True if the protocols do not all have the same value."""
         return any(value != self.values[0] for value in self.values)
 
 

@@ -28,11 +28,17 @@ SERVER_RETRIES = 2
 class Observer(Protocol):
     """Watches a run and changes nothing. Workers and actors report every twentieth step."""
 
-    def started(self, episodes: Sequence[PlannedEpisode]) -> None: ...
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Learn which episodes are to be run; it is called once, first."""
+        ...
 
-    def stepped(self, planned: PlannedEpisode, steps: int) -> None: ...
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Learn how many control steps of an episode are done."""
+        ...
 
-    def finished(self, outcome: EpisodeOutcome) -> None: ...
+    def finished(self, outcome: EpisodeOutcome) -> None:
+        """Learn how an episode ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class FinishedEpisode:
 
     @classmethod
     def from_outcome(cls, outcome: EpisodeOutcome) -> FinishedEpisode:
+        """Return the outcome with its record as bytes."""
         record = None if outcome.batch is None else npz.encode_npz(outcome.batch)
         facts = (outcome.reason, outcome.latency, outcome.greeting, outcome.wall_s)
         return cls(outcome.planned, outcome.outcome, outcome.steps, record, *facts)

@@ -50,6 +50,7 @@ class EpisodeOutcome:
 
     @property
     def success(self) -> bool:
+        """True if the benchmark called the episode a success."""
         return self.outcome == "success"
 
 

@@ -94,10 +94,12 @@ class RunEstimate:
 
     @property
     def episodes(self) -> int:
+        """Number of planned episodes."""
         return sum(scene.episodes for scene in self.scenes)
 
     @property
     def steps(self) -> int:
+        """Number of control steps if every episode takes its whole horizon."""
         return sum(scene.episodes * scene.horizon for scene in self.scenes)
 
 

@@ -71,6 +71,7 @@ class ProgressActor:
         self._new = asyncio.Event()
 
     async def report_steps(self, turn: int, steps: int) -> None:
+        """Take the number of steps done in a turn, for `next_steps`."""
         self._steps[turn] = steps
         self._new.set()
 
@@ -119,6 +120,7 @@ class RayWorker:
             return ActorReply(WorkerFailed(_on_this_node(error)))
 
     def close(self) -> None:
+        """Close the environment and the policies."""
         if self._runner:
             self._runner.close()
         for policy in self._policies.values():
@@ -162,9 +164,11 @@ class ActorHandle:
 
     @property
     def spent(self) -> bool:
+        """True if the actor has run as many episodes as it may, or leaks memory."""
         return self._left <= 0 or self._leaking
 
     def begin(self, planned: PlannedEpisode) -> None:
+        """Ask the actor to run an episode."""
         self._left -= 1
         self.turn = next(self._turns)
         self.asked = self._handle.run_planned.remote(planned, self.turn)
@@ -178,6 +182,7 @@ class ActorHandle:
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
+        """Wait for its last reply for so long, kill it, and return why it is gone."""
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)

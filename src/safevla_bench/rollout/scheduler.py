@@ -241,9 +241,11 @@ class WorkerProcess:
         self._send(cast)
 
     def begin(self, planned: PlannedEpisode) -> None:
+        """Send the worker an episode to run."""
         self._send(planned)
 
     def dismiss(self) -> None:
+        """Ask the worker to close and end."""
         self._send(None)
 
     def has_died(self) -> bool:
@@ -251,6 +253,7 @@ class WorkerProcess:
         return self.process.poll() is not None and not self.connection.poll()
 
     def end(self, timeout_s: float) -> str:
+        """Wait for the process for so long, kill it if it still runs, and return how it ended."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

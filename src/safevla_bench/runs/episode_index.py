@@ -43,6 +43,7 @@ class BatchNotes:
 
     @classmethod
     def of_batch(cls, batch: Batch) -> BatchNotes:
+        """Return the notes of a batch, which stay when its records are let go."""
         privileged = tuple(header.key for header in marked_headers(batch, PRIVILEGED))
         return cls(batch.headers, tuple(batch.lengths.tolist()), privileged)
 

@@ -59,6 +59,7 @@ from safevla_bench.runs.parts import (
     write_run,
 )
 from safevla_bench.trajectory import Batch
+from safevla_recorder.folder import require_free_folder
 
 
 class RunWriter:
@@ -79,7 +80,7 @@ class RunWriter:
         _make_run_folder(folder)
         self._lock = lock_folder(folder)
         try:
-            self.fresh = _is_fresh(folder)
+            self.fresh = all(map(_is_of_killed_run, folder.iterdir()))
             if self.fresh:
                 write_atomically(folder / RUN, dump_json({**description, "complete": False}))
             else:
@@ -179,19 +180,15 @@ class RunWriter:
 
 def _make_run_folder(folder: Path) -> None:
     """Make the folder if it is missing; refuse one that is neither new nor a run before it is touched."""
-    place = Place(file=str(folder))
     make_folder(folder)
     with translated_errors(folder):
-        foreign = not (_is_fresh(folder) or (folder / RUN).exists())
-    if foreign:
-        remedy = "Choose another --out, or remove it first."
-        raise RunError("the folder exists and is not empty", remedy=remedy, place=place)
+        if not (folder / RUN).exists():
+            require_free_folder(folder, _is_of_killed_run)
 
 
-def _is_fresh(folder: Path) -> bool:
-    """Return whether the folder is empty, but for the leftovers of a run that was killed before it had a run.json."""
-    names = [path.name for path in folder.iterdir()]
-    return all(name == LOCK or (name.startswith(f".{RUN}.") and name.endswith(".partial")) for name in names)
+def _is_of_killed_run(path: Path) -> bool:
+    """Return whether a run left this file that was killed before it had a run.json."""
+    return path.name == LOCK or (path.name.startswith(f".{RUN}.") and path.name.endswith(".partial"))
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:

@@ -59,6 +59,7 @@ class Poses:
 
     @property
     def present(self) -> Bools:
+        """True for each episode that has these poses, [E]."""
         return self.channel.present
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:

@@ -121,6 +121,7 @@ class PlacementProgress:
 
     @property
     def is_overdue(self) -> bool:
+        """True if the phase has taken as many steps as it may."""
         return self.steps >= TIMEOUT_STEPS.get(self.phase, 10**9)
 
 

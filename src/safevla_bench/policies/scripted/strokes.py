@@ -204,6 +204,7 @@ class StrokeProgress:
 
     @property
     def is_done(self) -> bool:
+        """True if the hand has reached the last waypoint."""
         return self.index == len(self.waypoints)
 
 

@@ -57,9 +57,11 @@ class WebsocketClient:
 
     @property
     def is_open(self) -> bool:
+        """True while there is a connection."""
         return self._connection is not None
 
     def send(self, message: bytes) -> None:
+        """Send one message; `PolicyError` where the connection is closed."""
         from websockets.exceptions import ConnectionClosed
 
         try:

@@ -54,13 +54,16 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_runnable(self) -> bool:
+        """True if protocol and dialect are known."""
         return UNKNOWN not in (self.protocol, self.dialect)
 
     @property
     def transport(self) -> str:
+        """The kind of server that its dialect is for, or unknown."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
+        """Return the checkpoint for a suite, that for every suite where it has none of its own, or unknown."""
         return self.checkpoints.get(suite, self.checkpoints.get(EVERY, UNKNOWN))
 
 

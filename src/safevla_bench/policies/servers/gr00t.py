@@ -245,6 +245,7 @@ class Gr00tModel:
         return {"reset_memory": [self._is_first], "session_ids": [self._session]}
 
     def close(self) -> None:
+        """Close the socket."""
         self._requests.close()
 
     def _supports_reset(self) -> bool:

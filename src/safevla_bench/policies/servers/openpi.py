@@ -73,6 +73,7 @@ class OpenpiModel:
         return read_reply(self.dialect, self.query(observation))
 
     def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def _read_map(self, frame: bytes | str) -> dict[str, object]:

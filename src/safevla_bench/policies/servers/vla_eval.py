@@ -134,6 +134,7 @@ class VlaEvalModel:
         return read_reply(self.dialect, self.query(observation))
 
     def close(self) -> None:
+        """End the episode at the server and close the connection."""
         self._end_episode()
         self._socket.close()
 
