@@ -93,7 +93,7 @@ def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFI
     arXiv 1905.06208. The upper end is the quantile of sum D_i x_i + D_0, where D is uniform on the simplex of n + 1
     weights: the values with random weights, and one more that is 1. The lower end is the same with one more that is 0.
     For zeros and ones it is Clopper and Pearson's interval. It always has a width, and adapts to the values' variance.
-    That it covers for every distribution in [0, 1] is conjectured; `benchmarks/coverage.py` measures it.
+    That it covers for every distribution in [0, 1] is conjectured; `benchmarks/interval_coverage.py` measures it.
 
     >>> import numpy as np
     >>> interval = bounded_mean_interval(np.zeros(3))

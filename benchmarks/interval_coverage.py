@@ -3,7 +3,7 @@
 Each table sets what is printed now beside what was printed before, or beside the usual choice. Run it on an idle
 machine for the figures of docs/comparing.md:
 
-    python benchmarks/coverage.py --replicates 4000 --write docs/comparing.md
+    python benchmarks/interval_coverage.py --replicates 4000 --write docs/comparing.md
 
 Without --write it prints the tables. With the default number of replicates it takes about two minutes.
 """
