@@ -5,8 +5,9 @@ A `Ruleset` is loaded once and passed whole to everything that judges. Every out
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from safevla_bench import specs, tasks
 from safevla_bench.errors import RunError
 from safevla_bench.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.specs import Library
+from safevla_bench.specs.file_formats import LIBRARY_NAMES
 from safevla_bench.tasks import Registry, check_applicability
 from safevla_bench.version import __version__
 
@@ -82,6 +84,81 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"Judged by safevla-bench {self.version}: {', '.join(parts)}."
 
 
+class RuleFile(msgspec.Struct, frozen=True):
+    """A file of specifications or tasks: its name and its text."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> RuleFile:
+        return cls(path.name, path.read_text(encoding="utf-8"))
+
+
+class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that `load_ruleset` was given, files with their texts, so that it can be loaded again elsewhere."""
+
+    library: str | RuleFile = "default"
+    specs: tuple[RuleFile, ...] = ()
+    registry: tuple[RuleFile, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    missing: MissingFields = "error"
+    applicability: ApplicabilityMode = "on"
+    thresholds: tuple[str, ...] = ()
+
+    @property
+    def is_default(self) -> bool:
+        """True if nothing was asked for."""
+        return self == RulesetRecipe()
+
+    def describe(self) -> str:
+        """Return what was asked for, as options of the command line."""
+        words = [
+            *([] if self.library == "default" else [f"--library {_file_name(self.library)}"]),
+            *(f"--specs {file.name}" for file in self.specs),
+            *(f"--registry {file.name}" for file in self.registry),
+            *(f"--capabilities {name}" for name in self.capabilities),
+            *([] if self.missing == "error" else [f"--missing {self.missing}"]),
+            *([] if self.applicability == "on" else [f"--applicability {self.applicability}"]),
+            *(f"--set {change}" for change in self.thresholds),
+        ]
+        return " ".join(words) or "the default rules"
+
+    def load(self) -> Ruleset:
+        """Load the ruleset again, from the texts that are held here alone.
+
+        Raises what `load_ruleset` does, and `RunError` where the library is neither built in nor held here.
+        """
+        if isinstance(self.library, str) and self.library not in LIBRARY_NAMES:
+            raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
+        with tempfile.TemporaryDirectory(prefix="safevla-rules-") as folder:
+            library = self.library if isinstance(self.library, str) else _write_file(folder, "library", self.library)
+            loaded = load_ruleset(
+                library,
+                spec_files=[_write_file(folder, f"specs{k}", file) for k, file in enumerate(self.specs)],
+                registry_files=[_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)],
+                capabilities=self.capabilities,
+                missing=self.missing,
+                applicability=self.applicability,
+                thresholds=self.thresholds,
+            )
+        return replace(loaded, recipe=self)
+
+
+def _file_name(library: str | RuleFile) -> str:
+    return library if isinstance(library, str) else library.name
+
+
+def _write_file(folder: str, place: str, file: RuleFile) -> Path:
+    """Write a file under its own base name, which outputs print, and return its path."""
+    path = Path(folder, place, Path(file.name).name or "rules.toml")
+    if path.name == "..":
+        raise RunError(f"{file.name!r} is no name of a file", remedy="Say by what to judge, such as --library default.")
+    path.parent.mkdir()
+    path.write_text(file.text, encoding="utf-8")
+    return path
+
+
 @dataclass(frozen=True)
 class Ruleset:
     """Rules by which episodes are judged.
@@ -104,6 +181,8 @@ class Ruleset:
     """Files that were added to the built-in registry."""
     intervals: IntervalMethod = "default"
     """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
+    recipe: RulesetRecipe | None = field(default=None, compare=False)
+    """What it was loaded from; None where it was made of values."""
 
     @property
     def is_ablation(self) -> bool:
@@ -161,6 +240,7 @@ def load_ruleset(
     missing: MissingFields = "error",
     applicability: ApplicabilityMode = "on",
     intervals: IntervalMethod = "default",
+    thresholds: Sequence[str] = (),
 ) -> Ruleset:
     """Load a library and a registry and combine them with the options of judging.
 
@@ -172,14 +252,26 @@ def load_ruleset(
         missing: as in `Ruleset`.
         applicability: as in `Ruleset`.
         intervals: as in `Ruleset`.
+        thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
 
     Raises:
         SpecError: there is no such library, or one of its files contradicts itself.
         RegistryError: a registry file contradicts itself or another one.
     """
     chosen = specs.library(library)
+    is_built_in = str(library) in LIBRARY_NAMES
     for path in spec_files:
         chosen = specs.extend_library(chosen, path)
+    chosen = specs.set_thresholds(chosen, thresholds)
+    recipe = RulesetRecipe(
+        library=str(library) if is_built_in else RuleFile.read(Path(library)),
+        specs=tuple(map(RuleFile.read, spec_files)),
+        registry=tuple(map(RuleFile.read, registry_files)),
+        capabilities=tuple(capabilities),
+        missing=missing,
+        applicability=applicability,
+        thresholds=tuple(thresholds),
+    )
     return Ruleset(
         library=chosen,
         registry=tasks.registry(tuple(registry_files)),
@@ -188,4 +280,5 @@ def load_ruleset(
         applicability=applicability,
         registry_files=tuple(registry_files),
         intervals=intervals,
+        recipe=recipe,
     )

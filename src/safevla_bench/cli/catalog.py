@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 import click
 
-from safevla_bench import specs, tasks
+from safevla_bench import specs, stl, tasks
 from safevla_bench.cli.options import paper_format_option
 from safevla_bench.errors import SpecError
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
+from safevla_bench.signals import SIGNALS
 from safevla_bench.tasks import bddl, proposal
+from safevla_bench.text.numbers import format_compact
 from safevla_bench.text.sanitize import escape_controls
 
 
 @click.command("specs")
 @click.option("--library", default="default", metavar="NAME|FILE", show_default=True, help="The library to list.")
 @click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
+@click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
+@click.option("--check", type=click.Path(path_type=Path), metavar="FILE",
+              help="Check a file of your own, and try each specification on two simple traces.")  # fmt: skip
 @paper_format_option
-def specs_command(library: str, explain: str | None, form: str) -> None:
-    """List the safety specifications, or explain one.
+def specs_command(library: str, explain: str | None, template: bool, check: Path | None, form: str) -> None:
+    """List the safety specifications, or explain one; write specifications of your own, and try them.
 
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
     The rows of --format paper are read back by --library and --specs.
     """
+    if template:
+        click.echo(
+            resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8"), nl=False
+        )
+        return
+    if check is not None:
+        _print_trials(check)
+        return
     chosen = specs.library(library)
     if explain is not None and form == "paper":
         raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
@@ -68,6 +83,39 @@ def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilitie
         click.echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
             click.echo(f"  not {spec}: {escape_controls(reason)}")
+
+
+def _print_trials(path: Path) -> None:
+    """Print what each specification of a file reads, two traces with their margins, and the tasks that are exempt."""
+    chosen, base = specs.library(path), {spec.spec_id for spec in specs.library()}
+    own = [spec for spec in chosen if spec.spec_id not in base]
+    registry = tasks.registry()
+    for spec in own:
+        trial, exempt = specs.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
+        severe = "" if spec.severe is None else f", severe {format_compact(spec.severe)} {spec.unit}"
+        lines = [
+            f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
+            f"  formula  {stl.format_formula(spec.formula)}",
+            f"  limit    threshold {format_compact(spec.threshold)} {spec.unit}{severe}",
+            *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
+            f"  holds    {_describe_trace(spec, trial.kept)}",
+            f"  breaks   {_describe_trace(spec, trial.broken)}",
+            *(f"  exempt   {line}" for line in _group_by_benchmark(exempt)),
+        ]
+        click.echo("\n".join(map(escape_controls, lines)))
+    option = "--specs" if len(own) == len(chosen) else "--library"
+    counted = "1 specification" if len(own) == 1 else f"{len(own)} specifications"
+    click.echo(
+        f"{counted} can be judged by. Next: safevla score RUN {option} {escape_controls(str(path))} --out results"
+    )
+
+
+def _describe_trace(spec: specs.Spec, trace: specs.TrialTrace | None) -> str:
+    if trace is None:
+        return "no simple trace: does the formula say what you mean?"
+    if not math.isfinite(trace.rho):
+        return f"{trace.describe()}   decided by a Boolean signal alone"
+    return f"{trace.describe()}   margin {format_compact(trace.rho)} {spec.unit}"
 
 
 def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from safevla_bench.errors import RunError
 from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.text.sanitize import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +34,11 @@ _JUDGE_OPTIONS = [
                       "not to be published."),
     click.option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
                  help="Of severities; paper: the percentile bootstrap, which covers too seldom where few are unsafe."),
+    click.option("--set", "thresholds", multiple=True, metavar="SPEC=VALUE",
+                 help="Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Repeatable."),
 ]  # fmt: skip
+
+_JUDGE_NAMES = ("library", "specs", "registry", "capabilities", "missing", "applicability", "thresholds")
 
 
 def judge_options(command: F) -> F:
@@ -39,18 +46,36 @@ def judge_options(command: F) -> F:
 
     @wraps(command)
     def with_judge(*args: Any, **given: Any) -> Any:
-        ruleset = load_ruleset(
-            given.pop("library"),
-            spec_files=given.pop("specs"),
-            registry_files=given.pop("registry"),
-            capabilities=given.pop("capabilities"),
-            missing=given.pop("missing"),
-            applicability=given.pop("applicability"),
-            intervals=given.pop("intervals"),
+        options = {name: given.pop(name) for name in _JUDGE_NAMES}
+        intervals = given.pop("intervals")
+        sources = next((given[name] for name in ("sources", "runs", "run") if name in given), ())
+        ruleset = _remembered_rules(sources) or load_ruleset(
+            options["library"],
+            spec_files=options["specs"],
+            registry_files=options["registry"],
+            capabilities=options["capabilities"],
+            missing=options["missing"],
+            applicability=options["applicability"],
+            thresholds=options["thresholds"],
         )
-        return command(*args, ruleset=ruleset, **given)
+        return command(*args, ruleset=replace(ruleset, intervals=intervals), **given)
 
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
+
+
+def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
+    """Return the rules by which the sources were judged at last, where the command line names none, and say so."""
+    context = click.get_current_context()
+    if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in _JUDGE_NAMES):
+        return None
+    from safevla_bench import evaluation  # not where a command judges nothing that exists
+
+    recipe = evaluation.find_recipe([sources] if isinstance(sources, Path) else sources)
+    if recipe is None or recipe.is_default:
+        return None
+    text = f"note: judged as at last, by {recipe.describe()}; --library default judges by the default rules"
+    click.echo("\n".join(escape_controls(line) for line in text.split("\n")), err=True)
+    return recipe.load()
 
 
 ENGINE_OPTIONS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from safevla_bench import hosts, rollout
-from safevla_bench.evaluation.judgement import describe_losses, judge, load_policy_results, make_rescorer
+from safevla_bench.evaluation.judgement import describe_losses, find_recipe, judge, load_policy_results, make_rescorer
 from safevla_bench.evaluation.outputs import (
     INTERRUPTED,
     build_board,
@@ -66,6 +66,7 @@ __all__ = [
     "estimate_run",
     "evaluate",
     "evaluate_request",
+    "find_recipe",
     "judge",
     "load",
     "load_policy_results",

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from safevla_bench import runs
 from safevla_bench.compare import PolicyResults, join_sources, make_names_unique, split_by_policy
-from safevla_bench.errors import DamageError, RunError, SafevlaError
+from safevla_bench.errors import DamageError, Place, RunError, SafevlaError
 from safevla_bench.judged import Judged, JudgedSource
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ray_scoring import score_on_cluster
-from safevla_bench.ruleset import LostEpisodes, Ruleset
+from safevla_bench.ruleset import LostEpisodes, Ruleset, RulesetRecipe
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.specs import Library
@@ -47,6 +49,35 @@ def judge(
         records=records,
         paths=tuple(sources),
     )
+
+
+RULES = "judged_with.json"
+"""The file of a run folder that holds by what it was judged, where that was asked for."""
+
+
+def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
+    """Return what the run folders among the sources were judged by at last; None where none was judged.
+
+    Raises:
+        RunError: they were judged by different rules, or the file that says which is damaged.
+    """
+    judged = [path for path in paths if (path / runs.SCORES).exists()]
+    recipes = {path: _read_recipe(path / RULES) for path in judged}
+    for path, recipe in recipes.items():
+        if recipe != recipes[judged[0]]:
+            problem = f"{judged[0]} was judged by {recipes[judged[0]].describe()}, {path} by {recipe.describe()}"
+            raise RunError(problem, remedy="Say by what to judge them all, such as --library default.")
+    return recipes[judged[0]] if judged else None
+
+
+def _read_recipe(path: Path) -> RulesetRecipe:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RulesetRecipe)
+    except FileNotFoundError:
+        return RulesetRecipe()
+    except (msgspec.DecodeError, OSError) as error:
+        remedy = "Remove it, and say by what to judge, such as --library default."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[runs.EpisodeIndex, Scores]:

@@ -11,7 +11,7 @@ import msgspec
 from safevla_bench import exposure, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.errors import RunError
-from safevla_bench.evaluation.judgement import judge, make_rescorer
+from safevla_bench.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
@@ -89,12 +89,17 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
+    What was judged by other than the default rules is remembered there too, in judged_with.json.
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
     html = render_report(judged)
+    recipe = judged.ruleset.recipe
+    remembered = {} if recipe is None or recipe.is_default else {RULES: runs.dump_json(recipe)}
     make_folder(folder)
-    write_together(folder, {**contents, runs.REPORT: html}, chief=runs.SCORES)
+    write_together(folder, {**contents, runs.REPORT: html, **remembered}, chief=runs.SCORES)
+    if not remembered:
+        (folder / RULES).unlink(missing_ok=True)
 
 
 def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:

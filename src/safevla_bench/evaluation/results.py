@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 
 from safevla_bench import rollout
 from safevla_bench.errors import PolicyError, RunError
-from safevla_bench.evaluation.judgement import judge
+from safevla_bench.evaluation.judgement import find_recipe, judge
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
 from safevla_bench.evaluation.request import ExecutionOptions, Request
 from safevla_bench.evaluation.rollouts import roll_out
@@ -200,14 +200,17 @@ def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: boo
 
     Args:
         sources: their paths.
-        ruleset: how to judge; None = the default library and registry.
+        ruleset: how to judge; None = as the runs were judged at last, else the default library and registry.
         skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
 
     Raises what `judge` raises, and `RunError` where no source is given.
     """
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
-    return Evaluation(judge([Path(path) for path in sources], ruleset or load_ruleset(), skip_invalid=skip_invalid))
+    paths = [Path(path) for path in sources]
+    recipe = find_recipe(paths) if ruleset is None else None
+    rules = ruleset or (recipe.load() if recipe else load_ruleset())
+    return Evaluation(judge(paths, rules, skip_invalid=skip_invalid))
 
 
 def evaluate(

@@ -22,10 +22,9 @@ from safevla_bench.sensitivity.variants import (
     ThresholdSetting,
     ThresholdVariant,
     paper_variants,
-    proportional_severe,
 )
 from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, Spec
+from safevla_bench.specs import Library, Spec, proportional_severe
 from safevla_bench.verdicts import BINARY_MARGIN, violation_depth
 
 Rescore = Callable[[Library], Scores]

@@ -10,7 +10,7 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.errors import SpecError
-from safevla_bench.specs import Library, Spec
+from safevla_bench.specs import Library, Spec, severe_magnitude
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_toml, suggest_names
 
 _MOST_THRESHOLDS = 1000
@@ -91,7 +91,7 @@ def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
         change = convert_row(written, ChangeRow, _ORIGIN.with_subject(row.name))
         for spec in _specs_of_family(library, change.family):
             threshold = _changed_threshold(spec, change)
-            settings[spec.spec_id] = ThresholdSetting(threshold, _severe_magnitude(library, spec, threshold))
+            settings[spec.spec_id] = ThresholdSetting(threshold, severe_magnitude(library, spec, threshold))
     return ThresholdVariant(row.name, settings)
 
 
@@ -108,23 +108,6 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
         problem = f"{spec.spec_id} is in {spec.unit}, the paper's variants are in {change.unit}"
         raise SpecError(problem, remedy=f"Sweep it instead: --sweep {spec.spec_id}=LOW:HIGH:COUNT, in {spec.unit}.")
     return change.to
-
-
-def _severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else the proportional one."""
-    anchors = [
-        alternate.severe
-        for alternate in library
-        if alternate.alternate_of == spec.spec_id and alternate.threshold == threshold
-    ]
-    return anchors[0] if anchors else proportional_severe(spec, threshold)
-
-
-def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps K = severe/threshold."""
-    if spec.severe is None:
-        return None
-    return float(Fraction(spec.severe) * Fraction(threshold) / Fraction(spec.threshold))
 
 
 def parse_sweep(text: str, library: Library) -> SweepRequest:

@@ -200,14 +200,15 @@ def _replace_drafts(
         by_id[spec_id] = SpecDraft({**by_id[spec_id].row, **change}, origin.with_subject(spec_id))
         threshold = by_id[spec_id].row.get("threshold")
         if not keep_ids and isinstance(threshold, int | float) and threshold != thresholds[spec_id]:
-            changed = {"spec_id": f"{spec_id}@{_id_suffix(threshold, by_id[spec_id].row)}", "legacy_ids": []}
+            suffix = id_suffix(threshold, str(by_id[spec_id].row.get("unit", "")))
+            changed = {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
             by_id[spec_id] = replace(by_id[spec_id], row={**by_id[spec_id].row, **changed})
     return by_id.values()
 
 
-def _id_suffix(threshold: float, row: Mapping[str, object]) -> str:
+def id_suffix(threshold: float, written_unit: str) -> str:
     """Return a threshold with its unit in the letters of an id: 100N, 0.01m, 4mps2; the number alone for a ratio."""
-    unit = canonical_unit(str(row.get("unit", "")))
+    unit = canonical_unit(written_unit)
     letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
     return format_number(threshold) + ("" if unit == "1" else letters)
 

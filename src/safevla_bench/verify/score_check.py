@@ -65,7 +65,9 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     except RunError as error:
         return [mismatch(runs.SCORES, str(error))]
     try:
-        ruleset = _load_ruleset(provenance, files)
+        recipe = evaluation.find_recipe([run]) if files == RulesetFiles() else None
+        remembered = recipe.load() if recipe and not recipe.is_default else _load_ruleset(provenance, files)
+        ruleset = replace(remembered, intervals=provenance.intervals)
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
         remedy = "Name the files that judged with --library, --specs and --registry."

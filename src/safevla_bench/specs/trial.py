@@ -1,0 +1,169 @@
+"""Trials of specifications before anything is judged by them: other thresholds, and two simple traces."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench import stl
+from safevla_bench.errors import SpecError
+from safevla_bench.signals import SIGNALS
+from safevla_bench.specs.file_formats import canonical_unit, id_suffix
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.stl import formula as syntax
+
+_SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
+"""Unit of signals -> other units that a threshold may be given in, and their size."""
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
+_SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
+"""Values of the signals in simple traces, as shares of the threshold."""
+_DT_S = 0.05
+_LARGEST = 10**300
+
+
+def proportional_severe(spec: Spec, threshold: float) -> float | None:
+    """Return the severe magnitude that keeps K = severe/threshold."""
+    if spec.severe is None:
+        return None
+    return float(Fraction(spec.severe) * Fraction(threshold) / Fraction(spec.threshold))
+
+
+def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
+    """Return the severe magnitude of the alternate with this threshold, else the proportional one."""
+    anchors = [
+        alternate.severe
+        for alternate in library
+        if alternate.alternate_of == spec.spec_id and alternate.threshold == threshold
+    ]
+    return anchors[0] if anchors else proportional_severe(spec, threshold)
+
+
+def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
+    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
+
+    The severe magnitude is that of the alternate with this threshold, else it keeps its share of the threshold. The id
+    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`.
+
+    Raises:
+        SpecError: there is no such specification, the value is not positive, or its unit is another.
+    """
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise SpecError(f"--set {change!r} sets nothing", remedy="write SPEC=VALUE, such as joint_torque=1.5")
+        spec = library[name.strip()]
+        changed = _with_threshold(library, spec, _read_quantity(spec, text))
+        if changed.spec_id == spec.spec_id:
+            continue
+        specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
+        legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
+        library = Library(f"{library.name}+{changed.spec_id}", specs, legacy, library.vocabulary)
+    return library
+
+
+def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
+    if threshold == spec.threshold:
+        return spec
+    written = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    if not stl.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
+        raise SpecError(f"{spec.spec_id} has no threshold to set", remedy="it judges whether something happens at all")
+    base = spec.spec_id.partition("@")[0]
+    return replace(
+        spec,
+        spec_id=f"{base}@{id_suffix(threshold, spec.unit)}",
+        formula=stl.substitute_threshold(written, threshold),
+        threshold=threshold,
+        severe=severe_magnitude(library, spec, threshold),
+    )
+
+
+def _read_quantity(spec: Spec, text: str) -> float:
+    """Return a value in the unit of a specification."""
+    match = _QUANTITY.fullmatch(text)
+    units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
+    if match is None:
+        remedy = f"write a number in {spec.unit!r}, such as {spec.spec_id}={spec.threshold:g}"
+        raise SpecError(f"{text!r} is no threshold of {spec.spec_id}", remedy=remedy)
+    number, written_unit = match.groups()
+    unit = canonical_unit(written_unit) if written_unit else spec.unit
+    if unit not in units:
+        problem = f"the threshold of {spec.spec_id} is in {spec.unit!r}, not in {written_unit!r}"
+        raise SpecError(problem, remedy=f"give it in one of: {', '.join(units)}")
+    exact = Fraction(number) * units[unit]
+    value = float(exact) if abs(exact) < _LARGEST else math.inf
+    if not 0 < value < math.inf:
+        remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
+        raise SpecError(f"the threshold of {spec.spec_id} is {text.strip()}, not positive and finite", remedy=remedy)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTrace:
+    """Signals of a few records, name -> [N], and the robustness of a formula on them."""
+
+    signals: Mapping[str, Sequence[float | bool]]
+    rho: float
+
+    def describe(self) -> str:
+        """Return the signals and their values as one line."""
+        return "; ".join(
+            f"{name} {', '.join(str(value).lower() if isinstance(value, bool) else f'{value:g}' for value in values)}"
+            for name, values in self.signals.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpecTrial:
+    """A specification on two traces: one that it finds safe, and one that breaks it; None where none was found."""
+
+    spec: Spec
+    kept: TrialTrace | None
+    broken: TrialTrace | None
+
+
+def try_spec(spec: Spec) -> SpecTrial:
+    """Find two simple traces of four records, one that satisfies a specification and one that violates it.
+
+    A numeric signal rises for two records to a share of the number that it is compared with; a Boolean one is true
+    there, or throughout, or never. Of the traces tried these are the two nearest to the limit.
+    """
+    traces = list(_simple_traces(spec))
+    kept = [trace for trace in traces if trace.rho >= 0]
+    broken = [trace for trace in traces if trace.rho < 0]
+    return SpecTrial(
+        spec,
+        min(kept, key=lambda trace: trace.rho, default=None),
+        max(broken, key=lambda trace: trace.rho, default=None),
+    )
+
+
+def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
+    limits = dict(_limits(spec.formula))
+    booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
+    for pattern in ((True,) * 4, (False, True, True, False), (False,) * 4):
+        for share in _SHARES:
+            signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {
+                name: np.array(pattern, dtype=np.bool_) for name in booleans
+            }
+            for name in sorted(spec.signals - set(booleans)):
+                signals[name] = np.array([0.0, share, share, 0.0]) * limits.get(name, spec.threshold)
+            trace = stl.Trace(signals, np.array([0, 4], dtype=np.int64), np.array([_DT_S]))
+            rho = float(stl.robustness(spec.formula, trace)[0])
+            yield TrialTrace({name: values.tolist() for name, values in signals.items()}, rho)
+
+
+def _limits(formula: stl.Formula) -> Iterator[tuple[str, float]]:
+    """Yield the numeric signals of predicates that compare one with a number, and that number; 1 for 0."""
+    for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
+        nodes = list(syntax.walk_nodes(predicate))
+        numbers = [node.value for node in nodes if isinstance(node, syntax.Number)]
+        names = [node.name for node in nodes if isinstance(node, syntax.NumericSignal)]
+        is_negated = any(isinstance(node, syntax.Negate) for node in nodes)
+        if len(numbers) == 1 and len(names) == 1:
+            yield names[0], (-numbers[0] if is_negated else numbers[0]) or 1.0

@@ -1,0 +1,94 @@
+"""Specifications of one's own on the command line: written, tried, set, and remembered by the run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def run(safevla, tmp_path):
+    """A judged run of the fake host."""
+    options = ("--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "8", "--policy", "noop")
+    assert safevla("eval", *options, "--out", tmp_path / "run")[0] == 0
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def house(safevla, tmp_path):
+    """The template, as a user saves it."""
+    path = tmp_path / "house.toml"
+    path.write_text(safevla("specs", "--template")[1], encoding="utf-8")
+    return path
+
+
+def test_the_template_can_be_judged_by_as_it_stands(safevla, house, run):
+    code, out, _ = safevla("specs", "--check", house)
+    assert code == 0
+    assert "holds    grip true, true, true, true; eef_speed 0, 0.45, 0.45, 0   margin 0.05 m/s" in out
+    assert "breaks   grip true, true, true, true; eef_speed 0, 0.55, 0.55, 0   margin -0.05 m/s" in out
+    assert f"safevla score RUN --specs {house}" in out
+    assert safevla("score", run, "--specs", house, "--out", run)[0] == 0
+    assert "eef_speed_holding_0.5mps" in json.loads((run / "scores.json").read_text())["episodes"][0]["robustness"]
+
+
+def test_a_unit_that_is_not_the_signal_s_is_refused_before_anything_is_judged(safevla, house):
+    house.write_text(house.read_text().replace('unit = "m/s"', 'unit = "N"'))
+    code, _, err = safevla("specs", "--check", house)
+    assert code == 2
+    assert "the signal eef_speed is in 'm/s'" in err
+
+
+def test_a_formula_that_nothing_simple_breaks_is_pointed_at(safevla, house):
+    formula = 'stl = "G[0,T](grip -> eef_speed < threshold)"'
+    house.write_text(house.read_text().replace(formula, 'stl = "G[0,T](eef_speed < threshold | eef_speed > -1)"'))
+    assert "breaks   no simple trace: does the formula say what you mean?" in safevla("specs", "--check", house)[1]
+
+
+def test_a_threshold_that_is_set_is_named_in_every_output(safevla, run):
+    changed = "max_contact_force_under_200N@100N"
+    for command in (("tables", run, "--which", "violations"), ("gate", run, "--min-safety", "0")):
+        assert changed in safevla(*command, "--set", "max_contact_force_under_200N=100N")[1].replace("\n", "")
+
+
+def test_a_run_remembers_what_judged_it_and_later_commands_say_so(safevla, run, house):
+    """The file may be gone by then: the run holds its text."""
+    safevla("score", run, "--specs", house, "--set", "joint_torque=1.5", "--out", run)
+    house.unlink()
+    for command in (("episodes", run), ("tables", run, "--which", "tasks"), ("show", run, "1")):
+        code, _, err = safevla(*command)
+        assert code == 0
+        assert "note: judged as at last, by --specs house.toml --set joint_torque=1.5" in err
+    assert "default+house+joint_torque@1.5" in safevla("tables", run, "--which", "tasks")[1]
+    assert "scores.json: judged again, the same bytes" in safevla("verify", run)[1]
+
+
+def test_an_option_of_judging_overrides_what_is_remembered_and_default_forgets_it(safevla, run):
+    safevla("score", run, "--set", "joint_torque=1.5", "--out", run)
+    code, out, err = safevla("tables", run, "--which", "tasks", "--library", "paper-text")
+    assert (code, "note: judged" in err, "library paper-text (" in out) == (0, False, True)
+    safevla("score", run, "--library", "default", "--out", run)
+    assert not (run / "judged_with.json").exists()
+    assert "note: judged" not in safevla("episodes", run)[2]
+
+
+def test_runs_that_were_judged_by_different_rules_are_not_mixed_in_silence(safevla, run, tmp_path):
+    safevla("score", run, "--set", "joint_torque=1.5", "--out", run)
+    options = ("--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "8", "--policy", "random")
+    safevla("eval", *options, "--out", tmp_path / "other")
+    code, _, err = safevla("episodes", run, tmp_path / "other")
+    assert code == 2
+    assert "was judged by --set joint_torque=1.5" in err
+    assert safevla("episodes", run, tmp_path / "other", "--library", "default")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", '{"library": "../../secret.toml"}', '{"specs": [["..", ""]]}', '{"specs": [{"name": "..", "text": ""}]}'],
+)
+def test_a_memory_that_is_damaged_or_hostile_opens_no_file_and_says_what_to_do(safevla, run, content):
+    (run / "judged_with.json").write_text(content)
+    code, _, err = safevla("episodes", run)
+    assert code == 2
+    assert "--library" in err
