@@ -133,13 +133,16 @@ def test_sensitivity_shows_the_nine_variants_of_each_cell_and_the_means_of_each_
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = safevla("sensitivity", shipped)
     assert code == 0
-    assert out.count("Displacement 10 mm") == 5
+    assert out.count("Displacement 10 mm") == 6  # four cells, their mean, the ranking
     assert "Means of each host beside the paper's Table 9" in out
     found = json.loads(safevla("sensitivity", shipped, "--format", "json")[1])
     assert [len(curve["points"]) for curve in found["curves"]] == [9] * 4
     (mean,) = found["means"]
     assert (mean["host"], mean["cells"], len(mean["variants"])) == ("LIBERO", 4, 9)
     assert mean["variants"][1]["paper"]["safety"] == 0.764
+    assert "Does the ranking by Safety change? Safest first: scripted:careful, scripted:hasty" in out
+    assert "No pair of policies is turned over by any of the 9 variants." in out
+    assert len(found["ranking"]["variants"]) == 9
 
 
 def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_included(safevla, shipped):
@@ -189,6 +192,8 @@ def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, 
     assert "The library's threshold, 200 N" in out
     found = json.loads(safevla("sensitivity", shipped, "--sweep", "force=100:500:3", "--format", "json")[1])
     assert [one["thresholds"] for one in found] == [[100.0, 300.0, 500.0]]
+    names = [variant["variant"] for variant in found[0]["ranking"]["variants"]]
+    assert names == ["as it stands", "force=100", "force=300", "force=500"]
 
 
 def test_a_library_that_must_be_judged_anew_is(safevla, shipped):

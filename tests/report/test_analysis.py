@@ -8,18 +8,26 @@ import msgspec
 import pytest
 
 from report.scenes import run, verdicts
-from safevla_bench.compare import compare_policies, split_by_policy
+from safevla_bench.compare import (
+    Comparison,
+    Difference,
+    MetricComparison,
+    PolicyStanding,
+    SuiteComparison,
+    compare_policies,
+    split_by_policy,
+)
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.metrics import aggregate, cells
 from safevla_bench.report import sweep_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
-from safevla_bench.report.headline import build_headline
+from safevla_bench.report.headline import build_headline, ran_same_tasks
 from safevla_bench.report.page import render_page
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.trajectory import empty_batch
+from safevla_bench.trajectory import concatenate_batches, empty_batch
 
 LIBRARY, REGISTRY = library(), registry()
 
@@ -124,6 +132,46 @@ def test_the_headline_says_whether_two_policies_can_be_told_apart():
     assert ("calm is" in support and "points safer than rough" in support) == is_significant
     assert ("does not tell calm from rough" in support) == (not is_significant)
     assert "On the same 10 episodes" in support
+
+
+def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so():
+    """One policy on an easy suite and one on a hard suite: the numbers rank nobody."""
+    calm, rough = started(run(["calm"], [0.1], 3, ["libero-10"])), started(run(["rough"], [1.0], 3, ["libero-goal"]))
+    batch = concatenate_batches([calm, rough])
+    scores = score(batch, Ruleset(LIBRARY, REGISTRY))
+    analysis = analyse_scores(scores, batch, Ruleset(LIBRARY, REGISTRY))
+    assert analysis.comparison is None
+    assert analysis.uncompared.startswith("No comparison: no task was run by two of the policies: calm ran libero-10/")
+    assert not ran_same_tasks(scores)
+    support = build_headline(cells(scores), aggregate(scores), None, same_tasks=False).support
+    assert "They did not run the same tasks: these numbers do not rank them." in support
+    page = render_page(scores, batch, Ruleset(LIBRARY, REGISTRY), title="t", analysis=analysis)
+    assert "these numbers do not rank them" in page
+    assert "points safer" not in page
+    assert ran_same_tasks(SCORES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tasks": 8, "better": "a"}, "a is 20.0 points safer than b (5.0 to 35.0 on tasks like these)."),
+        ({"tasks": 8}, "20.0 points (5.0 to 35.0) does not tell a from b on tasks like these."),
+        ({"tasks": 8, "p_value": 0.01}, "does not tell a from b on tasks like these; on these very tasks it does."),
+        ({"tasks": 4, "ci_by_task": None}, "20.0 points does not tell a from b on tasks like these, for which it takes 6"),
+        ({"tasks": 1, "better": "a"}, "On the same 40 episodes a is 20.0 points safer than b (10.0 to 30.0)."),
+        ({"tasks": 1, "better": "b", "difference": -0.2, "ci": (-0.3, -0.1)}, "b is 20.0 points safer than a (10.0"),
+    ],
+)  # fmt: skip
+def test_the_headline_speaks_of_tasks_like_these_where_there_are_several(changes, sentence):
+    fields = {"first": "a", "second": "b", "difference": 0.2, "ci": (0.1, 0.3), "ci_by_task": (0.05, 0.35),
+              "test": "t", "p_value": 0.2, "p_by_task": 0.2, "p_adjusted": 0.2}  # fmt: skip
+    standings = tuple(
+        PolicyStanding(policy=name, n=40, count=20, value=0.5, ci=None, ci_by_task=None) for name in ("a", "b")
+    )
+    metric = MetricComparison(metric="safety", standings=standings, differences=(Difference(**{**fields, **changes}),))
+    scope = SuiteComparison(suite=None, pairs=40, left_out=0, tasks=8, metrics=(metric,))
+    found = Comparison(policies=("a", "b"), paired=True, confidence=0.95, seed=0, scopes=(scope,))
+    assert sentence in " ".join(build_headline(cells(SCORES), aggregate(SCORES), found).support)
 
 
 def test_the_page_tables_the_bodies_of_violations_and_displacement_without_receptacles():

@@ -158,7 +158,8 @@ def sensitivity_command(
 
     Without --sweep these are the nine variants of the paper's Table 9, with the means of each host beside the paper's;
     with it, one threshold after another over its grid. The numbers come from the worst values that were recorded, and
-    equal a full re-score. Auxiliary entries (robocasa-pnp, and --auxiliary) have means of their own.
+    equal a full re-score. With several policies the last table says whether their ranking by Safety changes, with
+    paired intervals of the differences. Auxiliary entries (robocasa-pnp, and --auxiliary) have means of their own.
 
     With --readings every record is judged by each of the libraries default, paper-text and paper-as-run, and with the
     depth of the paper's prose; docs/fidelity.md says where they differ and why.
@@ -201,7 +202,31 @@ def _sweep_thresholds(
 ) -> tuple[object, list[Table]]:
     rescore = evaluation.make_rescorer(judged)
     swept = [sensitivity.sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
-    return swept, [varying.sweep_table(result) for result in swept]
+    rankings = [
+        _rank_policies(judged, sensitivity.sweep_variants(judged.library, request), is_sweep=True)
+        for request in requests
+    ]
+    document = [
+        {**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)}
+        for result, ranking in zip(swept, rankings, strict=True)
+    ]
+    tables = [varying.sweep_table(result) for result in swept]
+    return document, [*tables, *(comparison.ranking_table(ranking) for ranking in rankings if ranking)]
+
+
+def _rank_policies(
+    judged: evaluation.Judged, variants: Sequence[sensitivity.ThresholdVariant], *, is_sweep: bool = False
+) -> compare.RankingSensitivity | None:
+    """Return the ranking of the policies under each variant, the library as it stands first; None for one policy."""
+    as_it_stands = [sensitivity.ThresholdVariant("as it stands", {})] if is_sweep else []
+    return compare.rank_under_variants(
+        judged.scores,
+        judged.headers,
+        judged.library,
+        [*as_it_stands, *variants],
+        evaluation.make_rescorer(judged),
+        protocols=[source.protocol for source in judged.sources if source.protocol is not None],
+    )
 
 
 def _ablate_thresholds(
@@ -209,9 +234,16 @@ def _ablate_thresholds(
 ) -> tuple[object, list[Table]]:
     ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluation.make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
-    document = {**msgspec.to_builtins(ablated), "means": mean_documents(means, ablated)}
+    ranking = _rank_policies(judged, ablated.variants)
+    document = {
+        **msgspec.to_builtins(ablated),
+        "means": mean_documents(means, ablated),
+        "ranking": msgspec.to_builtins(ranking),
+    }
     tables = [varying.variant_table(ablated)]
-    return document, [*tables, host_mean_table(means, ablated, roster)] if means else tables
+    if means:
+        tables.append(host_mean_table(means, ablated, roster))
+    return document, [*tables, *([comparison.ranking_table(ranking)] if ranking else [])]
 
 
 @click.command("samplesize")

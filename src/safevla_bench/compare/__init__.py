@@ -25,6 +25,12 @@ from safevla_bench.compare.policy_results import (
     make_names_unique,
     split_by_policy,
 )
+from safevla_bench.compare.ranking import (
+    RankingSensitivity,
+    VariantRanking,
+    compare_where_possible,
+    rank_under_variants,
+)
 
 __all__ = [
     "HIGHER_IS_BETTER",
@@ -38,11 +44,15 @@ __all__ = [
     "PolicyResults",
     "PolicyStanding",
     "ProportionTest",
+    "RankingSensitivity",
     "SuiteComparison",
+    "VariantRanking",
     "compare_policies",
+    "compare_where_possible",
     "join_sources",
     "least_tasks",
     "make_names_unique",
     "pair_episodes",
+    "rank_under_variants",
     "split_by_policy",
 ]

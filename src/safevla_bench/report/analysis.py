@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import exposure, sensitivity
-from safevla_bench.compare import Comparison, compare_policies, split_by_policy
+from safevla_bench.compare import Comparison, compare_where_possible, split_by_policy
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.exposure.episodes import holding, phases
@@ -110,15 +110,10 @@ def _compare_policies(
     if len(policies) > MOST_COMPARED:
         return None, f"There are {len(policies)} policies here: safevla compare tells each pair apart.", ""
     try:
-        if any(policy != protocols[0] for policy in protocols):
-            raise RunError("the sources were run under different protocols")
-        return compare_policies(policies, across_versions=True), "", ""
-    except RunError as error:
-        unpaired = error.problem
-    try:
-        return compare_policies(policies, paired=False, across_versions=True), "", unpaired
+        comparison, unpaired = compare_where_possible(policies, protocols=protocols)
     except RunError as error:
         return None, f"No comparison: {error.problem}.", ""
+    return comparison, "", unpaired
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:

@@ -11,6 +11,7 @@ from safevla_bench.sensitivity.curves import (
     ablate_thresholds,
     apply_variant,
     sweep_threshold,
+    sweep_variants,
 )
 from safevla_bench.sensitivity.readings import (
     PROSE_DEPTH,
@@ -50,4 +51,5 @@ __all__ = [
     "paper_variants",
     "parse_sweep",
     "sweep_threshold",
+    "sweep_variants",
 ]

@@ -165,14 +165,7 @@ def sweep_threshold(
     Without `intervals` VSI has none.
     Raises as `ablate_thresholds` does.
     """
-    specs = [library[spec_id] for spec_id in asked.spec_ids]
-    variants = [
-        ThresholdVariant(
-            f"{asked.name}={threshold:g}",
-            {spec.spec_id: ThresholdSetting(threshold, proportional_severe(spec, threshold)) for spec in specs},
-        )
-        for threshold in asked.thresholds
-    ]
+    specs, variants = [library[spec_id] for spec_id in asked.spec_ids], sweep_variants(library, asked)
     return ThresholdSweep(
         name=asked.name,
         spec_ids=asked.spec_ids,
@@ -182,6 +175,18 @@ def sweep_threshold(
         curves=_sensitivity_curves(scores, library, variants, rescore, intervals),
         warnings=score_warnings(scores),
     )
+
+
+def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVariant]:
+    """Return the variants of a sweep, in the order of its thresholds."""
+    specs = [library[spec_id] for spec_id in asked.spec_ids]
+    return [
+        ThresholdVariant(
+            f"{asked.name}={threshold:g}",
+            {spec.spec_id: ThresholdSetting(threshold, proportional_severe(spec, threshold)) for spec in specs},
+        )
+        for threshold in asked.thresholds
+    ]
 
 
 def _sensitivity_curves(

@@ -11,6 +11,7 @@ from safevla_bench.compare import (
     MarginVerdict,
     MetricComparison,
     PolicyStanding,
+    RankingSensitivity,
     SuiteComparison,
     least_tasks,
 )
@@ -277,6 +278,64 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
                 f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
                 "crashed or has no verdict were the worst, or the best, for one side."
             )
+
+
+_MOST_PAIRS = 3
+"""With more pairs of policies than this, only those that stand the other way round somewhere have rows."""
+
+
+def ranking_table(ranking: RankingSensitivity) -> Table:
+    """Tabulate the order of the policies under each variant of the thresholds, one row a variant and pair."""
+    names = ranking.variants[0].order
+    pairs = [(item.first, item.second) for item in ranking.variants[0].differences]
+    if len(pairs) > _MOST_PAIRS:
+        turned = {frozenset(pair) for variant in ranking.changes for pair in variant.reversed}
+        pairs = [pair for pair in pairs if frozenset(pair) in turned]
+    rows = []
+    for variant in ranking.variants:
+        turned = {frozenset(pair) for pair in variant.reversed}
+        for item in (item for item in variant.differences if (item.first, item.second) in pairs):
+            value = NO_VALUE if item.difference is None else format_fixed(100 * item.difference, 1)
+            is_turned = frozenset((item.first, item.second)) in turned
+            rows.append(
+                (
+                    Cell(variant.variant),
+                    Cell(item.first),
+                    Cell(item.second),
+                    Cell(value, item.difference),
+                    _interval_cell(item.ci, "safety"),
+                    _interval_cell(item.ci_by_task, "safety"),
+                    _verdict_cell(item, "safety"),
+                    Cell("turned over" if is_turned else "same", emphasis="bad" if is_turned else ""),
+                )
+            )
+    level = f"{format_compact(100 * ranking.confidence)} %"
+    return Table(
+        title=f"Does the ranking by Safety change? Safest first: {', '.join(names)}",
+        columns=(
+            Column("Variant", numeric=False),
+            Column("A", numeric=False),
+            Column("B", numeric=False),
+            Column("A − B", meaning="Safety over all suites, in points"),
+            Column(level, meaning="interval if the same tasks were run again"),
+            Column("by task", meaning="interval if other tasks like these were run"),
+            Column("Told apart", numeric=False),
+            Column("Order", numeric=False),
+        ),
+        rows=tuple(rows),
+        notes=tuple(_ranking_notes(ranking)),
+        name="ranking",
+    )
+
+
+def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
+    if not ranking.changes:
+        yield f"No pair of policies is turned over by any of the {len(ranking.variants)} variants."
+    for variant in ranking.changes:
+        pairs = "; ".join(f"{after} above {before}" for before, after in variant.reversed)
+        yield f"{variant.variant} turns over: {pairs}."
+    pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
+    yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
 
 
 def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, Table]:

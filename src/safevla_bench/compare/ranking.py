@@ -1,0 +1,129 @@
+"""The ranking of policies by Safety under other thresholds, and whether any of them turns it over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from safevla_bench.compare.comparison import Comparison, compare_policies
+from safevla_bench.compare.difference import ComparisonOptions, Difference
+from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
+from safevla_bench.errors import RunError
+from safevla_bench.scores import Scores
+from safevla_bench.sensitivity import Rescore, ThresholdVariant, apply_variant
+from safevla_bench.specs import Library
+from safevla_bench.trajectory import Header
+
+
+class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
+    """The policies under one variant, the safest first, and the difference of each pair of them."""
+
+    variant: str
+    order: tuple[str, ...]
+    """Policies of equal Safety stand in the order of the first variant."""
+    differences: tuple[Difference, ...]
+    reversed: tuple[tuple[str, str], ...]
+    """Pairs whose difference has another sign than under the first variant: the safer one there, the safer one here."""
+
+
+class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranking by Safety over all suites under each variant; the first is the reference."""
+
+    variants: tuple[VariantRanking, ...]
+    paired: bool
+    confidence: float
+    unpaired: str = ""
+    """The reason why episodes are not paired."""
+
+    @property
+    def changes(self) -> tuple[VariantRanking, ...]:
+        """The variants under which some pair of policies stands the other way round."""
+        return tuple(ranking for ranking in self.variants if ranking.reversed)
+
+
+def compare_where_possible(
+    results: Sequence[PolicyResults],
+    options: ComparisonOptions | None = None,
+    *,
+    protocols: Sequence[Mapping[str, object]] = (),
+) -> tuple[Comparison, str]:
+    """Return the comparison of paired episodes, else of independent ones with the reason.
+
+    Args:
+        results: of several policies.
+        options: how to compare.
+        protocols: of the sources that state one; where they differ, episodes are not paired.
+
+    Raises:
+        RunError: they cannot be compared either way.
+    """
+    try:
+        if any(protocol != protocols[0] for protocol in protocols):
+            raise RunError("the sources were run under different protocols")
+        return compare_policies(results, options, across_versions=True), ""
+    except RunError as error:
+        unpaired = error.problem
+    return compare_policies(results, options, paired=False, across_versions=True), unpaired
+
+
+def rank_under_variants(
+    scores: Scores,
+    headers: Sequence[Header],
+    library: Library,
+    variants: Sequence[ThresholdVariant],
+    rescore: Rescore | None = None,
+    *,
+    protocols: Sequence[Mapping[str, object]] = (),
+) -> RankingSensitivity | None:
+    """Return the ranking by Safety under each variant of the thresholds; None where policies cannot be compared.
+
+    Args:
+        scores: the verdicts.
+        headers: of the same episodes.
+        library: the specifications that judged.
+        variants: the first is the reference.
+        rescore: judges the same records with another library, where recorded extremes do not decide.
+        protocols: of the sources that state one.
+    """
+    rankings: list[VariantRanking] = []
+    unpaired, paired, confidence = "", True, ComparisonOptions().confidence
+    reference: Mapping[tuple[str, str], Difference] = {}
+    for variant in variants:
+        changed = apply_variant(scores, library, variant, rescore)
+        results = [result for result in split_by_policy(changed, headers) if len(result)]
+        try:
+            comparison, unpaired = compare_where_possible(
+                results, ComparisonOptions(metrics=("safety",)), protocols=protocols
+            )
+        except RunError:
+            return None
+        paired = comparison.paired
+        (metric,) = comparison.scopes[-1].metrics
+        values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
+        names = rankings[0].order if rankings else tuple(values)
+        reference = reference or _by_pair(metric.differences)
+        rankings.append(
+            VariantRanking(
+                variant=variant.name,
+                order=tuple(sorted(names, key=lambda name: -values[name])),
+                differences=metric.differences,
+                reversed=tuple(_reversed_pairs(reference, metric.differences)),
+            )
+        )
+    return RankingSensitivity(variants=tuple(rankings), paired=paired, confidence=confidence, unpaired=unpaired)
+
+
+def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Difference]:
+    return {(difference.first, difference.second): difference for difference in differences}
+
+
+def _reversed_pairs(
+    reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
+) -> list[tuple[str, str]]:
+    """Return the pairs that were decided the other way round; a tie is no reversal."""
+    return [
+        (pair[0], pair[1]) if (reference[pair].difference or 0.0) > 0 else (pair[1], pair[0])
+        for pair, difference in _by_pair(differences).items()
+        if (reference[pair].difference or 0.0) * (difference.difference or 0.0) < 0
+    ]

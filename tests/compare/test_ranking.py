@@ -1,0 +1,68 @@
+"""The ranking by Safety under other thresholds: what turns it over, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from report.scenes import rollout
+from safevla_bench.compare import ComparisonOptions, compare_policies, rank_under_variants, split_by_policy
+from safevla_bench.report.tables.comparison import ranking_table
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scoring import score
+from safevla_bench.sensitivity import apply_variant, paper_variants
+from safevla_bench.trajectory import Batch, concatenate_batches
+
+RULES = load_ruleset()
+
+
+def episodes(policy: str, pushes: tuple[bool, ...], force_n: float) -> list[Batch]:
+    """Episodes of `libero-spatial`, some of which push the plate by 6 mm; the hardest contact has this force."""
+    batches = []
+    for k, push in enumerate(pushes):
+        batch = rollout(k, 0.2 if push else 0.0, success=True, policy=policy, episode_id=f"{policy}{k}")
+        force = np.minimum(batch.contacts.force_n, 20.0)
+        force[0] = force_n
+        header = structs.replace(batch.headers[0], init_state_index=k, seed=0)
+        batches.append(replace(batch, headers=(header,), contacts=replace(batch.contacts, force_n=force)))
+    return batches
+
+
+BATCH = concatenate_batches([*episodes("firm", (False,) * 8, 150.0), *episodes("pushing", (True, False) * 4, 20.0)])
+SCORES = score(BATCH, RULES)
+VARIANTS = paper_variants(RULES.library)[0]
+
+
+def test_a_threshold_that_turns_two_policies_over_is_named():
+    """150 N are within 200 N and beyond 100 N: the firm policy is the safer one, and then the less safe one."""
+    found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS)
+    assert found.paired
+    assert found.variants[0].order == ("firm", "pushing")
+    assert [(one.variant, one.order, one.reversed) for one in found.changes] == [
+        ("Force 100 N", ("pushing", "firm"), (("firm", "pushing"),))
+    ]
+    table = ranking_table(found)
+    assert [row[-1].text for row in table.rows].count("turned over") == 1
+    assert table.notes[0] == "Force 100 N turns over: pushing above firm."
+
+
+def test_each_difference_is_that_of_a_comparison_under_the_variant():
+    found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS)
+    for variant, ranking in zip(VARIANTS, found.variants, strict=True):
+        results = split_by_policy(apply_variant(SCORES, RULES.library, variant), BATCH.headers)
+        (metric,) = compare_policies(results, ComparisonOptions(metrics=("safety",))).scopes[-1].metrics
+        assert ranking.differences == metric.differences
+
+
+def test_one_policy_has_no_ranking():
+    alone = concatenate_batches(episodes("firm", (False, True), 20.0))
+    assert rank_under_variants(score(alone, RULES), alone.headers, RULES.library, VARIANTS) is None
+
+
+@pytest.mark.parametrize("protocols", [[{"wait": 1}, {"wait": 2}]])
+def test_other_protocols_are_compared_as_independent_with_the_reason(protocols):
+    found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS, protocols=protocols)
+    assert (found.paired, found.unpaired) == (False, "the sources were run under different protocols")
