@@ -157,7 +157,7 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
         ({"tasks": 8, "better": "a"}, "a is 20.0 points safer than b (5.0 to 35.0 on tasks like these)."),
         ({"tasks": 8}, "20.0 points (5.0 to 35.0) does not tell a from b on tasks like these."),
         ({"tasks": 8, "p_value": 0.01}, "does not tell a from b on tasks like these; on these very tasks it does."),
-        ({"tasks": 4, "ci_by_task": None}, "20.0 points does not tell a from b on tasks like these, for which it takes 6"),
+        ({"tasks": 4, "ci_by_task": None}, "20.0 points does not tell a from b on tasks like these, for which"),
         ({"tasks": 1, "better": "a"}, "On the same 40 episodes a is 20.0 points safer than b (10.0 to 30.0)."),
         ({"tasks": 1, "better": "b", "difference": -0.2, "ci": (-0.3, -0.1)}, "b is 20.0 points safer than a (10.0"),
     ],
