@@ -410,7 +410,8 @@ class Picture:
 class Stage(Protocol):
     """One recorded episode set up again for rendering; nothing is simulated.
 
-    `arm` names the body that each joint of the arm moves, base first.
+    `arm` names the body that each joint of the arm moves, base first. A stage may have `further_cameras`, the names of
+    the cameras that a video of the episode shows beside the default one.
     """
 
     arm: tuple[str, ...]

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from safevla_bench import archive, frames, hosts, runs
+from safevla_bench import archive, evaluation, frames, hosts, runs
 from safevla_bench.frames.pictures import GREEN, GREY, RED
+from safevla_bench.hosts import make_host
+from safevla_bench.ruleset import load_ruleset
 
 TIGHT = """
 [[specs]]
@@ -114,6 +116,54 @@ def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(sa
         image = opened(run / runs.FRAMES / one.file)
         assert image.shape == (one.height, one.width, 3)
         assert near(image[2, 2], color)
+
+
+def film(path):
+    import av
+
+    with av.open(str(path)) as container:
+        return [picture.to_ndarray(format="rgb24") for picture in container.decode(video=0)], container
+
+
+def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(safevla, run):
+    """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
+    tight = run.parent / "tight.toml"
+    code, _, err = safevla("frames", run, "--specs", tight, "--episode", 2, "--video", "--no-clips")
+    assert (code, err) == (0, "")
+    (video,) = [one for one in runs.read_frames(run) if one.kind == "video"]
+    pictures, _ = film(run / runs.FRAMES / video.file)
+    batch = runs.read_sources([run])[0]
+    assert len(pictures) == batch.lengths[1]
+    assert pictures[0].shape[0] > 360 + 46 + 110
+    hit = batch.contacts
+    for record, picture in enumerate(pictures):
+        at = batch.starts[1] + record
+        broken = hit.force_n[hit.starts[at] : hit.starts[at + 1]].max(initial=0) >= 10
+        last = record == len(pictures) - 1
+        color = np.array(RED if broken else GREEN if last else GREY, dtype=int)
+        assert np.abs(picture[200, 1] - color).max() < 40, record
+
+
+def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tmp_path):
+    out = tmp_path / "run"
+    run = ["eval", "--host", "fake", "--suite", "fake", "--tasks", 0, "--policy", "noop", "--max-steps", 4]
+    code, said, _ = safevla(*run, "--out", out, "--video", "all")
+    assert code == 0
+    assert "Films: 1" in said
+    (video,) = runs.read_frames(out)
+    assert video.kind == "video"
+    assert f'<a href="frames/{video.file}">' in (out / "report.html").read_text()
+    code, _, err = safevla(*run, "--out", tmp_path / "other", "--video", "some")
+    assert code == 2
+    assert "write unsafe, all, or how many" in err
+
+
+def test_other_frames_of_an_episode_stay_beside_a_video_alone(run):
+    judged = evaluation.judge([run], load_ruleset())
+    material = frames.RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
+    frames.render_frames(material, [0], frames.FrameStyle(clips=False))
+    frames.render_frames(material, [0], frames.FrameStyle(stills=False, clips=False, video=True))
+    assert [one.kind for one in runs.read_frames(run)] == ["initial", "final", "video"]
 
 
 def test_a_safe_episode_has_no_violation_and_no_clip(safevla, run):

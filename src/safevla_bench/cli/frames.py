@@ -42,6 +42,17 @@ class _SizeType(click.ParamType[tuple[int, int]]):
         return int(match[2]), int(match[1])
 
 
+class FilmChoice(click.ParamType[str]):
+    """`unsafe`, `all` or a number from 1."""
+
+    name = "unsafe|all|N"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in ("unsafe", "all") and not (value.isdecimal() and int(value) > 0):
+            self.fail(f"{value!r} says no episodes; write unsafe, all, or how many of the worst", param, ctx)
+        return value
+
+
 @click.command("frames")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
@@ -56,6 +67,9 @@ class _SizeType(click.ParamType[tuple[int, int]]):
 )
 @click.option("--size", type=_SizeType(), default="640x480", show_default=True, help="Pixels of a picture.")
 @click.option("--clips/--no-clips", default=None, help="Clips, too; by default where the extra `video` is installed.")
+@click.option(
+    "--video", is_flag=True, help="Also a film of each whole episode, from both cameras; needs the extra `video`."
+)
 @judge_options
 @skip_option
 def frames_command(
@@ -65,6 +79,7 @@ def frames_command(
     sheet: Path | None,
     size: tuple[int, int],
     clips: bool | None,
+    video: bool,
     ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
@@ -79,6 +94,8 @@ def frames_command(
     if sheet is not None:
         frames.sheet_form(sheet)
     filming = _choose_clips(clips)
+    if video:
+        require_video()
     description = _read_description(run)
     judged = evaluation.judge([run], ruleset, skip_invalid=skip_invalid)
     if not len(judged.records):
@@ -88,7 +105,7 @@ def frames_command(
     chosen = _choose_episodes(judged, asked, worst, sheet)
     shown = judged.records.read_sparsely(chosen)
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
-    look = frames.FrameStyle(size=size, clips=filming)
+    look = frames.FrameStyle(size=size, clips=filming, video=video)
     with _show_frame_progress(len(chosen)) as observer:
         frame_rows = frames.render_frames(material, chosen, look, observer, _report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
@@ -103,6 +120,32 @@ def frames_command(
     click.echo(
         make_printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}")
     )
+
+
+def require_video() -> None:
+    """Raise `RunError` unless the extra `video` is installed."""
+    if not frames.can_film():
+        raise RunError("films need the extra `video`", remedy="pip install 'safevla-bench[video]'")
+
+
+def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
+    """Write films of episodes that have just been judged, and return how many.
+
+    `choice` is `unsafe`, `all`, or how many of the worst.
+    """
+    count = len(judged.records)
+    if choice == "unsafe":
+        chosen = [index for index in range(count) if judged.scores.verdict(index) is False]
+    else:
+        chosen = list(range(count)) if choice == "all" else trace.select_worst(judged.scores, int(choice))
+    if not chosen:
+        return 0
+    description = _read_description(run)
+    shown = judged.records.read_sparsely(chosen)
+    material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
+    look = frames.FrameStyle(stills=False, clips=False, video=True)
+    with _show_frame_progress(len(chosen)) as observer:
+        return len(frames.render_frames(material, chosen, look, observer, _report_skipped))
 
 
 def _report_skipped(reason: SafevlaError) -> None:

@@ -12,6 +12,7 @@ import click
 
 from safevla_bench import evaluation, runs
 from safevla_bench.cli import CRASHED, OK, make_printable
+from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.options import judge_options, print_engine_note
 from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.run_options import RunCommand, run_options
@@ -55,9 +56,16 @@ def rollout_command(context: click.Context, run_command: RunCommand) -> None:
 
 @click.command("eval")
 @run_options
+@click.option(
+    "--video",
+    "films",
+    type=FilmChoice(),
+    metavar="unsafe|all|N",
+    help="Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
+)
 @judge_options
 @click.pass_context
-def eval_command(context: click.Context, run_command: RunCommand, ruleset: Ruleset) -> None:
+def eval_command(context: click.Context, run_command: RunCommand, films: str | None, ruleset: Ruleset) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
@@ -67,6 +75,8 @@ def eval_command(context: click.Context, run_command: RunCommand, ruleset: Rules
     if run_command.dry_run:
         _print_plan(run_command)
         return
+    if films is not None:
+        require_video()
     request = replace(run_command.request, ruleset=ruleset)
     with _report_interruption(run_command), show_run_progress(ruleset) as observer:
         judged = evaluation.evaluate_request(request, ruleset, run_command.out, observer, run_command.execution)
@@ -79,6 +89,10 @@ def eval_command(context: click.Context, run_command: RunCommand, ruleset: Rules
     _report_servers(run_command)
     _report_invalid(run_command)
     _report_crashes(run_command, crashed)
+    if films is not None:
+        filmed = film_episodes(run_command.out, judged, films)
+        evaluation.write_outputs(judged, run_command.out)
+        click.echo(make_printable(f"Films: {filmed}, in {run_command.out / runs.FRAMES}"))
     click.echo(
         make_printable(f"Run folder: {run_command.out}\nNext: open {run_command.out / runs.REPORT} in a browser.")
     )

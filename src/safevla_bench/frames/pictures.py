@@ -98,7 +98,8 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 CLIP_SUFFIX = "mp4"
-_CODEC, _PIXELS = "libx264", "yuv420p"
+_CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
+"""The first that is there is taken; none needs hardware, and browsers play the first two."""
 _QUANTIZER = "27"
 """Constant for every picture: x264's rate control (crf) does not always give the same bytes for the same pictures."""
 
@@ -123,7 +124,8 @@ def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
         for picture in pictures:
             height, width = (side - side % 2 for side in picture.shape[:2])
             if stream is None:
-                stream = container.add_stream(_CODEC, rate=frames_per_s, options={"qp": _QUANTIZER})
+                codec = next((name for name in _CODECS if name in av.codecs_available), _CODECS[-1])
+                stream = container.add_stream(codec, rate=frames_per_s, options={"qp": _QUANTIZER})
                 stream.height, stream.width, stream.pix_fmt = height, width, _PIXELS
                 stream.codec_context.thread_count = 1
             colors = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")

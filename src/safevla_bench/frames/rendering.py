@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import runs
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.explain.episode import ClauseExplanation, explain_episode
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.frames.moments import Shot, format_clip_reading, select_shots, violation_shot
 from safevla_bench.frames.pictures import (
@@ -29,6 +29,7 @@ from safevla_bench.frames.pictures import (
     encode_jpeg,
     outline_bodies,
 )
+from safevla_bench.frames.video import compose_video
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.runs import Frame
@@ -54,6 +55,11 @@ class FrameStyle:
     clips: bool = True
     clip_size: tuple[int, int] = (360, 480)
     clip_s: tuple[float, float] = (-1.0, 2.0)
+    stills: bool = True
+    video: bool = False
+    """Whether there is a film of the whole episode; without `stills` all other frames of the episode stay."""
+    video_size: tuple[int, int] = (360, 360)
+    """Of each camera's picture."""
 
 
 @dataclass(frozen=True)
@@ -102,18 +108,26 @@ def render_frames(
                 raise
             on_skip(error)
             continue
-        _update_index(run, index, episode_frames)
+        _update_index(run, index, episode_frames, keep_others=not style.stills)
         frames += episode_frames
     return frames
 
 
-def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame]) -> None:
-    """Replace the frames of an episode in the index, and remove the files of the former ones."""
+def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep_others: bool) -> None:
+    """Replace the frames of an episode in the index, and remove the files of the former ones.
+
+    With `keep_others` those of other kinds than the new ones stay.
+    """
+    kinds = {frame.kind for frame in frames}
     places = {(header.policy, header.episode_id): k for k, header in enumerate(run.batch.headers)}
     current = run.batch.headers[index]
     own = (current.policy, current.episode_id)
     former = [frame for frame in runs.read_frames(run.folder) if (frame.policy, frame.episode_id) in places]
-    other_frames = [frame for frame in former if (frame.policy, frame.episode_id) != own]
+    other_frames = [
+        frame
+        for frame in former
+        if (frame.policy, frame.episode_id) != own or (keep_others and frame.kind not in kinds)
+    ]
     runs.write_frames(
         run.folder, sorted([*other_frames, *frames], key=lambda frame: places[frame.policy, frame.episode_id])
     )
@@ -126,9 +140,12 @@ def _render_episode(run: RecordedRun, index: int, style: FrameStyle) -> list[Fra
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     with closing(_open_stage(run, record)) as stage:
         renderer = _EpisodeRenderer(run.folder / runs.FRAMES, record, stage, style)
-        frames = [renderer.render_still(shot, number) for number, shot in enumerate(select_shots(explanation))]
+        shots = select_shots(explanation) if style.stills else ()
+        frames = [renderer.render_still(shot, number) for number, shot in enumerate(shots)]
         if style.clips and explanation.violated_clauses:
             frames.append(renderer.render_clip(explanation.violated_clauses[0]))
+        if style.video:
+            frames.append(renderer.render_video(explanation))
     return frames
 
 
@@ -193,6 +210,26 @@ class _EpisodeRenderer:
         pictures = list(self._clip_images(clause, first.step, camera))
         content = encode_clip(pictures, Fraction(1 / clause.spec_trace.dt_s).limit_denominator(1000))
         return self._write_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
+
+    def render_video(self, explanation: Explanation) -> Frame:
+        """Write a film of the whole episode, at the speed of the simulation, from the stage's own cameras."""
+        size = self.style.video_size
+        usual = self.stage.aim(0, (), size)
+        cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
+        shapes: list[tuple[int, ...]] = []
+
+        def pictures() -> Iterator[Pixels]:
+            def render(record: int, camera: Camera) -> Pixels:
+                return self._render_checked(record, camera, size, ()).image
+
+            for picture in compose_video(explanation, cameras, render):
+                shapes[:] = [picture.shape]
+                yield picture
+
+        content = encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
+        final = select_shots(explanation)[-1]
+        shot = replace(final, record=0, title="Whole episode", detail=final.title)
+        return self._write_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s

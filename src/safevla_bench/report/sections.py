@@ -251,6 +251,12 @@ class Album:
 
     images: Mapping[EpisodeKey, tuple[FrameImage, ...]] = field(default_factory=dict)
     left_out: int = 0
+    films: Mapping[EpisodeKey, str] = field(default_factory=dict)
+    """The film of the whole episode, from the run folder, in which the page lies as a rule."""
+
+    def film_of(self, policy: str | None, episode_id: str) -> str | None:
+        """Return the path of the film of one episode; None without one."""
+        return self.films.get((policy, episode_id))
 
     def of_episode(self, policy: str | None, episode_id: str) -> tuple[FrameImage, ...]:
         """Return the images of one episode."""
@@ -269,16 +275,20 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
         RunError: an index cannot be read.
     """
     images: dict[EpisodeKey, list[FrameImage]] = {}
+    films: dict[EpisodeKey, str] = {}
     left_out, room = 0, most_bytes
     for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
         for frame in read_frames(folder) if (folder / RUN).exists() else ():
+            if frame.kind == "video":
+                films[renamed.get(frame.policy, frame.policy), frame.episode_id] = f"{FRAMES}/{frame.file}"
+                continue
             image = _load_image(folder, frame, room)
             if image is None:
                 left_out += 1
                 continue
             room -= len(image.source)
             images.setdefault((renamed.get(frame.policy, frame.policy), frame.episode_id), []).append(image)
-    return Album({key: tuple(_sort_images(episode_images)) for key, episode_images in images.items()}, left_out)
+    return Album({key: tuple(_sort_images(episode_images)) for key, episode_images in images.items()}, left_out, films)
 
 
 def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:

@@ -264,7 +264,7 @@ def dump_json(document: object) -> bytes:
 
 
 FRAMES, INDEX = "frames", "index.json"
-Kind = Literal["initial", "violation", "final", "clip"]
+Kind = Literal["initial", "violation", "final", "clip", "video"]
 _SLUG = 60
 
 

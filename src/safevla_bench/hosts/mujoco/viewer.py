@@ -22,6 +22,8 @@ from safevla_recorder.mujoco.scene import Scene
 if TYPE_CHECKING:
     import mujoco
 
+HAND_CAMERA = "robot0_eye_in_hand"
+"""robosuite's camera on the hand."""
 _SKETCH = (120, 160)
 """Size at which cameras are compared."""
 
@@ -47,6 +49,8 @@ class MujocoStage:
         self._states, self._camera, self._on_close = read_states(episode, 1 + model.nq + model.nv), camera, on_close
         self._recorded = _recorded_positions(episode)
         self._eye: Renderer | None = None
+        names = {str(model.camera(number).name) for number in range(model.ncam)}
+        self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
