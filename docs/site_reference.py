@@ -107,7 +107,7 @@ API = {
     "Whole jobs": ("evaluate", "load", "judge", "Evaluation", "Request", "roll_out"),
     "Judge": ("open_archive", "load_ruleset", "Ruleset", "score", "Scores", "EpisodeScore"),
     "Sum up": ("aggregate", "cells", "Summary", "measure_exposure", "summarize_exposure"),
-    "Record and watch": ("record", "Monitor"),
+    "Record and watch": ("record", "record_until_closed", "Monitor"),
     "Write a policy": ("Policy", "Wants", "Observation"),
     "Records": ("Batch", "iterate_records", "append_episodes", "record_schema"),
     "Specifications and tasks": ("load_library", "Library", "Spec", "load_registry", "Registry", "parse_formula"),
