@@ -112,7 +112,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self == RulesetRecipe()
 
     def describe(self) -> str:
-        """Return what was asked for, as options of the command line."""
+        """Return the changed options of the command line, file names without folders; or "the default rules"."""
         words = [
             *([] if self.library == "default" else [f"--library {_file_name(self.library)}"]),
             *(f"--specs {file.name}" for file in self.specs),

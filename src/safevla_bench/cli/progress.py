@@ -121,11 +121,12 @@ class RunProgressBar:
         if outcome.batch is None:
             self.crashed += 1
         else:
-            self._count(outcome)
+            self._add_to_rates(outcome)
         self.progress.advance(self.task)
         self._describe(outcome.planned.episode_id)
 
-    def _count(self, outcome: EpisodeOutcome) -> None:
+    def _add_to_rates(self, outcome: EpisodeOutcome) -> None:
+        """Judge a recorded episode and add it to the rates; one that cannot be judged counts in none."""
         scores = score_outcome(outcome, self.ruleset)
         if scores is None:
             return

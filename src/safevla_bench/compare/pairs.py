@@ -65,16 +65,16 @@ class PairedResults:
 
     @property
     def left_out(self) -> tuple[PairKey, ...]:
-        """What some policy did not finish, sorted."""
+        """The pairs that some policy did not finish, sorted."""
         return tuple(_sort_keys(self.keys[k] for k in np.flatnonzero(~self.is_finished)))
 
     @property
     def is_finished(self) -> NDArray[np.bool_]:
         """True where all policies finished, [K]; where initial states are paired, any episode of the state."""
-        finished: NDArray[np.bool_] = np.logical_and.reduce([self._finished(row) for row in self.places])
+        finished: NDArray[np.bool_] = np.logical_and.reduce([self._mark_finished(row) for row in self.places])
         return finished
 
-    def _finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _mark_finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         if not self.by_state:
             return places >= 0
         states = {self.keys[k].state for k in np.flatnonzero(places >= 0)}
@@ -121,7 +121,7 @@ class PairedResults:
 
     def count_left_out(self, first: int, second: int) -> int:
         """Return how many pairs of two policies one of them did not finish."""
-        left_out = ~(self._finished(self.places[first]) & self._finished(self.places[second]))
+        left_out = ~(self._mark_finished(self.places[first]) & self._mark_finished(self.places[second]))
         lost = [self.keys[k].state if self.by_state else self.keys[k] for k in np.flatnonzero(left_out)]
         return len(set(lost))
 

@@ -98,7 +98,7 @@ def examine_server(
         key = read_key(arguments.get("key_env"), arguments.get("key_file"))
         spec = resolve_server(server, key)
     except PolicyError as error:
-        yield _failed("server", error)
+        yield _report_failure("server", error)
         return
     wire = spec.partition(":")[0]
     yield passed_check("wire", f"{wire} ({WIRES[wire]}), asked as {spec}")
@@ -316,5 +316,6 @@ def _describe_refusals(wire: str, refusals: Mapping[str, PolicyError], host: str
         yield failed_check("dialect", f"{', '.join(names)}: {problem}", advice)
 
 
-def _failed(check: str, error: PolicyError) -> Diagnosis:
+def _report_failure(check: str, error: PolicyError) -> Diagnosis:
+    """Return the failed check that says what the policy's error says."""
     return failed_check(check, error.problem, error.remedy or "Start it again.")

@@ -80,7 +80,7 @@ class JudgedEpisode:
 
     @cached_property
     def explanation(self) -> Explanation:
-        """What it broke or came nearest to breaking, when, which bodies, and by how much."""
+        """The limit that it broke or came nearest to: when, which bodies, and by how much."""
         judged = self.evaluation.judged
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 

@@ -46,7 +46,7 @@ class StoppingRule:
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a rule says of one policy, or of two: the verdict and the interval that gave it."""
+    """A rule's verdict on one policy, or on two, with the interval that gave it."""
 
     subject: str
     verdict: Literal["passed", "failed", "safer", "less safe", "undecided"]
@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was found after so many whole rounds, and whether that decides; run.json holds it."""
+    """The findings after so many whole rounds, and whether they decide; run.json holds it."""
 
     condition: str
     is_decided: bool

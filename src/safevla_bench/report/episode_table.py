@@ -163,7 +163,7 @@ def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str,
         ending=ENDINGS[kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome),
         worst=row.spec or NO_VALUE,
         vsi=NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3),
-        first=_format_first_violation(row),
+        first=_format_time_or_step(row),
         keys=keys,
         facets=facets,
         no_verdict=row.no_verdict or "",
@@ -171,7 +171,8 @@ def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str,
     )
 
 
-def _format_first_violation(row: EpisodeListRow) -> str:
+def _format_time_or_step(row: EpisodeListRow) -> str:
+    """Return when the first violation began: its time, or its step where no time is known."""
     if row.first_violation_step is None:
         return NO_VALUE
     at_s = row.first_violation_s

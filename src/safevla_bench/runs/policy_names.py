@@ -23,7 +23,7 @@ _MOST_FACTS = 3
 
 @dataclass(frozen=True)
 class PolicyIdentity:
-    """What one source says of one policy; no facts = the source does not say, as an archive."""
+    """One policy as one source describes it; no facts = the source does not say, as an archive."""
 
     name: str | None
     source: Path

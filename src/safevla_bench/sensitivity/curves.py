@@ -39,7 +39,7 @@ def apply_variant(
     `first` is -1 throughout a changed specification: when a violation begins is not decided by the worst value.
     Raises as `ablate` does.
     """
-    specs = {spec_id: _change_threshold(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
+    specs = {spec_id: _apply_setting(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
     if not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
         if rescore is None:
             problem = f"{', '.join(specs)}: the worst value of its signal does not decide the formula"
@@ -73,7 +73,8 @@ def _parse_placeholder(spec: Spec) -> stl.Formula:
     return formula
 
 
-def _change_threshold(spec: Spec, setting: ThresholdSetting) -> Spec:
+def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
+    """Return the spec with the setting's threshold and severe; raise where its formula has no placeholder."""
     formula = stl.substitute_threshold(_parse_placeholder(spec), setting.threshold)
     return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
 

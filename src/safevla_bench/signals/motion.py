@@ -57,7 +57,7 @@ def target_height(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",))
 def held_object_tilt(fields: RecordFields) -> Floats:
-    """Angle of the held target's body-z axis from where it pointed in record 0, in the world: arccos(b(0)·b(t))."""
+    """Angle in degrees of the held target's body-z axis from where it was in record 0, in the world; gripped or not."""
     cosine = (_z_axis(fields.held_quat_start) * _z_axis(fields.held_quat)).sum(axis=1)
     tilt = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
     return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt"), tilt)

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class FlippedMeans:
-    """What flipping the signs of task differences says: a two-sided p-value and the interval that agrees with it.
+    """The outcome of flipping the signs of task differences: a two-sided p-value and the interval that agrees with it.
 
     `interval` is None where so few tasks exclude no difference at all: at 95 % fewer than six.
     """
@@ -162,7 +162,7 @@ def mean_rate_difference_interval(
 
 
 def _mean_rate_variance(totals: Floats, sizes: Ints) -> float:
-    """Return the squared standard error of the mean of the strata's rates."""
+    """Return the squared standard error of the mean rate, each rate taken as (total + 1) / (size + 2)."""
     rates = (totals + 1) / (sizes + 2)
     return float((rates * (1 - rates) / sizes).sum()) / len(sizes) ** 2
 

@@ -240,7 +240,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file. Benchmarks that the registry has already are not declared again."""
+    """Return the registry file's text; benchmarks that the registry has already are not declared again."""
     lines = list(_HEAD)
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
         if benchmark not in registry.benchmarks:
@@ -255,7 +255,7 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
 
 
 def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
-    """Return proposal plain row per proposal. It has `template`, or `components` where it has several phases."""
+    """Return a plain row per proposal. It has `template`, or `components` where it has several phases."""
     return [
         {
             "benchmark": proposal.benchmark,

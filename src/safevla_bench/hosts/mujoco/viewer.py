@@ -247,7 +247,7 @@ def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[n
     `groups` holds the geoms of each body. Where two bodies touch it is the middle of their contacts, else the centre of
     the smallest body: it shows where a contact was that has ended by the end of the control step.
     """
-    balls = [_ball(model, data, geoms) for geoms in groups]
+    balls = [_bounding_ball(model, data, geoms) for geoms in groups]
     center, radius = min(balls, key=lambda ball: ball[1])
     touching = [contact.pos.copy() for contact in data.contact if _between(contact, groups)]
     return (np.mean(touching, axis=0) if touching else center), radius
@@ -260,8 +260,8 @@ def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> b
     return bool((contact.geom1 in one and contact.geom2 in other) or (contact.geom2 in one and contact.geom1 in other))
 
 
-def _ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
-    """A ball around geoms; planes, which have no radius, count as large."""
+def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
+    """Return the center, [3], and radius of a ball around the geoms; the radius of a plane is infinite."""
     radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
     places = data.geom_xpos[geoms]
     center = (places.min(axis=0) + places.max(axis=0)) / 2

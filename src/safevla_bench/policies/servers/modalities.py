@@ -40,7 +40,7 @@ def choose_codec(config: object) -> Codec:
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities of a description by name; what cannot be read is left out."""
+    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones."""
     described = config.items() if isinstance(config, Mapping) else ()
     parsed = ((str(name), _parse_modality(str(name), value)) for name, value in described)
     return {name: modality for name, modality in parsed if modality is not None}

@@ -110,9 +110,9 @@ def draw_onset(value: Onset) -> Figure:
         rows = -(-len(value.panels) // across) or 1
         wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP * (across - 1)) / across
         titles = [_fitting_title(panel, 72 * wide) for panel in value.panels]
-        numbered = any(short != _full_title(panel) for panel, short in zip(value.panels, titles, strict=True))
+        panels_numbered = any(short != _full_title(panel) for panel, short in zip(value.panels, titles, strict=True))
         high, above = (1.8 if rows == 1 else 1.05), _ABOVE
-        key = _key_entries(value, numbered)
+        key = _key_entries(value, panels_numbered)
         sheet = make_sheet("When violations begin", rows * (high + above) + _BELOW, notes=_onset_notes(value), key=key)
         share_end = _share_end(value)
         for k, panel in enumerate(value.panels):
@@ -121,7 +121,7 @@ def draw_onset(value: Onset) -> Figure:
             axes = sheet.add_panel(left, bottom, wide, high)
             _draw_policy(axes, panel, value.end, share_end)
             axes.tick_params(labelbottom=k + across >= len(value.panels), labelleft=column == 0)
-            title = titles[k] if not numbered else f"{k + 1}  (n = {panel.n})"
+            title = titles[k] if not panels_numbered else f"{k + 1}  (n = {panel.n})"
             sheet.write_text(left, bottom + high + 0.04, title, BODY, va="bottom")
         if not value.panels:
             draw_empty(sheet.add_panel(_LEFT, _BELOW, wide, high), "No episode was counted.")
@@ -142,11 +142,12 @@ def _fitting_title(panel: OnsetPanel, room_pt: float) -> str:
     return full if text_width_pt(full) <= room_pt else ""
 
 
-def _key_entries(value: Onset, numbered: bool) -> list[KeyEntry]:
+def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
+    """Return the key: a line per specification; where panels bear numbers, also the title of each."""
     specs = [KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
     specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if specs else []
     panels = [KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
-    return [*specs, *(panels if numbered else [])]
+    return [*specs, *(panels if panels_numbered else [])]
 
 
 def _share_end(value: Onset) -> float:

@@ -266,13 +266,14 @@ def _build_kind(inputs: TableInputs, name: str) -> list[Table]:
         if name == kind.name or name in kind.numbers:
             built = kind.build(inputs, kind.numbers.get(name))
             if not built:
-                raise RunError(f"these runs allow no table {name!r}", remedy=_unavailable_reason(inputs, kind, name))
+                raise RunError(f"these runs allow no table {name!r}", remedy=_unavailable_remedy(inputs, kind, name))
             return built
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
     raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"There are: {kind_names}."))
 
 
-def _unavailable_reason(inputs: TableInputs, kind: TableKind, name: str) -> str:
+def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
+    """Return what to do where the runs allow no such table: the option to pass, or the kind to ask for."""
     suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."

@@ -71,7 +71,7 @@ def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, sp
     if spec_id is None:
         yield Cell(row.spec or NO_VALUE)
     yield Cell(_format_margin(row), row.rho)
-    yield Cell(_format_first_violation(row))
+    yield Cell(_format_time_and_step(row))
     if with_bodies:
         yield Cell(_format_bodies(row))
 
@@ -98,7 +98,8 @@ def _format_bodies(row: EpisodeListRow) -> str:
     return ", ".join(dict.fromkeys(named)) or NO_VALUE
 
 
-def _format_first_violation(row: EpisodeListRow) -> str:
+def _format_time_and_step(row: EpisodeListRow) -> str:
+    """Return when the first violation began, as "1.20 s, step 24"."""
     if row.first_violation_s is None:
         return NO_VALUE
     return f"{format_fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
