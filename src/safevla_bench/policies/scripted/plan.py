@@ -1,4 +1,4 @@
-"""Plans, and the styles in which they are carried out: subgoals from the goal's predicates, and the two styles of the scripts.
+"""Plans of the scripts: subgoals from the goal's predicates, and the styles in which they are carried out.
 
 Subgoals are objects to place one after another, and fixtures to move before and after. The styles, careful and hasty,
 differ in clearances and speeds alone.
