@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text.html_table import html_table
+from safevla_bench.text import html_table
 from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.metrics import cells
-from safevla_bench.report import html, sections
+from safevla_bench.report import render, sections
 from safevla_bench.report.page import render_page
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import AbsentEpisode
@@ -125,7 +125,7 @@ def test_nothing_is_fetched_and_nothing_but_our_script_runs():
     checked = Checked(text)
     assert not {tag for tag, _ in checked.tags} & {"link", "img", "iframe", "object", "embed", "form", "base"}
     assert [attributes for tag, attributes in checked.tags if tag == "script"] == [{}]
-    assert f"<script>{html.page_script()}</script>" in text
+    assert f"<script>{render.page_script()}</script>" in text
     assert not [name for _, attributes in checked.tags for name in attributes if name.startswith("on")]
     assert not [name for _, attributes in checked.tags for name in attributes if name in ("src", "style", "action")]
     assert "@import" not in text

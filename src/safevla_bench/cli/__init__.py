@@ -55,7 +55,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("check", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
     "tags": ("catalog", "Propose tags for task files of your own."),
     "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
-    "serve": ("serve", "Serve a policy over openpi's protocol."),
+    "serve": ("protocols", "Serve a policy over openpi's protocol."),
     "validate": ("data", "Check archives against the trajectory contract."),
     "import": ("data", "Read success rates that other tools wrote, and say what they lack."),
     "convert": ("data", "Convert archives to another form, bit for bit."),

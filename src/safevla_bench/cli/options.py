@@ -1,8 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, and options from a file.
+
+Every option is a key of the same name, and a list where it can be repeated. The options of judging are in the table
+`[judge]`. The keys are taken from the command's own options. The command line takes precedence over the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce, wraps
 from pathlib import Path
@@ -11,9 +18,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from safevla_bench.errors import RunError
+from safevla_bench.errors import Place, RunError
 from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.specs.file_formats import LIBRARY_NAMES
 from safevla_bench.text.sanitize import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,3 +152,130 @@ skip_option = click.option(
     is_flag=True,
     help="Take the valid episodes, of damaged files too, and count the others.",
 )
+
+
+# `--config FILE`: options of a command from a TOML file
+
+
+JUDGE = "judge"
+_NO_KEYS = ("config", "help")
+
+
+def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
+    """Return the options that decorators add to a command."""
+
+    def command() -> None: ...
+
+    decorated = reduce(lambda inner, decorate: decorate(inner), reversed(decorators), command)
+    return tuple(reversed(decorated.__click_params__))  # type: ignore[attr-defined]
+
+
+JUDGE_OPTIONS = click_options([judge_options])
+
+
+def option_key(option: click.Parameter) -> str:
+    """Return an option's name without its dashes: `max-steps` for `--max-steps`."""
+    return max(option.opts, key=len).lstrip("-")
+
+
+def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
+    """Return the keys that a command's file may hold, at the top and in the table `[judge]`.
+
+    A command that does not judge accepts that table too and ignores it, so that one file serves both.
+    """
+    judging = {option_key(option): option for option in JUDGE_OPTIONS}
+    options = {option_key(option): option for option in command.params if isinstance(option, click.Option)}
+    return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
+
+
+def read_config(path: Path, context: click.Context) -> dict[str, object]:
+    """Return a file's values by the command's parameter names.
+
+    Raises:
+        RunError: the file cannot be read, has an unknown key (the nearest one is named), or a value of a wrong type.
+    """
+    place = Place(file=str(path))
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"cannot be read: {reason}", remedy="Name a TOML file.", place=place) from None
+    running, judging = config_keys(context.command)
+    judge = document.pop(JUDGE, {})
+    if not isinstance(judge, dict):
+        raise RunError("is no table", remedy="Write [judge] and its keys below.", place=Place(str(path), field=JUDGE))
+    values = dict(_parse_table(document, running, "", path, context))
+    judged = dict(_parse_table(judge, judging, f"{JUDGE}.", path, context))
+    return {**values, **judged}
+
+
+def config_option(command: F) -> F:
+    """Add `--config FILE` to a command."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_load_config,
+        help="Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command "
+        "line take precedence.",
+    )(command)
+
+
+def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        context.default_map = {**(context.default_map or {}), **read_config(path, context)}
+
+
+def _parse_table(
+    values: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
+) -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        place = Place(file=str(path), field=f"{table}{name}")
+        if name not in options:
+            near = difflib.get_close_matches(name, options, n=1)
+            remedy = f"Did you mean {near[0]!r}?" if near else f"Keys here: {', '.join(options)}."
+            raise RunError("there is no such key", remedy=remedy, place=place)
+        option = options[name]
+        assert option.name is not None
+        yield option.name, _parse_value(value, option, place, context)
+
+
+def _parse_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    """Return a value as the option takes it from the command line. Paths are relative to the file."""
+    if not option.multiple:
+        return _parse_single(value, option, place, context)
+    values = value if isinstance(value, list) else [value]
+    return [_parse_single(item, option, place, context) for item in values]
+
+
+def _parse_single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    expected_type, name = _option_type(option)
+    if expected_type is float and type(value) is int:
+        value = float(value)
+    if type(value) is not expected_type:
+        remedy = f"Write {name}{', or a list of them' if option.multiple else ''}."
+        raise RunError(f"{value!r} is not {name}", remedy=remedy, place=place)
+    assert place.file is not None
+    if isinstance(value, str) and (isinstance(option.type, click.Path) or _names_library_file(option, value)):
+        value = os.path.join(os.path.dirname(place.file), value)
+    try:
+        option.type.convert(value, option, context)
+    except click.BadParameter as error:
+        raise RunError(error.message, remedy="The command's --help says what it takes.", place=place) from None
+    return value
+
+
+def _option_type(option: click.Option) -> tuple[type, str]:
+    if option.is_flag:
+        return bool, "true or false"
+    if isinstance(option.type, click.types.IntParamType):
+        return int, "a whole number"
+    if isinstance(option.type, click.types.FloatParamType):
+        return float, "a number"
+    return str, "a text"
+
+
+def _names_library_file(option: click.Option, value: str) -> bool:
+    return option.name == "library" and value not in LIBRARY_NAMES

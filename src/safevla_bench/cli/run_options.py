@@ -15,8 +15,15 @@ import click
 from click.core import ParameterSource
 
 from safevla_bench import evaluation, rollout, runs
-from safevla_bench.cli.config import JUDGE_OPTIONS, click_options, config_option, option_key
-from safevla_bench.cli.options import ACTOR_OPTIONS, ENGINE_OPTIONS, requested_cluster
+from safevla_bench.cli.options import (
+    ACTOR_OPTIONS,
+    ENGINE_OPTIONS,
+    JUDGE_OPTIONS,
+    click_options,
+    config_option,
+    option_key,
+    requested_cluster,
+)
 from safevla_bench.errors import Place, RunError
 from safevla_bench.text.sanitize import redact_secrets
 

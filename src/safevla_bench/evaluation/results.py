@@ -28,7 +28,7 @@ from safevla_bench.report.tables import catalog
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scores import EpisodeScore, Scores
 from safevla_bench.tasks import Registry
-from safevla_bench.text.html_table import html_table
+from safevla_bench.text import html_table
 from safevla_bench.trajectory import Batch
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from safevla_bench import provenance_marks
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.explain.trace import rank_by_severity, select_worst
 from safevla_bench.metrics import Summary, aggregate, cells
-from safevla_bench.report import html, sections, sweep_charts, tables
+from safevla_bench.report import render, sections, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import build_headline, ran_same_tasks
@@ -58,16 +58,16 @@ def render_page(
         album: frames of episodes.
     """
     summaries, total = cells(scores), aggregate(scores)
-    noop_baseline, sheet, script = measure_baseline(scores), html.page_style(), html.page_script()
+    noop_baseline, sheet, script = measure_baseline(scores), render.page_style(), render.page_script()
     worst = list(sections.worst_episodes(scores, batch, ruleset))
     body_violations = analysis.bodies.violations if analysis.bodies else None
     listed = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
     return (
-        html.template_environment()
+        render.template_environment()
         .get_template("page.html")
         .render(
             title=title,
-            policy=html.content_security_policy(sheet, script),
+            policy=render.content_security_policy(sheet, script),
             style=Markup(sheet),  # our own files, not anybody's text
             script=Markup(script),
             headline=build_headline(summaries, total, analysis.comparison, same_tasks=ran_same_tasks(scores)),

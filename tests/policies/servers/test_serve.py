@@ -223,7 +223,7 @@ def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch,
 
 
 def test_by_default_only_this_machine_is_listened_to():
-    from safevla_bench.cli.serve import serve_command
+    from safevla_bench.cli.protocols import serve_command
 
     assert next(one.default for one in serve_command.params if one.name == "bind") == "127.0.0.1"
 

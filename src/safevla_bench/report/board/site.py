@@ -37,7 +37,7 @@ from safevla_bench.report.board.page import (
     select_sources,
 )
 from safevla_bench.report.figures import margins
-from safevla_bench.report.html import content_security_policy, page_style, template_environment
+from safevla_bench.report.render import content_security_policy, page_style, template_environment
 from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
 from safevla_bench.report.tables.table import add_notes, count_cell, describe_intervals, lost_notes

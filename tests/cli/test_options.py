@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from safevla_bench.cli import config
+from safevla_bench.cli import options
 from safevla_bench.cli.rollout import eval_command, rollout_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "eval.toml"
@@ -18,16 +18,16 @@ COMMANDS = {"eval": eval_command, "rollout": rollout_command}
 RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]\ntasks = "0"\n'
 
 
-def options():
+def file_options():
     for name, command in COMMANDS.items():
-        running, _ = config.config_keys(command)
+        running, _ = options.config_keys(command)
         yield from ((name, "", option) for option in running.values())
-    yield from (("eval", "[judge]\n", option) for option in config.JUDGE_OPTIONS)
+    yield from (("eval", "[judge]\n", option) for option in options.JUDGE_OPTIONS)
 
 
 def sample(option: click.Option) -> tuple[str, list[str]]:
     """A value that is not the default: as TOML, and as it is typed."""
-    name = f"--{config.option_key(option)}"
+    name = f"--{options.option_key(option)}"
     if option.is_flag:
         return "true", [name]
     if isinstance(option.type, click.types.IntParamType):
@@ -41,11 +41,11 @@ def sample(option: click.Option) -> tuple[str, list[str]]:
     return ('["a", "b"]', [name, "a", name, "b"]) if option.multiple else ('"a"', [name, "a"])
 
 
-@pytest.mark.parametrize(("name", "table", "option"), list(options()), ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize(("name", "table", "option"), list(file_options()), ids=lambda one: getattr(one, "name", one))
 def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, name, table, option):
     value, typed = sample(option)
     path = tmp_path / "config.toml"
-    path.write_text(f"{table}{config.option_key(option)} = {value}\n")
+    path.write_text(f"{table}{options.option_key(option)} = {value}\n")
     command = COMMANDS[name]
     from_file = command.make_context(name, ["--config", str(path)]).params
     from_line = command.make_context(name, typed).params
@@ -63,7 +63,7 @@ def test_a_whole_number_will_do_where_a_number_is_asked_for(tmp_path):
 
 def test_no_option_is_left_out_but_the_file_itself():
     for command in COMMANDS.values():
-        running, judging = config.config_keys(command)
+        running, judging = options.config_keys(command)
         left = {one.name for one in command.params} - {one.name for one in (*running.values(), *judging.values())}
         assert left == {"config"}
 
@@ -130,7 +130,7 @@ def test_a_file_that_is_not_there_is_named(safevla, tmp_path):
 
 def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
     context = click.Context(eval_command)
-    assert config.read_config(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
+    assert options.read_config(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
     assert re.search(r"safevla eval --config examples/eval\.toml", EXAMPLE.read_text())
 
 
