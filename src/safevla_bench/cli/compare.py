@@ -52,6 +52,11 @@ confidence_option = click.option(
 )
 @click.option("--mid-p", is_flag=True, help="Take mid-p-values of rates on these tasks: less cautious than exact ones.")
 @click.option(
+    "--sequential",
+    is_flag=True,
+    help="Use p-values and intervals of these tasks that hold however often you compare growing runs.",
+)
+@click.option(
     "--margin",
     type=click.FloatRange(0, 100, min_open=True),
     metavar="POINTS",
@@ -77,6 +82,7 @@ def compare_command(
     unpaired: bool,
     test: compare.ProportionTest,
     mid_p: bool,
+    sequential: bool,
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
@@ -104,6 +110,7 @@ def compare_command(
         test=test,
         mid_p=mid_p,
         margin=None if margin is None else margin / 100,
+        sequential=sequential,
     )
     with show_status("comparing"):
         entrants = evaluation.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)

@@ -94,6 +94,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     seed: int
     margin: float | None = None
+    sequential: bool = False
+    """Verdicts are of these tasks, and hold however often one looks."""
     scopes: tuple[SuiteComparison, ...]
     identical: tuple[tuple[str, str], ...] = ()
     across_versions: tuple[str, ...] = ()
@@ -148,6 +150,7 @@ def compare_policies(
         confidence=options.confidence,
         seed=options.seed,
         margin=options.margin,
+        sequential=options.sequential,
         scopes=tuple(_decide_verdicts(scopes, options)),
         identical=tuple(_identical_pairs(pairs)) if pairs else (),
         across_versions=tuple(mixtures),

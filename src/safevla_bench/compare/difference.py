@@ -29,6 +29,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `test` is the one for independent rates on one task. `mid_p` takes the mid-p-value of McNemar's test and of that of
     Cochran, Mantel and Haenszel. `margin` is a share: differences smaller than it do not matter; None = any matters.
+    `sequential`: p-values and intervals of these tasks that hold however often one looks as episodes come.
     """
 
     metrics: tuple[str, ...] = METRICS
@@ -37,6 +38,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     test: ProportionTest = "barnard"
     mid_p: bool = False
     margin: float | None = None
+    sequential: bool = False
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
     `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
-    second decides. The four counts are of pairs, null for means and for independent episodes.
+    second decides, but for sequential comparisons, which have only the first. The four counts are of pairs, null for
+    means and for independent episodes.
     """
 
     first: str
@@ -75,16 +78,18 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
+    sequential: bool = False
+    """`p_value` and `ci` hold at every look."""
 
     @property
     def deciding_p(self) -> float | None:
         """The p-value of tasks like these where there are several tasks, else of this one."""
-        return self.p_by_task if self.tasks > 1 else self.p_value
+        return self.p_by_task if self.tasks > 1 and not self.sequential else self.p_value
 
     @property
     def deciding_ci(self) -> Bounds | None:
         """The interval that belongs to `deciding_p`."""
-        return self.ci_by_task if self.tasks > 1 else self.ci
+        return self.ci_by_task if self.tasks > 1 and not self.sequential else self.ci
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,8 @@ def paired_difference(
         p_by_task=flipped and flipped.p_value,
         identical=bool((differences == 0).all()),
     )
+    if options.sequential:
+        return _judge_at_every_look(measured, differences, metric, options)
     if metric == "vsi" or not states.is_single:
         scaled = statistics.bounded_mean_interval((1 + differences) / 2, options.confidence)
         return replace(
@@ -184,6 +191,11 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     first, second = first.select_tasks(shared), second.select_tasks(shared)
     differences = first.totals / first.sizes - second.totals / second.sizes
     flipped = _flip_tasks(differences, np.ones(len(shared)), options)
+    if options.sequential:
+        turns = zip(first.by_task.values(), second.by_task.values(), strict=True)
+        in_turn = np.concatenate([mine[: len(other)] - other[: len(mine)] for mine, other in turns])
+        empty = replace(_empty_difference(names, ""), tasks=len(shared), difference=float(differences.mean()))
+        return _judge_at_every_look(empty, in_turn, metric, options)
     samples = first.totals, first.sizes, second.totals, second.sizes
     name, p_value = _unpaired_test(first, second, metric, options)
     return replace(
@@ -194,6 +206,28 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
         ci_by_task=flipped and interval_bounds(flipped.interval),
         p_value=p_value,
         p_by_task=flipped and flipped.p_value,
+    )
+
+
+def _judge_at_every_look(
+    measured: Difference, differences: NDArray[np.float64], metric: str, options: ComparisonOptions
+) -> Difference:
+    """Return the difference with the p-value and interval of the confidence sequence of paired differences [n].
+
+    Independent episodes are paired in the order in which they came, task by task. Nothing is said of other tasks.
+    """
+    interval = statistics.sequential_difference(differences, options.confidence)
+    has_counts = measured.pairs is not None and metric != "vsi"
+    return replace(
+        measured,
+        test="betting, at every look",
+        ci=interval and (interval.low, interval.high),
+        p_value=statistics.sequential_p(differences),
+        ci_by_task=None,
+        p_by_task=None,
+        only_first=int((differences > 0).sum()) if has_counts else None,
+        only_second=int((differences < 0).sum()) if has_counts else None,
+        sequential=True,
     )
 
 
@@ -248,7 +282,7 @@ def judge_margin(difference: Difference, metric: str, options: ComparisonOptions
     if margin is None or value is None:
         return None
     intervals = [difference.ci]
-    if difference.tasks > 1:
+    if difference.tasks > 1 and not difference.sequential:
         is_known = difference.tasks >= least_tasks(options.confidence)
         intervals.append(difference.ci_by_task or ((value, value) if is_known else None))
     known = [interval for interval in intervals if interval is not None]

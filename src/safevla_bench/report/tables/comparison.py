@@ -236,7 +236,8 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[_SHOWN[metric.metric].split()[0]] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
+    by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
+    yield f"Tests: {test_names}{by_task}. Rates in points."
     yield from _extreme_notes(comparison)
     for scope, metric in _scoped_metrics(comparison):
         if metric.q is not None and metric.q_p_value is not None:
@@ -253,6 +254,12 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     rest = f" The other {count} are exploratory, adjusted together (Holm)." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
+    if comparison.sequential:
+        yield (
+            f"Told apart: p at most {level} after adjustment. It holds however often you look, for these tasks only. "
+            "Look after whole rounds, with as many episodes of every task."
+        )
+        return
     if max(tasks) > 1:
         yield f"Told apart: p by task at most {level} after adjustment; with one task, p."
     least = least_tasks(comparison.confidence)
