@@ -153,3 +153,27 @@ def test_where_tasks_differ_too_much_no_number_of_episodes_suffices():
     assert task_sample_size(0.1, 0.2, tasks - 1, 0.3) is None
     assert task_sample_size(0.1, 0.2, tasks + 5, 0.3) is not None
     assert task_sample_size(0.1, 0.0, 10, 0.3) * 10 == pytest.approx((1.96 + 0.84) ** 2 * 0.3 / 0.1**2, rel=0.3)
+
+
+def test_a_plan_for_tasks_like_these_knows_when_more_episodes_do_not_help():
+    request = sample_size.SampleSizeRequest(difference=0.1, discordant=0.3, tasks=10, task_spread=0.2)
+    (design,) = sample_size.plan_sample_size(request).task_designs
+    assert (design.episodes, design.least_tasks) == (None, least_tasks(0.1, 0.2))
+    more = sample_size.SampleSizeRequest(difference=0.1, discordant=0.3, tasks=50, task_spread=0.2)
+    (design,) = sample_size.plan_sample_size(more).task_designs
+    assert design.episodes == task_sample_size(0.1, 0.2, 50, 0.3 - 0.1**2)
+    assert sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.1)).task_designs == ()
+
+
+def test_a_sequential_plan_stands_beside_each_paired_one():
+    plan = sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.2, sequential=True))
+    fixed = [design for design in plan.designs if design.mean_episodes is None and design.discordant is not None]
+    looking = [design for design in plan.designs if design.mean_episodes is not None]
+    assert [design.discordant for design in looking] == [design.discordant for design in fixed]
+    for one, other in zip(fixed, looking, strict=True):
+        assert other.mean_episodes < 1.2 * one.episodes < 1.2 * other.episodes
+
+
+def test_one_task_is_no_plan_for_others():
+    with pytest.raises(SafevlaError, match="one task says nothing about others"):
+        sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.1, tasks=1))

@@ -276,6 +276,16 @@ def _ablate_thresholds(
     metavar="SHARE",
     help="Share of pairs in which the policies differ, from a pilot run; else a range is shown.",
 )
+@click.option("--sequential", is_flag=True, help="Also plan `compare --sequential`: a look after each pair.")
+@click.option("--tasks", type=click.IntRange(min=2), metavar="N", help="Plan for tasks like these, with N of them.")
+@click.option(
+    "--task-spread",
+    type=click.FloatRange(0, 100),
+    default=10.0,
+    show_default=True,
+    metavar="POINTS",
+    help="With --tasks: how much the true difference varies between tasks (standard deviation).",
+)
 @confidence_option
 @format_option
 def samplesize_command(
@@ -284,13 +294,17 @@ def samplesize_command(
     power: float,
     paired: bool,
     discordant: float | None,
+    sequential: bool,
+    tasks: int | None,
+    task_spread: float,
     confidence: float,
     form: str,
 ) -> None:
     """Plan how many episodes of each policy it takes to tell two rates apart, independent and paired.
 
     The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
-    differ; `safevla compare` of a pilot run shows that share (only A + only B, over the pairs).
+    differ; `safevla compare` of a pilot run shows that share (only A + only B, over the pairs). --tasks plans for
+    tasks like these, which may take more tasks and not more episodes.
     """
     request = sample_size.SampleSizeRequest(
         difference=detect / 100,
@@ -299,6 +313,9 @@ def samplesize_command(
         confidence=confidence / 100,
         discordant=discordant,
         only_paired=paired or discordant is not None,
+        sequential=sequential,
+        tasks=tasks,
+        task_spread=task_spread / 100,
     )
     plan = sample_size.plan_sample_size(request)
     if form == "json":

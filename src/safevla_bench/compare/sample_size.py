@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from safevla_bench import statistics
@@ -19,16 +21,39 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float = statistics.CONFIDENCE
     discordant: float | None = None
     only_paired: bool = False
+    sequential: bool = False
+    """Also plan the sequential comparison."""
+    tasks: int | None = None
+    """Plan for tasks like these, with so many of them; None = for these tasks."""
+    task_spread: float = 0.1
+    """Standard deviation between tasks of the true difference of the rates, as a share; with `tasks` only."""
 
 
 class SampleDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """One design: `episodes` of each policy; `discordant` is null where episodes are independent."""
+    """One design: `episodes` of each policy; `discordant` is null where episodes are independent.
+
+    A sequential design needs at most `episodes`, and `mean_episodes` on average.
+    """
 
     name: str
     discordant: float | None
     episodes: int
     half_width: float
     """Half the Wilson interval of each policy's own rate at so many episodes."""
+    mean_episodes: float | None = None
+
+
+class TaskDesign(msgspec.Struct, frozen=True, kw_only=True):
+    """A design that shows the difference on tasks like these.
+
+    `episodes` of each policy and task; null where no number shows it on so few tasks: it takes `least_tasks`, at least.
+    """
+
+    name: str
+    tasks: int
+    spread: float
+    episodes: int | None
+    least_tasks: int
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +64,17 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     designs: tuple[SampleDesign, ...]
     half_widths: dict[int, float]
+    task_designs: tuple[TaskDesign, ...] = ()
 
 
 def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes of each policy that detects the difference, by design.
 
     Raises:
-        SafevlaError: the other rate would leave 0 to 1, or fewer pairs differ than the rates do.
+        SafevlaError: the other rate would leave 0 to 1, fewer pairs differ than the rates do, or there is one task.
     """
+    if request.tasks is not None and request.tasks < 2:
+        raise SafevlaError("one task says nothing about others", remedy="Give --tasks 2 or more.")
     rates = (request.baseline, _other_rate(request))
     designs = [] if request.only_paired else [_unpaired_design(request, *rates)]
     return SampleSizePlan(
@@ -54,6 +82,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
         power=request.power,
         confidence=request.confidence,
         designs=(*designs, *_paired_designs(request, *rates)),
+        task_designs=tuple(_task_designs(request, *rates)),
         half_widths={n: statistics.half_width(request.baseline, n, request.confidence) for n in _SIZES},
     )
 
@@ -80,13 +109,48 @@ def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> 
         if request.discordant < difference - 1e-12:
             problem = f"rates {100 * difference:g} points apart differ in at least {difference:g} of the pairs"
             raise SafevlaError(problem, remedy=f"Give --discordant {difference:g} or more.")
-        return [_pair_design("paired, as given", max(difference, request.discordant), difference, request)]
-    unrelated = first * (1 - second) + second * (1 - first)
-    return [
-        _pair_design("paired, outcomes unrelated", unrelated, difference, request),
-        _pair_design("paired, half as many differ", max(difference, unrelated / 2), difference, request),
-        _pair_design("paired, one side always wins", difference, difference, request),
-    ]
+        shares = {"paired, as given": max(difference, request.discordant)}
+    else:
+        unrelated = first * (1 - second) + second * (1 - first)
+        shares = {
+            "paired, outcomes unrelated": unrelated,
+            "paired, half as many differ": max(difference, unrelated / 2),
+            "paired, one side always wins": difference,
+        }
+    designs = [_pair_design(name, discordant, difference, request) for name, discordant in shares.items()]
+    if request.sequential:
+        plans = [_sequential_design(name, discordant, difference, request) for name, discordant in shares.items()]
+        designs += [plan for plan in plans if plan is not None]
+    return designs
+
+
+def _sequential_design(
+    name: str, discordant: float, difference: float, request: SampleSizeRequest
+) -> SampleDesign | None:
+    """Return the design of the same pairs with a look after each; None where it takes too many to simulate."""
+    plan = statistics.sequential_paired_plan(difference, discordant, request.power, request.confidence)
+    if plan is None:
+        return None
+    design = _make_design(name.replace("paired", "sequential"), discordant, plan.most, request)
+    return msgspec.structs.replace(design, mean_episodes=plan.mean)
+
+
+def _task_designs(request: SampleSizeRequest, first: float, second: float) -> Iterator[TaskDesign]:
+    """Yield the designs for tasks like these: independent episodes, and pairs of which the given share differs."""
+    if request.tasks is None:
+        return
+    difference = abs(first - second)
+    least = statistics.least_tasks(difference, request.task_spread, request.power, request.confidence)
+    variances = {"independent episodes": first * (1 - first) + second * (1 - second)}
+    if request.discordant is not None:
+        variances = {"paired, as given": max(difference, request.discordant) - difference**2}
+    for name, variance in variances.items():
+        episodes = statistics.task_sample_size(
+            difference, request.task_spread, request.tasks, variance, request.power, request.confidence
+        )
+        yield TaskDesign(
+            name=name, tasks=request.tasks, spread=request.task_spread, episodes=episodes, least_tasks=least
+        )
 
 
 def _pair_design(name: str, discordant: float, difference: float, request: SampleSizeRequest) -> SampleDesign:
