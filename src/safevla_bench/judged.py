@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -23,12 +23,16 @@ class JudgedSource:
     description: Mapping[str, object]
     """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
     archive_sha256: str | None
+    policy_names: runs.PolicyNames = field(default_factory=dict)
+    """New names of its policies, which are told from others of their name."""
 
     @classmethod
-    def from_run(cls, path: Path, run: Mapping[str, object]) -> JudgedSource:
+    def from_run(
+        cls, path: Path, run: Mapping[str, object], policy_names: runs.PolicyNames | None = None
+    ) -> JudgedSource:
         """Describe a source by its path and its run.json, which is empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
-        return cls(repeatable or {"archive": path.name}, runs.archive_digest(path))
+        return cls(repeatable or {"archive": path.name}, runs.archive_digest(path), policy_names or {})
 
     @property
     def is_interrupted(self) -> bool:
@@ -55,11 +59,12 @@ class JudgedSource:
         policies = self.description.get("policies")
         for policy in policies if isinstance(policies, list | tuple) else ():
             if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
-                yield str(policy.get("label", name)), policy
+                yield self.policy_names.get(name, name), policy
 
     def to_document(self) -> dict[str, object]:
         """Return what scores.json and the report hold of the source."""
-        return {**self.description, "archive_sha256": self.archive_sha256}
+        renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
+        return {**self.description, **renamed, "archive_sha256": self.archive_sha256}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from safevla_bench import evaluation
+from safevla_bench.errors import RunError
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs.policy_names import describe_names, distinguish_policies, identify_policies
 
@@ -72,6 +73,18 @@ def test_an_archive_is_of_the_one_policy_there_is_and_of_neither_of_two():
     ]
 
 
+def test_a_hostile_description_is_a_typed_error_or_no_policy():
+    """Names that are no names; arguments nested as deep as JSON can be read; names as long as a book."""
+    assert names({"policies": [{"policy": ["x"]}, 3, {"policy": None}]}, {"policies": "no"}) == [{}, {}]
+    deep: object = "x"
+    for _ in range(5000):
+        deep = {"k": deep}
+    with pytest.raises(RunError, match="nested too deeply"):
+        names(ran(arguments=deep))
+    first, second = names(ran(arguments={"k" * 10_000: "1"}), ran())
+    assert (first, second) == ({"p": "p (0)"}, {"p": "p (1)"})
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """One policy with two checkpoints, as its run.json says, on one task each."""
@@ -94,7 +107,8 @@ def test_a_judgement_of_both_has_two_policies_and_says_so(two):
     assert judged.describe_policies() == [
         f"random is 2 policies here, as its runs differ in arguments, servers or checkpoints: {'; '.join(shown)}."
     ]
-    assert judged.sources[0].to_document()["policies"][0]["policy"] == "random"
+    document = judged.sources[0].to_document()
+    assert (document["policies"][0]["policy"], document["policy_names"]) == ("random", {"random": shown[0]})
     alone = evaluation.judge([two / "one"], load_ruleset())
     assert (alone.scores.policy[0], alone.describe_policies()) == ("random", [])
 

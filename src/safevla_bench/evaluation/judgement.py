@@ -45,7 +45,9 @@ def judge(
         scores=replace(scores, absent=tuple(records.absent)),
         ruleset=ruleset,
         provenance=ruleset.provenance(skipped, _lost_episodes(records)),
-        sources=tuple(JudgedSource.from_run(path, description) for path, description in records.descriptions),
+        sources=tuple(
+            JudgedSource.from_run(source.path, source.description, source.policy_names) for source in records.sources
+        ),
         records=records,
         paths=tuple(sources),
     )

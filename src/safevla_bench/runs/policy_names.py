@@ -7,17 +7,18 @@ Sources that agree in all of this hold one policy; others get a name of their ow
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safevla_bench.runs.folder import GREETINGS
+from safevla_bench.errors import Place, RunError
+from safevla_bench.runs.folder import GREETINGS, RUN
 
 PolicyNames = Mapping[str | None, str]
 """The name in a source's records -> the name under which the policy is shown."""
 _BESIDE = ("policy", "privileged", "cameras")
 """What run.json says of a policy that is no part of what it is."""
-_LONGEST_VALUE = 32
+_LONGEST_TEXT = 32
 _MOST_FACTS = 3
 
 
@@ -60,8 +61,16 @@ class PolicyIdentity:
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
-    """Return the identity of each policy that a run.json names."""
+    """Return the identity of each policy that a run.json names; `RunError` where it is nested beyond reason."""
     rows = description.get("policies")
+    try:
+        return _identify_rows(path, description, rows if isinstance(rows, list | tuple) else ())
+    except RecursionError:
+        problem, place = "what it says of a policy is nested too deeply", Place(file=str(path / RUN))
+        raise RunError(problem, remedy="Restore the file.", place=place) from None
+
+
+def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable[object]) -> list[PolicyIdentity]:
     return [
         PolicyIdentity(
             name=row["policy"],
@@ -70,7 +79,7 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
             statements=_statements(description, row["policy"]),
             servers=_servers(description) if "entry" in row else {},
         )
-        for row in (rows if isinstance(rows, list | tuple) else ())
+        for row in rows
         if isinstance(row, Mapping) and isinstance(row.get("policy"), str)
     ]
 
@@ -140,7 +149,11 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
     facts = [group[0].all_facts() for group in groups]
     differing = [key for key in dict.fromkeys(key for of_group in facts for key in of_group)
                  if len({of_group.get(key) for of_group in facts}) > 1]  # fmt: skip
-    shown = [key for key in differing if all(len(of_group.get(key, "")) <= _LONGEST_VALUE for of_group in facts)]
+    shown = [
+        key
+        for key in differing
+        if all(len(text) <= _LONGEST_TEXT for of_group in facts for text in (key, of_group.get(key, "")))
+    ]
     labels = [f"{name} ({', '.join(_format_fact(key, of_group) for key in shown[:_MOST_FACTS])})" for of_group in facts]
     if not shown or len(set(labels)) < len(labels):
         labels = [f"{name} ({', '.join(dict.fromkeys(one.source.name for one in group))})" for group in groups]

@@ -108,22 +108,13 @@ class RecordSource:
     """New names of policies, for those that are told from others of their name."""
 
     def rename_policies(self, names: PolicyNames) -> RecordSource:
-        """Return the source with these names in its records, its absent episodes and what its run.json says.
-
-        There the name of the records stays as `policy`, and the new one is its `label`.
-        """
+        """Return the source with these names in its records and its absent episodes; its run.json stays as it is."""
         if not names:
             return self
-        rows = self.description.get("policies")
-        labelled = [
-            {**row, "label": names[row["policy"]]} if isinstance(row, Mapping) and row.get("policy") in names else row
-            for row in (rows if isinstance(rows, list | tuple) else ())
-        ]
         return dataclass_replace(
             self,
             absent=tuple(_rename_absent(self.absent, names)),
             expected=None if self.expected is None else tuple(_rename_absent(self.expected, names)),
-            description={**self.description, "policies": labelled} if labelled else self.description,
             read=lambda *places: _rename_batches(self.read(*places), names),
             policy_names=names,
         )
