@@ -12,7 +12,7 @@ import pytest
 
 from safevla_bench import archive, metrics, policies
 from safevla_bench.errors import HostError, PolicyError, RunError
-from safevla_bench.evaluation import ExecutionOptions, Request, evaluate, prepare_run, roll_out
+from safevla_bench.evaluation import ExecutionOptions, Request, evaluate_request, prepare_run, roll_out
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed, Observation
@@ -22,7 +22,7 @@ from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import episode_rows, read_description, read_sources
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.trajectory import read_earlier_resets, read_wait_steps, select_episodes
 
 
 def played(out, recording, *, episodes=2, tasks=(0, 1), running=None, max_steps=None, **arguments):
@@ -276,6 +276,14 @@ def test_a_recording_of_the_hand_alone_is_compared_by_it_and_by_success(
     assert has_diverged(replay, succeeded=batch.headers[0].success) is diverged
 
 
+@pytest.mark.parametrize("count", [-1, True, 1.0, "3", 10**6, None])
+def test_what_a_damaged_record_says_of_its_start_is_not_obeyed(count):
+    """A million resets would never end."""
+    assert read_earlier_resets({"earlier_resets": count}) is None
+    assert read_wait_steps({"wait_steps": count}) is None
+    assert (read_earlier_resets({"earlier_resets": 3}), read_wait_steps({"wait_steps": 0})) == (3, 0)
+
+
 def test_a_replay_that_cannot_be_compared_may_have_diverged():
     assert has_diverged({"compared": 0}, succeeded=True)
 
@@ -287,7 +295,7 @@ def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, re
     states[5:, 9] += 0.01
     moved = demos(tmp_path / "x.hdf5", batch, states=states)
     request = Request(host="fake", suites=("fake",), tasks=(0,), policies=(f"replay:{moved}",))
-    judged = evaluate(request, load_ruleset(), tmp_path / "again")
+    judged = evaluate_request(request, load_ruleset(), tmp_path / "again")
     assert [verdict.diverged_replay for verdict in judged.scores.episodes()] == [True]
     (cell,) = metrics.cells(judged.scores)
     assert cell.diverged_replays == 1

@@ -33,6 +33,7 @@ from safevla_bench.trajectory.marks import (
     marked_headers,
     privileged_policies,
     read_earlier_resets,
+    read_wait_steps,
     replay_fields,
     standin_benchmarks,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "marked_headers",
     "privileged_policies",
     "read_earlier_resets",
+    "read_wait_steps",
     "records",
     "replay_fields",
     "select_episodes",

@@ -20,8 +20,8 @@ ABSOLUTE = "absolute_actions"
 DIVERGED = "diverged_replay"
 """Host-specific header field: true where the episode is a replay that left its recording, or may have."""
 
-MOST_RESETS = 10_000
-"""More resets than this are taken for a damaged record."""
+MOST_RESETS = 1000
+"""More resets or settling steps than this are taken for a damaged record."""
 
 
 def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
@@ -53,8 +53,18 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
 
 def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
     """Return the resets before a replayed episode's own in an environment that was seeded once; None = not so made."""
-    resets = replay.get("earlier_resets")
-    return resets if isinstance(resets, int) and 0 <= resets <= MOST_RESETS else None
+    return _read_count(replay, "earlier_resets")
+
+
+def read_wait_steps(replay: Mapping[str, object]) -> int | None:
+    """Return the settling steps with which a replayed episode began; None = as the run's protocol says."""
+    return _read_count(replay, "wait_steps")
+
+
+def _read_count(replay: Mapping[str, object], name: str) -> int | None:
+    count = replay.get(name)
+    is_count = isinstance(count, int) and not isinstance(count, bool)
+    return count if isinstance(count, int) and is_count and 0 <= count <= MOST_RESETS else None
 
 
 def marked_headers(batch: Batch, mark: str) -> list[Header]:

@@ -26,6 +26,7 @@ from safevla_bench.trajectory import (
     Header,
     mark_flags,
     read_earlier_resets,
+    read_wait_steps,
     replay_fields,
     standin_benchmarks,
 )
@@ -230,14 +231,14 @@ def _describe_size(states: NDArray[np.float64]) -> str:
 
 def _episode_seed(start: _StartProtocol, episode: Batch) -> EpisodeSeed:
     header, (replay,) = episode.headers[0], replay_fields(episode)
-    waited = replay.get("wait_steps")
+    waited = read_wait_steps(replay)
     assert header.init_state_index is not None
     assert header.env_seed is not None
     return EpisodeSeed(
         init_state_index=header.init_state_index,
         env_seed=header.env_seed,
         wait_steps=(
-            waited if isinstance(waited, int) else start.wait_steps_by_suite.get(header.benchmark, start.wait_steps)
+            waited if waited is not None else start.wait_steps_by_suite.get(header.benchmark, start.wait_steps)
         ),
         wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
         rest_steps=start.rest_steps,
