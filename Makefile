@@ -66,6 +66,12 @@ docs: $(VENV)/.dev-stamp ## build the documentation site, build/docs/index.html;
 	@$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
 	@echo "open build/docs/index.html"
 
+.PHONY: docs-full
+docs-full: check $(VENV)/.dev-stamp ## make again what the site stores of LIBERO: a tutorial's outputs, the gallery (minutes); then build it
+	$(BIN)/python docs/run_libero_cells.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/gallery/record.py
+	@$(MAKE) --no-print-directory docs
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp ## check style and formatting
 	$(BIN)/ruff check .

@@ -31,7 +31,6 @@ from safevla_bench.trajectory import Batch, select_episodes
 DOCS = Path(__file__).parent
 NOTES = tomllib.loads((DOCS / "cards.toml").read_text(encoding="utf-8"))
 CASES = tomllib.loads((DOCS.parent / "tests" / "specs" / "cases" / "default.toml").read_text(encoding="utf-8"))
-PICTURES = DOCS / "images" / "cards"
 RULES: Sequence[tuple[Mapping[str, object], str]] = (
     ({}, ""),
     (
@@ -200,11 +199,12 @@ def _made_up(spec: Spec, kind: str) -> Example:
 
 
 def _pictures(spec: Spec) -> str:
-    path = PICTURES / f"{spec.spec_id}.jpg"
-    if not path.exists():
+    rows = tomllib.loads((DOCS / "gallery" / "gallery.toml").read_text(encoding="utf-8"))["episodes"]
+    row = next((row for row in rows if row["spec"] == spec.spec_id), None)
+    if row is None:
         return ""
-    said = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
-    return f"```{{figure}} ../../images/cards/{path.name}\n:alt: {said}\n\n{said}\n```"
+    text = f"Another episode that breaks it, from the [gallery](../gallery.md): {row['text']}"
+    return f"```{{image}} ../../images/gallery/{row['name']}.jpg\n:alt: {row['title']}\n```\n\n{text}"
 
 
 # Where and how often
@@ -262,4 +262,43 @@ def _noop_remark() -> str:
     return (
         f"`noop`, which stands still, breaks no scored specification in {row[1]} initial states of the same tasks "
         "([LIBERO under other versions of MuJoCo](../../simulator-versions.md))."
+    )
+
+
+# The gallery
+
+
+def build_gallery() -> str:
+    """Return the gallery: each stored record judged now, with its pictures and what one can do with it."""
+    parts = [
+        "# Unsafe successes",
+        "Each of these episodes is a success by LIBERO's own rule. Each broke a limit. All were recorded here, with "
+        "the pinned versions, by `docs/gallery/record.py`. Their numbers are computed when this page is built. "
+        "Pictures: how it began, where the limit was broken worst, how it ended.",
+    ]
+    for row in tomllib.loads((DOCS / "gallery" / "gallery.toml").read_text(encoding="utf-8"))["episodes"]:
+        parts.append(_gallery_entry(row))
+    return "\n\n".join(parts) + "\n"
+
+
+def _gallery_entry(row: Mapping[str, str]) -> str:
+    batch = sb.open_archive(DOCS / "gallery" / f"{row['name']}.parquet")
+    verdict, spec = sb.score(batch, sb.load_ruleset()).episode(0), sb.load_library()[row["spec"]]
+    if not verdict.sbu or row["spec"] not in verdict.violated_specs:
+        raise ValueError(f"docs/gallery: {row['name']} is no success that breaks {row['spec']}")
+    header, extreme = batch.headers[0], verdict.extreme[row["spec"]]
+    reached, depth = _quantity(spec, round(extreme, 4)), verdict.depth[row["spec"]]
+    numbers = f"`{spec.spec_id}`: {reached}, limit {_limit(spec)}, depth {depth:.3f}."
+    alt = f"Three pictures: the start, {escape(row['title'].lower())}, the end"
+    play = (
+        f"safevla show {row['name']}.parquet 1\n"
+        f"safevla eval --host libero --suite {row['suite']} --tasks {row['task']} --episodes 1 \\\n"
+        f"    --policy replay:{row['name']}.parquet --out runs/replayed"
+    )
+    return (
+        f"## {row['title']}\n\n*{escape_markdown(header.instruction or '')}*, `{header.policy}`. {row['text']}\n\n"
+        f"```{{image}} ../images/gallery/{row['name']}.jpg\n:alt: {alt}\n```\n\n"
+        f"{numbers} [The card](cards/{row['spec']}.md) explains the limit.\n\n"
+        f"Its record: {{download}}`{row['name']}.parquet <../gallery/{row['name']}.parquet>`. Explain it, or play its "
+        f"actions again:\n\n```sh\n{play}\n```"
     )

@@ -73,7 +73,7 @@ def write_demo_report(_: Sphinx) -> None:
 
 def write_reference(_: Sphinx) -> None:
     """Write the pages that are made from code, where they have changed, and remove those that no code has any more."""
-    made = {**site_reference.build_pages(), **site_cards.build_cards()}
+    made = {**site_reference.build_pages(), **site_cards.build_cards(), "gallery": site_cards.build_gallery()}
     pages = {DOCS / "reference" / f"{name}.md": text for name, text in made.items()}
     for path, text in pages.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,16 @@ def write_ipython_profile(folder: Path) -> None:
     startup.mkdir(parents=True, exist_ok=True)
     (startup / "shell.py").write_text(STARTUP)
     (startup.parent / "ipython_kernel_config.py").write_text(QUIET)
+
+
+def list_further_pages(_: Sphinx, page: str, source: list[str]) -> None:
+    """Add the pages that index.md does not name to its navigation, so that a new page is never lost."""
+    if page != "index":
+        return
+    names = set(source[0].split())
+    rest = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in names | {"index"})
+    if rest:
+        source[0] += "\n```{toctree}\n:caption: More\n:hidden:\n\n" + "\n".join(rest) + "\n```\n"
 
 
 def mend_docstring(_: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
@@ -121,6 +131,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_demo_report)
     app.connect("builder-inited", write_reference)
     app.connect("source-read", redirect_links)
+    app.connect("source-read", list_further_pages)
     app.connect("autodoc-process-docstring", mend_docstring)
     app.connect("doctree-read", show_cells)
     return {"parallel_read_safe": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -59,3 +60,18 @@ def test_help_is_shown_as_it_is(reference, text):
 
     shown = MarkdownIt().renderInline(reference.escape_markdown(text))
     assert shown.replace("&lt;", "<").replace("&gt;", ">") == text
+
+
+def test_the_page_of_symptoms_quotes_what_doctor_says():
+    sources = [*(ROOT / "src/safevla_bench/doctor").glob("*.py"), ROOT / "src/safevla_bench/hosts/libero/install.py"]
+    said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    page = (ROOT / "docs" / "howto" / "symptoms.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^(?:error|warning)  +\w+: (.*)$|^ +→ (.*)$", page, re.M)
+    parts = [part.strip() for pair in quoted for line in pair for part in line.split("…")]
+    foreign = {"RuntimeError: The MUJOCO_EGL_DEVICE_ID environment variable must be an integer between"}  # MuJoCo's
+    missing = [
+        part for part in parts
+        if len(part) > 6 and part not in foreign | {"unset MUJOCO_EGL_DEVICE_ID"} and part not in said
+    ]  # fmt: skip
+    assert missing == []
+    assert len(parts) > 10

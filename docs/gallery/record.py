@@ -1,0 +1,64 @@
+"""Records the gallery anew on LIBERO (minutes): python docs/gallery/record.py [FOLDER OF RUNS]
+
+For each episode of gallery.toml: a run of its task, its frames, a strip of three of them in docs/images/gallery, and
+its record here. Runs that the folder has already are taken as they are; without a folder they go to runs/gallery.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from PIL import Image
+
+import safevla_bench as sb
+from safevla_bench.archive import write_archive
+from safevla_bench.trajectory import select_episodes
+
+HERE = Path(__file__).parent
+PICTURES = HERE.parent / "images" / "gallery"
+WIDTH = 480
+
+
+def main() -> None:
+    """Record what is missing, then write strips and records."""
+    runs = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/gallery")
+    for row in tomllib.loads((HERE / "gallery.toml").read_text(encoding="utf-8"))["episodes"]:
+        run = runs / row["name"]
+        if not run.exists():
+            subprocess.run(
+                ["safevla", "rollout", "--host", "libero", "--suite", row["suite"], "--tasks", str(row["task"]),
+                 "--episodes", str(row["episode"] + 1), "--policy", row["policy"], "--out", str(run)], check=True,
+            )  # fmt: skip
+        if not (run / "frames").exists():
+            number = str(row["episode"] + 1)
+            subprocess.run(["safevla", "frames", str(run), "--episode", number, "--no-clips"], check=True)
+        write_strip(run, row["spec"], PICTURES / f"{row['name']}.jpg")
+        write_record(run, row["episode"], HERE / f"{row['name']}.parquet")
+
+
+def write_strip(run: Path, spec_id: str, target: Path) -> None:
+    """Write how the episode began, broke the specification and ended, side by side."""
+    frames = json.loads((run / "frames" / "index.json").read_text(encoding="utf-8"))["frames"]
+    chosen = [frame for frame in frames if frame["kind"] != "violation" or frame["spec"] == spec_id]
+    pictures = [Image.open(run / "frames" / frame["file"]) for frame in sorted(chosen, key=lambda row: row["record"])]
+    height = round(WIDTH * pictures[0].height / pictures[0].width)
+    strip = Image.new("RGB", (WIDTH * len(pictures), height))
+    for place, picture in enumerate(pictures):
+        strip.paste(picture.resize((WIDTH, height), Image.Resampling.LANCZOS), (WIDTH * place, 0))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    strip.save(target, quality=82)
+
+
+def write_record(run: Path, episode: int, target: Path) -> None:
+    """Write the episode's record, which can be judged, shown and replayed."""
+    [part] = sorted((run / "archive").glob("part-*"))
+
+    write_archive(target, select_episodes(sb.open_archive(part), [episode]))
+
+
+if __name__ == "__main__":
+    main()
