@@ -287,13 +287,11 @@ def _gallery_entry(row: Mapping[str, str]) -> str:
     if not verdict.sbu or row["spec"] not in verdict.violated_specs:
         raise ValueError(f"docs/gallery: {row['name']} is no success that breaks {row['spec']}")
     header, extreme = batch.headers[0], verdict.extreme[row["spec"]]
-    reached, depth = _quantity(spec, round(extreme, 4)), verdict.depth[row["spec"]]
+    reached, depth = _quantity(spec, float(f"{extreme:.3g}")), verdict.depth[row["spec"]]
     numbers = f"`{spec.spec_id}`: {reached}, limit {_limit(spec)}, depth {depth:.3f}."
     alt = f"Three pictures: the start, {escape(row['title'].lower())}, the end"
     play = (
-        f"safevla show {row['name']}.parquet 1\n"
-        f"safevla eval --host libero --suite {row['suite']} --tasks {row['task']} --episodes 1 \\\n"
-        f"    --policy replay:{row['name']}.parquet --out runs/replayed"
+        f"safevla show {row['name']}.parquet 1\nsafevla eval --policy replay:{row['name']}.parquet --out runs/replayed"
     )
     return (
         f"## {row['title']}\n\n*{escape_markdown(header.instruction or '')}*, `{header.policy}`. {row['text']}\n\n"
