@@ -101,3 +101,12 @@ def test_places_of_fixtures_differ_from_reset_to_reset():
     places = json.loads((FOLDER / "fixtures.json").read_text())
     first, second = (places[f"libero_10/task_9/{index}"]["microwave_1_main"] for index in (0, 1))
     assert np.abs(np.subtract(first, second)).max() > 0.001
+
+
+def test_import_takes_the_harness_s_folder(capsys):
+    from safevla_bench import cli
+
+    assert cli.run_command_line(["import", str(FOLDER)]) == 0
+    said = capsys.readouterr().out
+    assert "libero" in said.lower()
+    assert "--policy replay:" in said

@@ -140,13 +140,15 @@ def merge_command(shards: tuple[Path, ...], out: Path) -> None:
 def import_command(sources: tuple[Path, ...], form: str) -> None:
     """Read results of other tools that hold successes but no trajectories, and print SR with intervals.
 
-    FILE is LeRobot's eval_info.json, or a recording-*.sqlite of vla-evaluation-harness. Neither holds contacts or
-    poses, so Safety, SBU and VSI are unknown. They are printed as not recorded, never as zero.
+    FILE is LeRobot's eval_info.json, or a recording-*.sqlite of vla-evaluation-harness or its output folder. Neither
+    holds contacts or poses of objects, so Safety, SBU and VSI are unknown. They are printed as not recorded, never as
+    zero. LIBERO recordings of the harness hold actions: safevla eval --policy replay:FOLDER plays and judges them.
 
     \b
     To have the same policy judged, record it: safevla eval, or safevla_bench.record in your own loop.
     """  # noqa: D301  (click wants the character itself)
-    tables = [external.foreign_results_table(foreign.read_results(path), path.name) for path in sources]
+    files = [file for path in sources for file in (foreign.recording_files(path) if path.is_dir() else ()) or [path]]
+    tables = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
         click.echo(render_json(tables), nl=False)
         return
