@@ -1,8 +1,8 @@
 """What `--dry-run` reckons with on LIBERO, and how far off it is: python benchmarks/costs.py [--check] [--cpu]
 
-Without --check it measures two tasks of each suite and prints the tables of LIBERO for
-src/safevla_bench/rollout/costs.toml, lowest and highest. With --check it runs four commands, each after its own
-`--dry-run`, and prints the factor between the estimate and what then happened.
+Without --check it measures two tasks of each suite and prints the tables `[libero...]`, each figure lowest and highest,
+to put in the place of those in src/safevla_bench/rollout/costs.toml; before that a comment for each task. With --check
+it runs four commands, each after its own `--dry-run`, and prints the factors between estimates and what then happened.
 
 --cpu takes CPU time in the place of wall time and has one core render: for a machine that other work shares. Wall times
 of an idle machine are what the file should hold.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -101,6 +102,8 @@ def children_cpu() -> float:
 
 
 def print_costs(clock: Clock, clock_children: Clock) -> dict[str, object]:
+    from safevla_bench.rollout.estimate import load_costs
+
     measure_task("libero-object", 0, CAMERAS, clock)  # imports and compiles
     blind, seeing = {}, {}
     for suite, places in TASKS.items():
@@ -110,6 +113,9 @@ def print_costs(clock: Clock, clock_children: Clock) -> dict[str, object]:
                 figures = ", ".join(f"{name} {value:.3g}" for name, value in row.items())
                 print(f"# {suite}/{place}, {len(cameras)} cameras: {figures}", flush=True)
     start = measure_start(clock_children, blind["libero-object", 0])
+    measured = f"measured on {os.cpu_count()} cores of {platform.machine()}, rendered on the CPU"
+    print(f"""\n[libero]\nsource = "of two tasks of each of LIBERO's suites, {measured}\"""")
+    print(f"record_bytes = {[*load_costs()['libero'].record_bytes]}  # not measured here")
     print(f"start_s = {span([start])}")
     for name in ("make_s", "reset_s"):
         print(f"{name} = {span([row[name] for row in blind.values()])}")

@@ -252,6 +252,7 @@ INTRODUCTION = """# Benchmarks
 Written by `make bench`. Each figure is the ratio of two measurements of one run, `left : right`, taken in turn on the
 same machine. What recording adds to a simulator's step is measured by `benchmarks/recording.py`, how far `--dry-run` is
 off by `benchmarks/costs.py --check`.
+How often intervals and tests are right is measured by `benchmarks/interval_coverage.py`: [comparing.md](comparing.md).
 """
 
 
