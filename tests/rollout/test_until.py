@@ -8,7 +8,16 @@ import pytest
 
 from folders import contents
 from safevla_bench.errors import RunError
-from safevla_bench.evaluation import ExecutionOptions, Request, describe_decision, judge, roll_out
+from safevla_bench.evaluation import (
+    STOPPED_EARLY,
+    ExecutionOptions,
+    Request,
+    describe_decision,
+    judge,
+    render_report,
+    roll_out,
+    was_stopped_early,
+)
 from safevla_bench.evaluation.stopping_rule import RoundTally, parse_condition
 from safevla_bench.hosts import make_host
 from safevla_bench.rollout import Shard, load_protocol, plan_episodes
@@ -145,3 +154,9 @@ def test_what_contradicts_a_stopping_rule_is_refused(changes, problem, tmp_path)
     with pytest.raises(RunError, match=problem):
         roll_out(replace(REQUEST, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_report_of_such_a_run_says_that_its_intervals_are_not_for_that(stopped, tmp_path):
+    safe = judge([stopped], load_ruleset())
+    assert was_stopped_early(safe)
+    assert STOPPED_EARLY in render_report(safe)

@@ -131,6 +131,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
         album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
+        remarks=[STOPPED_EARLY] if was_stopped_early(judged) else [],
     )
 
 

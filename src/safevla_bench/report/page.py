@@ -43,6 +43,7 @@ def render_page(
     privileged: Collection[str | None] = (),
     analysis: Analysis = _NOTHING,
     album: Album = _EMPTY,
+    remarks: Sequence[str] = (),
 ) -> str:
     """Render the report of some scores.
 
@@ -56,6 +57,7 @@ def render_page(
         privileged: the policies that saw simulator state which no real robot has.
         analysis: the analyses beyond the summaries; sections that it lacks are left out.
         album: frames of episodes.
+        remarks: what applies to all numbers of the page, each as one sentence.
     """
     summaries, total = cells(scores), aggregate(scores)
     noop_baseline, sheet, script = measure_baseline(scores), render.page_style(), render.page_script()
@@ -73,6 +75,7 @@ def render_page(
             headline=build_headline(summaries, total, analysis.comparison, same_tasks=ran_same_tasks(scores)),
             total=total,
             ablated=provenance is not None and provenance.applicability == "off",
+            remarks=remarks,
             warnings=notices.baseline_warnings(noop_baseline),
             floor=notices.baseline_table(noop_baseline),
             **_number_sections(scores, summaries, total, provenance, privileged),
