@@ -13,7 +13,7 @@ from scipy import stats
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.gates import Gate, check_gates
-from safevla_bench.report.tables import comparison as gating
+from safevla_bench.report.tables import gates as gating
 from safevla_bench.scores import ACTIVE, INACTIVE, AbsentEpisode, Scores, SpecColumn
 from safevla_bench.statistics import rate_power
 

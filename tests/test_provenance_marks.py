@@ -20,9 +20,9 @@ from safevla_bench.explain import episode, query
 from safevla_bench.report import authors_csv, episode_list, figures, render_page, terminal
 from safevla_bench.report.figures import margins, sweeps
 from safevla_bench.report.tables import Roster, catalog
-from safevla_bench.report.tables import comparison as gating
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
+from safevla_bench.report.tables import gates as gating
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import Scores

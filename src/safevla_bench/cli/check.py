@@ -22,7 +22,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.report.render import render_text
 from safevla_bench.report.submission import recorded_versions
-from safevla_bench.report.tables import comparison as gating
+from safevla_bench.report.tables import gates as gating
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.statistics import CONFIDENCE
 from safevla_bench.text.sanitize import escape_controls

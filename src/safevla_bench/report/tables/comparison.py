@@ -1,9 +1,8 @@
-"""Tables of decisions: each policy's value and the differences of a comparison; gate outcomes, also as JUnit XML."""
+"""Tables of a comparison: each policy's value, and the differences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from xml.etree import ElementTree
 
 from safevla_bench.compare import (
     Comparison,
@@ -16,10 +15,8 @@ from safevla_bench.compare import (
     least_tasks,
 )
 from safevla_bench.compare.sample_size import SampleDesign, SampleSizePlan
-from safevla_bench.gates import GateOutcome, GateReport
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
 from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval
-from safevla_bench.text.sanitize import escape_controls
 
 _SHOWN = {
     "sr": "SR %",
@@ -423,87 +420,3 @@ def _task_design_table(sample_sizes: SampleSizePlan) -> Table:
         rows=rows,
         notes=tuple(notes),
     )
-
-
-# Gates
-
-
-def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Tabulate one row a scope and gate, and one for whatever was not scored."""
-    level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
-    columns = (
-        Column("Policy", numeric=False),
-        Column("Suite", numeric=False),
-        Column("Gate", numeric=False),
-        Column("n"),
-        Column("Value"),
-        *([Column(level)] if level else []),
-        Column("Verdict", numeric=False),
-        Column("Why", numeric=False),
-    )
-    rows = tuple(_outcome_row(outcome, bool(level)) for outcome in checked.outcomes)
-    return Table(
-        title=f"Gates: {checked.verdict}",
-        columns=columns,
-        rows=rows,
-        notes=(*checked.notes, *remarks),
-        remarks=checked.warnings,
-    )
-
-
-def _outcome_row(outcome: GateOutcome, with_interval: bool) -> tuple[Cell, ...]:
-    emphasis: Emphasis = "" if outcome.verdict == "passed" else "bad"
-    interval = Cell(NO_VALUE) if outcome.ci is None else Cell(format_interval(*outcome.ci, digits=3))
-    return (
-        Cell(outcome.policy or "all"),
-        Cell(outcome.suite or "all"),
-        Cell(_gate_name(outcome)),
-        Cell(str(outcome.n), outcome.n),
-        Cell(NO_VALUE) if outcome.value is None else Cell(format_fixed(outcome.value, 3), outcome.value),
-        *([interval] if with_interval else []),
-        Cell(outcome.verdict, emphasis=emphasis),
-        Cell(outcome.reason),
-    )
-
-
-def _gate_name(outcome: GateOutcome) -> str:
-    return "every planned episode scored" if outcome.gate is None else outcome.gate.name
-
-
-def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
-    """Format JUnit XML: a test case an outcome; a failed gate is a failure, an undecided one an error.
-
-    `judged_by` is a property of the suite. There are no times, so that the same run gives the same bytes.
-    """
-    verdicts = [outcome.verdict for outcome in checked.outcomes]
-    totals = {
-        "tests": str(len(verdicts)),
-        "failures": str(verdicts.count("failed")),
-        "errors": str(verdicts.count("undecided")),
-        "skipped": "0",
-    }
-    root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
-    property_values = [("judged_by", judged_by)] if judged_by else []
-    property_values += [("warning", warning) for warning in checked.warnings]
-    property_values += [("note", note) for note in checked.notes]
-    if property_values:
-        properties = ElementTree.SubElement(suite, "properties")
-        for name, value in property_values:
-            ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
-    for outcome in checked.outcomes:
-        where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
-        name = escape_controls(_gate_name(outcome))
-        case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
-        if outcome.verdict != "passed":
-            kind = "failure" if outcome.verdict == "failed" else "error"
-            message = escape_controls(_format_outcome(outcome))
-            ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
-    ElementTree.indent(root)
-    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _format_outcome(outcome: GateOutcome) -> str:
-    value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {outcome.n} episodes"
-    interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
-    return f"{value}{interval}: {outcome.reason}" if value else outcome.reason
