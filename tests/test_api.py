@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ import safevla_bench
 from report.scenes import NAN, verdicts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.metrics import cells
+from safevla_bench.plugins import install_command
 
 
 def test_every_public_name_is_there():
@@ -101,7 +103,7 @@ def test_a_table_of_no_episodes_has_the_same_columns_and_types():
 
 def test_without_pandas_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(SafevlaError, match=r"safevla-bench\[pandas\]"):
+    with pytest.raises(SafevlaError, match=re.escape(install_command("pandas"))):
         verdicts((True, 1, 1)).to_pandas()
 
 
@@ -118,7 +120,7 @@ def test_polars_has_the_same_table_with_null_where_there_is_no_value():
 
 def test_without_polars_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(SafevlaError, match=r"safevla-bench\[polars\]"):
+    with pytest.raises(SafevlaError, match=re.escape(install_command("polars"))):
         verdicts((True, 1, 1)).to_polars()
 
 

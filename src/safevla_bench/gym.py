@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.plugins import install_command
 
 try:
     import gymnasium
 except ModuleNotFoundError:
     raise SafevlaError(
-        "safevla_bench.gym needs gymnasium, which is not installed", remedy='pip install "safevla-bench[gym]"'
+        "safevla_bench.gym needs gymnasium, which is not installed", remedy=install_command("gym")
     ) from None
 
 from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants

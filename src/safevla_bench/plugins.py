@@ -6,16 +6,32 @@ An entry point names a factory. What the factory's signature does not take is re
 from __future__ import annotations
 
 import inspect
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from safevla_bench.errors import PluginError, SafevlaError
 from safevla_bench.text.sanitize import is_secret_name
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation: from its own folder or file, where it has one."""
+    try:
+        origin = json.loads(distribution("safevla-bench").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    url = origin.get("url", "") if isinstance(origin, dict) else ""
+    if not url.startswith("file://"):
+        return f"pip install 'safevla-bench[{extra}]'"
+    path = shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")
+    return f"pip install {'-e ' if origin.get('dir_info', {}).get('editable') else ''}{path}"
 
 
 @dataclass(frozen=True, slots=True)

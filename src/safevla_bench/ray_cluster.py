@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from safevla_bench.errors import RunError
+from safevla_bench.plugins import install_command
 
 ADDRESS: Final = "RAY_ADDRESS"
 """The environment variable that names a cluster where no address is given."""
@@ -134,7 +135,7 @@ def describe_loss(error: Exception) -> str:
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
-        remedy = 'Install it, on every node: pip install "safevla-bench[ray]".'
+        remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
     place, own = cluster.place, {}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
+from safevla_bench.plugins import install_command
 from safevla_bench.text import html_table
 from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed
 
@@ -428,7 +429,7 @@ class Scores:
         try:
             import pandas
         except ModuleNotFoundError:
-            remedy = 'Install it: pip install "safevla-bench[pandas]".'
+            remedy = f"Install it: {install_command('pandas')}"
             raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
         columns = self._episode_columns()
         for name, dtype in _NULLABLE.items():
@@ -444,7 +445,7 @@ class Scores:
         try:
             import polars
         except ModuleNotFoundError:
-            remedy = 'Install it: pip install "safevla-bench[polars]".'
+            remedy = f"Install it: {install_command('polars')}"
             raise SafevlaError("to_polars() needs polars, which is not installed", remedy=remedy) from None
         types = {"object": polars.String, "int": polars.Int64, "bool": polars.Boolean, "float": polars.Float64}
         series = []

@@ -14,6 +14,7 @@ from PIL import Image
 from safevla_bench import archive, evaluation, frames, hosts, runs
 from safevla_bench.frames.pictures import GREEN, GREY, RED
 from safevla_bench.hosts import make_host
+from safevla_bench.plugins import install_command
 from safevla_bench.ruleset import load_ruleset
 
 TIGHT = """
@@ -233,11 +234,11 @@ def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run,
     monkeypatch.setattr(frames, "can_film", lambda: False)
     code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
     assert code == 0
-    assert "safevla-bench[video]" in err
+    assert install_command("video") in err
     assert "clip" not in {one.kind for one in runs.read_frames(run)}
     code, _, err = safevla("frames", run, "--clips")
     assert code == 2
-    assert "safevla-bench[video]" in err
+    assert install_command("video") in err
 
 
 @pytest.mark.parametrize(

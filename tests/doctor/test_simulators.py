@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from safevla_bench.doctor import simulators
+from safevla_bench.plugins import install_command
 from safevla_recorder.simulator_versions import find_differences
 
 LIBERO = simulators.tested_versions().hosts["libero"].versions
@@ -46,14 +47,14 @@ def test_no_simulator_is_a_warning_and_says_how_to_install_one():
     ((finding),) = simulators.check_simulators({})
     assert finding.level == "warning"
     assert "can be judged" in finding.found
-    assert "safevla-bench[libero]" in finding.remedy
+    assert install_command("libero") in finding.remedy
     assert "safevla-bench[robocasa]" in finding.remedy
 
 
 def test_a_simulator_that_is_asked_for_and_absent_is_an_error():
     ((finding),) = simulators.check_simulators({}, "libero")
     assert (finding.level, finding.check) == ("error", "libero")
-    assert finding.remedy == "pip install 'safevla-bench[libero]'"
+    assert finding.remedy == install_command("libero")
 
 
 def test_another_robosuite_is_an_error_and_another_mujoco_a_warning():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import RunError
+from safevla_bench.plugins import install_command
 from safevla_bench.viewers import encode_mcap
 from viewers.builders import shown
 
@@ -100,4 +101,4 @@ def test_without_the_library_the_extra_is_named(told, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcap_protobuf.schema", None)
     with pytest.raises(RunError, match="MCAP's libraries are missing") as caught:
         encode_mcap(told)
-    assert "safevla-bench[mcap]" in str(caught.value)
+    assert install_command("mcap") in str(caught.value)

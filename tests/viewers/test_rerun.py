@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import RunError
+from safevla_bench.plugins import install_command
 from safevla_bench.viewers import encode_rrd
 from viewers.builders import shown
 
@@ -81,4 +82,4 @@ def test_without_the_library_the_extra_is_named(told, monkeypatch):
     monkeypatch.setitem(sys.modules, "rerun", None)
     with pytest.raises(RunError, match="Rerun's library is missing") as caught:
         encode_rrd(told)
-    assert "safevla-bench[rerun]" in str(caught.value)
+    assert install_command("rerun") in str(caught.value)

@@ -72,7 +72,8 @@ def parse_json(line: bytes) -> dict[str, object]:
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        refuse(f"malformed JSON at column {error.colno}: {error.msg}")
+        inner = f"line {error.lineno} of it, " if error.lineno > 1 else ""
+        refuse(f"malformed JSON at {inner}column {error.colno}: {error.msg}")
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # an integer of more digits than Python converts

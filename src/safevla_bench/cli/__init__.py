@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import io
@@ -94,6 +95,16 @@ class LazyCommandGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            close = difflib.get_close_matches(name, _COMMANDS, n=2, cutoff=0.6)
+            suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise click.UsageError(f"there is no command {name!r}{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any."""
         with formatter.section("Commands"):
@@ -131,10 +142,20 @@ def _handle_interrupt(number: int, frame: FrameType | None) -> None:
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    stdout = sys.stdout
     try:
-        code = safevla.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        code = safevla.main(args=given, prog_name="safevla", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
+    except click.UsageError as error:
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()
+            return error.exit_code
+        command = error.ctx.command_path if error.ctx else "safevla"
+        message = make_printable(error.format_message()).rstrip(".")
+        click.echo(f"error: {message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.", err=True)
+        return error.exit_code
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
@@ -148,6 +169,11 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
         _discard_stdout()
+        return OK
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        _discard_stdout()  # click replaces stdout, and exits with 1, where the pipe is closed while a command prints
         return OK
     except OSError as error:
         full = error.errno in _DISK

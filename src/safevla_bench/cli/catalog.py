@@ -136,9 +136,13 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
     width = max(len(name) for name in explanation)
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        click.echo(
-            f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(escape_controls(str(item)) for item in values) or "none")
-        )
+        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(map(_format_fact, values)) or "none"))
+
+
+def _format_fact(value: object) -> str:
+    """Return a value as a person reads it."""
+    words = {None: "none", True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
 
 
 def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
+from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.ruleset import Ruleset
@@ -161,7 +162,7 @@ def _row_title(scores: Scores, episode: int) -> str:
 def _choose_clips(wanted: bool | None) -> bool:
     if wanted is False or frames.can_film():
         return wanted is not False
-    remedy = "pip install 'safevla-bench[video]'"
+    remedy = install_command("video")
     if wanted:
         raise RunError("clips need the extra `video`", remedy=remedy)
     click.echo(f"No clips: they need the extra `video`; {remedy}", err=True)

@@ -30,7 +30,9 @@ _KINDS_EPILOG = "\n".join(
 
 @click.command("episodes", epilog=_KINDS_EPILOG)
 @sources_argument
-@click.option("--unsafe", is_flag=True, help="Only unsafe episodes; with --spec, only those that violate it.")
+@click.option(
+    "--unsafe", is_flag=True, help="Only unsafe episodes, worst first; with --spec, only those that violate it."
+)
 @click.option("--safe", is_flag=True, help="Only safe episodes.")
 @click.option("--success/--no-success", default=None, help="Only episodes that succeeded, or only those that did not.")
 @click.option("--spec", metavar="ID", help="Look at one specification alone: episodes in which it reached a verdict.")
@@ -95,7 +97,7 @@ def episodes_command(
         outcome=outcome,
         body_kind=body_kind,
     )
-    shown = episode_list.sort_episodes(shown, order)[:limit]
+    shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":
         _print_json(shown)

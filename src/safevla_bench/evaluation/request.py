@@ -69,6 +69,11 @@ class Request:
     def from_run(cls, run: Path) -> Request:
         """Return the request of a run folder; raises `RunError` where its run.json does not hold it."""
         description = runs.read_description(run)
+        protocol = description.get("protocol")
+        if isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP:
+            remedy = "Run that script with another out=. What is there can be judged: safevla score."
+            problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
+            raise RunError(problem, remedy=remedy, place=Place(file=str(run / runs.RUN)))
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
@@ -94,6 +99,10 @@ class Request:
             until=options.until.condition if options.until else None,
             look_every=options.until.look_every if options.until else 1,
         )
+
+
+_OWN_LOOP = "own loop"
+"""The protocol of a folder of `safevla_recorder.record`."""
 
 
 class _RunPolicy(msgspec.Struct):

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.interface import Task
+from safevla_bench.plugins import install_command
 
 Floats = NDArray[np.float64]
 
@@ -113,7 +114,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
     try:
         import h5py
     except ModuleNotFoundError:
-        remedy = 'Install it: pip install "safevla-bench[hdf5]".'
+        remedy = f"Install it: {install_command('hdf5')}"
         raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=_file_place(path)) from None
     try:
         with h5py.File(path, "r") as file:

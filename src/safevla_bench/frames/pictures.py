@@ -27,6 +27,7 @@ QUALITY = 80
 PAPER = (255, 255, 255)
 _BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
 _TITLE, _DETAIL = 15, 13
+_SMALLEST = 9
 _STROKE = 2
 _SURFACE = 0.25
 """Bodies that fill a larger share of the picture, such as a floor or a table top, have no outline."""
@@ -49,8 +50,8 @@ def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    write_line(pen, (_PAD, top), caption.title, load_font("DejaVuSans-Bold.ttf", _TITLE), sheet.width)
-    write_line(pen, (_PAD, top + 22), caption.detail, load_font("DejaVuSans.ttf", _DETAIL), sheet.width)
+    write_fitting(pen, (_PAD, top), caption.title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    write_fitting(pen, (_PAD, top + 22), caption.detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
     return np.asarray(sheet)
 
 
@@ -80,6 +81,29 @@ def encode_jpeg(image: Pixels) -> bytes:
     sink = io.BytesIO()
     Image.fromarray(image).save(sink, "JPEG", quality=QUALITY, optimize=True)
     return sink.getvalue()
+
+
+def write_fitting(
+    pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
+) -> None:
+    """Write a text in the largest size in which it fits into one line, else in two lines of the smallest."""
+    for smaller in range(size, _SMALLEST - 1, -1):
+        font = load_font(font_name, smaller)
+        if pen.textlength(text, font=font) <= width - 2 * _PAD:
+            pen.text(position, text, fill=_INK, font=font)
+            return
+    left, top = position
+    first, rest = _split_line(pen, text, font, width)
+    pen.text((left, top - 1), first, fill=_INK, font=font)
+    write_line(pen, (left, top + _SMALLEST), rest, font, width)
+
+
+def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
+    """Return as many words as fit into a line, or letters where the first word does not, and the rest."""
+    ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
+    fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
+    end = fitting[-1] if fitting else 0
+    return text[:end].rstrip(), text[end:].lstrip()
 
 
 def write_line(

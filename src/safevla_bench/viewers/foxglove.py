@@ -16,6 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.plugins import install_command
 from safevla_bench.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
         import mcap_protobuf.schema  # noqa: F401
         from mcap.writer import Writer
     except ImportError as error:
-        raise RunError("MCAP's libraries are missing", remedy="pip install 'safevla-bench[mcap]'") from error
+        raise RunError("MCAP's libraries are missing", remedy=install_command("mcap")) from error
     sink = io.BytesIO()
     writer = Writer(sink)
     writer.start()

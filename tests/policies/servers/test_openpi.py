@@ -20,6 +20,7 @@ from safevla_bench.errors import (
     ServerUnreachableError,
 )
 from safevla_bench.interface import Observation, Task, check_action
+from safevla_bench.plugins import install_command
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 from stub_servers import OPENPI_REQUEST, chunk, openpi, websockets
@@ -373,7 +374,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(PolicyError, match="websockets, which is not installed") as caught:
         client("ws://127.0.0.1:1")
-    assert "safevla-bench[openpi]" in caught.value.remedy
+    assert install_command("openpi") in caught.value.remedy
 
 
 def test_the_first_episode_uses_the_connection_that_was_made_before_its_environment():

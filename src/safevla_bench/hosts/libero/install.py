@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface import Wants
+from safevla_bench.plugins import install_command
 from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def require() -> None:
         installed = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
     except importlib.metadata.PackageNotFoundError as error:
         problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
-        raise HostError(problem, remedy="pip install 'safevla-bench[libero]'") from error
+        raise HostError(problem, remedy=install_command("libero")) from error
     require_robosuite(installed["robosuite"])
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers.endpoint import KEY, Timeouts
 from safevla_bench.policies.servers.http_exchange import is_harness
 
@@ -187,7 +188,7 @@ def require_library(library: str, extra: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(library) is None:
-        remedy = f"Install it: pip install 'safevla-bench[{extra}]'."
+        remedy = f"Install it: {install_command(extra)}"
         raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
 
 

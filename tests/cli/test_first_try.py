@@ -1,0 +1,122 @@
+"""What a user meets at the first try: mistakes in the command line, pipes, and texts that say what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from safevla_bench import plugins
+from safevla_bench.frames import pictures
+
+DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("epsiodes",), "error: there is no command 'epsiodes'; did you mean episodes?"),
+        (("xyzzy",), "error: there is no command 'xyzzy'\n"),
+        (("episodes",), "error: missing argument 'SOURCE...'"),
+        (("specs", "--lib"), "error: no such option '--lib'. Did you mean '--library'?"),
+        (("episodes", "x", "--sort", "nope"), "error: invalid value for '--sort'"),
+    ],
+)
+def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arguments, says):
+    code, out, err = safevla(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(says)
+    assert re.search(r"\n  `safevla( \w+)? --help` says what it takes\.\n$", err)
+
+
+def test_a_pipe_that_is_closed_early_is_no_error():
+    """As in `safevla specs | head -1` under `set -o pipefail`; click itself would end with 1."""
+    shell = f"set -o pipefail; {sys.executable} -m safevla_bench specs | head -1"
+    ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_unsafe_episodes_come_worst_first_as_the_readme_says(safevla):
+    rows = json.loads(safevla("episodes", "src/safevla_bench/demo/rollouts.parquet", "--unsafe", "--format", "json")[1])
+    depths = [row["vsi"] for row in rows]
+    assert depths == sorted(depths, reverse=True)
+    assert len(set(depths)) > 1
+    assert "safevla episodes episodes.jsonl --unsafe      # which ones, worst first" in Path("README.md").read_text()
+
+
+def test_resuming_what_a_script_recorded_says_who_can_go_on_with_it(safevla, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"host": "libero", "protocol": {"name": "own loop"}}))
+    code, _, err = safevla("rollout", "--resume", "--out", tmp_path)
+    assert code == 2
+    assert "a script of your own recorded this" in err
+    assert "safevla score" in err
+
+
+def test_an_explanation_says_none_where_there_is_nothing(safevla):
+    printed = safevla("specs", "--explain", "self_collision_free")[1]
+    assert "None" not in printed
+    assert "True" not in printed
+    assert re.search(r"severe +none", printed)
+
+
+def test_no_table_explains_a_dagger_that_it_does_not_bear():
+    explained = [text for path in GOLDEN.glob("*") if "†:" in (text := path.read_text(encoding="utf-8"))]
+    assert explained
+    for text in explained:
+        assert text.count("†") > 1
+
+
+def test_every_table_that_the_page_names_is_one(safevla):
+    from safevla_bench.report.tables.catalog import KINDS
+
+    named = re.findall(r"^\| `(\w+)` \|", (DOCS / "tables.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {kind.name for kind in KINDS} <= set(named)
+
+
+def test_the_column_of_malformed_json_goes_with_its_line(safevla, tmp_path):
+    """An episode may take several lines of a .json file; column 16 is of the third."""
+    path = tmp_path / "bad.json"
+    path.write_text('{\n  "episode_id": "a",\n  "steps": [1, }\n', encoding="utf-8")
+    assert "malformed JSON at line 3 of it, column 16" in safevla("validate", path)[2]
+
+
+def test_a_caption_is_whole_on_a_small_picture():
+    """At 320 pixels it takes a smaller size, then two lines; nothing is cut."""
+    text = "breaks non_target_max_disp_5mm with plate_1 at step 113 of 220, 12.4 mm"
+    sheet = ImageDraw.Draw(Image.new("RGB", (320, 80)))
+    written = []
+    sheet.text = lambda position, line, **style: written.append(line)
+    pictures.write_fitting(sheet, (8, 22), text, "DejaVuSans.ttf", 13, 320)
+    assert " ".join(written) == text
+    image = pictures.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), pictures.Caption("short", text))
+    assert image.shape == (240 + 12 + 50, 320, 3)
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'safevla-bench[gym]'"),
+        ("{", "pip install 'safevla-bench[gym]'"),
+        ('{"url": "file:///a%20b/c", "dir_info": {}}', "pip install '/a b/c[gym]'"),
+        ('{"url": "file:///c", "dir_info": {"editable": true}}', "pip install -e '/c[gym]'"),
+    ],
+)
+def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeypatch, origin, command):
+    class Installed:
+        def read_text(self, name):
+            return origin
+
+    monkeypatch.setattr(plugins, "distribution", lambda name: Installed())
+    assert plugins.install_command("gym") == command
+
+
+def test_pages_install_from_the_checkout_as_the_readme_does():
+    """Neither distribution is on an index: a line that names it alone would fail."""
+    for path in [Path("README.md"), *DOCS.glob("*.md")]:
+        assert not re.search(r"pip install [\"']?safevla-bench", path.read_text(encoding="utf-8")), path
