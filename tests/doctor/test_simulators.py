@@ -48,7 +48,7 @@ def test_no_simulator_is_a_warning_and_says_how_to_install_one():
     assert finding.level == "warning"
     assert "can be judged" in finding.found
     assert install_command("libero") in finding.remedy
-    assert "safevla-bench[robocasa]" in finding.remedy
+    assert install_command("robocasa") in finding.remedy
 
 
 def test_a_simulator_that_is_asked_for_and_absent_is_an_error():

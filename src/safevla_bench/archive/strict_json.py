@@ -72,8 +72,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        inner = f"line {error.lineno} of it, " if error.lineno > 1 else ""
-        refuse(f"malformed JSON at {inner}column {error.colno}: {error.msg}")
+        refuse(f"malformed JSON at {_describe_position(error)}: {error.msg}")
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # an integer of more digits than Python converts
@@ -85,6 +84,15 @@ def parse_json(line: bytes) -> dict[str, object]:
     if re.search(rb"\\u[dD][89a-fA-F]", line):
         _refuse_half_pairs(tree)
     return tree
+
+
+def _describe_position(error: json.JSONDecodeError) -> str:
+    """Return the column of an error, and its line where the episode takes several; the newline at its end is none."""
+    text = error.doc.rstrip()
+    position = min(error.pos, len(text))
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    return f"line {line} of it, column {column}" if line > 1 else f"column {column}"
 
 
 def _guess_episode_id(line: bytes) -> str | None:

@@ -11,6 +11,7 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.plugins import install_command
 from safevla_recorder.simulator_versions import find_differences
 
 _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
@@ -18,10 +19,9 @@ _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 
 
 class TestedSimulator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tested simulator of a host: its main distribution, how to install it, versions by distribution."""
+    """The tested simulator of a host: its main distribution, versions by distribution."""
 
     distribution: str
-    install: str
     versions: dict[str, str]
 
 
@@ -138,9 +138,9 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         yield from _check_versions(name, versions)
     if host in tested_versions().hosts and host not in present:
         simulator = tested_versions().hosts[host]
-        yield failed_check(host, f"{simulator.distribution} is not installed", simulator.install)
+        yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present:
-        remedies = " or, in another environment, ".join(tested.install for tested in tested_versions().hosts.values())
+        remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
         yield warned_check("simulator", "none is installed: recorded episodes can be judged, none recorded", remedies)
 
 
@@ -161,7 +161,7 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:
-        yield failed_check(host, f"{' and '.join(absent)} not installed", simulator.install)
+        yield failed_check(host, f"{' and '.join(absent)} not installed", install_command(host))
     wrong = {name: wanted for name, wanted in simulator.versions.items() if versions.get(name, wanted) != wanted}
     for name, wanted in wrong.items():
         yield _version_mismatch(host, name, versions[name], wanted, simulator)
@@ -176,7 +176,7 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
     """
     if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
-        return failed_check(host, problem, f"In an environment of its own: {simulator.install}")
+        return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
     known = _known_facts(host, name, installed)
     effect = "\n    ".join(["", *known]) if known else " trajectories and forces may differ a little"
     problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
