@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import safevla_bench as sb
 from policies.servers.test_openpi import TASK, seen
-from safevla_bench.errors import PolicyError
+from safevla_bench import runs
+from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Wants
 from safevla_bench.policies import make_policy
+from safevla_bench.policies.python import adopt_object
 
 MODULE = """
 import numpy as np
@@ -81,8 +85,8 @@ class TestHere:
         made = make_policy("python:mine_pkg.policy:Full", {"gain": "2"})
         made.reset(TASK, 7)
         made.close()
-        assert made._made.said == [("task_0", 7), "closed"]
-        assert made._made.gain == 2.0
+        assert made.made.said == [("task_0", 7), "closed"]
+        assert made.made.gain == 2.0
         assert made.wants.cameras == ("agentview",)
         assert made.clip is True
         assert made.calls_s == [0.5]
@@ -121,3 +125,54 @@ class TestHere:
         with pytest.raises(PolicyError) as caught:
             make_policy("python:mine_pkg.policy:nothing")
         assert "Bare, Full, fails, lame, odd" in caught.value.remedy
+
+
+class Chunks:
+    """Gives three actions at a time, each with its number in place 0, and counts how often it is asked."""
+
+    def __init__(self, replan=None):
+        self.asked = 0
+        if replan is not None:
+            self.replan = replan
+
+    def act(self, observation):
+        self.asked += 1
+        return np.arange(3)[:, None] * 0.1 + np.zeros((3, 7))
+
+
+@pytest.mark.parametrize(("replan", "asked", "first"), [(None, 2, [0, 0.1, 0.2, 0, 0.1]), (2, 3, [0, 0.1, 0, 0.1, 0])])
+def test_a_chunk_is_carried_out_action_by_action(replan, asked, first):
+    policy = adopt_object("chunks", Chunks(replan))
+    seen = []
+    for _ in range(5):
+        policy_looks = policy.looks_next
+        before = policy.made.asked
+        seen.append(policy.act(None)[0])
+        assert policy_looks == (policy.made.asked > before), "pictures are rendered when it will look"
+    assert (policy.made.asked, [round(float(value), 6) for value in seen]) == (asked, first)
+
+
+def test_an_episode_begins_with_a_new_chunk():
+    policy = adopt_object("chunks", Chunks())
+    policy.act(None)
+    policy.reset(None, 0)
+    assert policy.looks_next
+    assert policy.act(None)[0] == 0
+
+
+def test_an_empty_chunk_is_an_invalid_action():
+    with pytest.raises(InvalidActionError, match="without an action"):
+        adopt_object("empty", SimpleNamespace(act=lambda observation: np.zeros((0, 7)))).act(None)
+
+
+def test_an_action_out_of_range_names_clip():
+    class Wild:
+        def act(self, observation):
+            return np.full(7, 9.0)
+
+    run = sb.evaluate(Wild(), "fake", tasks=[0], max_steps=3)
+    assert run.scores.outcome == ("invalid_action",)
+    rows = runs.episode_rows(run.folder)
+    assert "clip = True" in rows[0].reason
+    Wild.clip = True
+    assert sb.evaluate(Wild(), "fake", tasks=[0], max_steps=3).scores.outcome == ("timeout",)

@@ -1,7 +1,8 @@
 """`python:module:factory`: a policy of one's own in this process, without installing anything.
 
 The factory is a class or a function that is given the `--policy-arg` values as text, or a finished object. What it
-makes needs `act(observation)`; `wants`, `reset(task, seed)`, `close()` and `clip` are optional. Modules are looked for
+makes needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`, `reset(task, seed)`, `close()`,
+`clip` and `replan` are optional. Modules are looked for
 in the current folder first.
 """
 
@@ -12,11 +13,23 @@ import inspect
 import os
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Policy, Task, Wants
+import numpy as np
+
+from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.interface import (
+    Action,
+    Observation,
+    Policy,
+    RemotePolicy,
+    ReplayPolicy,
+    SelectivePolicy,
+    Task,
+    Wants,
+)
 from safevla_bench.policies.servers.endpoint import Greeting
 
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
@@ -27,6 +40,7 @@ class InProcessPolicy:
 
     def __init__(self, owner: str, policy: Any) -> None:
         self.made = policy
+        self._left: deque[Action] = deque()
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", Wants())
         if not isinstance(self.wants, Wants):
@@ -45,20 +59,48 @@ class InProcessPolicy:
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
+    @property
+    def looks_next(self) -> bool:
+        """True if the next action asks the object, and the object, where it says so, looks at the observation."""
+        return not self._left and bool(getattr(self.made, "looks_next", True))
+
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode, where the object has a `reset`."""
+        """Begin an episode, where the object has a `reset`; what is left of a chunk is forgotten."""
+        self._left.clear()
         if hasattr(self.made, "reset"):
             self.made.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """Return the object's action; it is checked before it reaches a simulator."""
+        """Return the object's action; it is checked before it reaches a simulator.
+
+        A chunk [H, A] is carried out action by action, the first `replan` of it where the object has that.
+
+        Raises:
+            InvalidActionError: a chunk without an action.
+        """
+        if self._left:
+            return self._left.popleft()
         action: Action = self.made.act(observation)
-        return action
+        if not _is_chunk(action):
+            return action
+        chunk = list(action)[: getattr(self.made, "replan", None)]
+        if not chunk:
+            raise InvalidActionError("a chunk without an action", remedy="Give [H, A], H actions of A numbers.")
+        self._left.extend(chunk)
+        return self._left.popleft()
 
     def close(self) -> None:
         """Close the object, where it has a `close`."""
         if hasattr(self.made, "close"):
             self.made.close()
+
+
+def _is_chunk(action: object) -> bool:
+    """Return whether an action has two dimensions; what is no array of numbers is refused later, with its reason."""
+    try:
+        return np.ndim(action) == 2  # type: ignore[arg-type]
+    except ValueError:
+        return False
 
 
 def make(arg: str | None, **arguments: str) -> Policy:
@@ -89,7 +131,8 @@ def adopt_object(name: str, policy: object) -> Policy:
     if not callable(getattr(policy, "act", None)):
         problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
         raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
-    return policy if isinstance(policy, Policy) else InProcessPolicy(name, policy)
+    knows_more = isinstance(policy, SelectivePolicy | RemotePolicy | ReplayPolicy)
+    return policy if knows_more and isinstance(policy, Policy) else InProcessPolicy(name, policy)
 
 
 def _import_module(name: str) -> object:

@@ -143,7 +143,7 @@ class _ActionSeam:
     def _range_error(self, action: Action, within: Action) -> InvalidActionError:
         place = int(np.flatnonzero(within != action)[0])
         bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
-        remedy = "Mend the policy's output. It is clipped only for policies whose own project does so."
+        remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
         problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
         return InvalidActionError(problem, remedy=remedy)
 
