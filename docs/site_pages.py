@@ -37,6 +37,7 @@ def sh(line, cell):
     'Run a cell by bash and print its output in one piece; IPython prints it in pieces, which come out as lines.'
     ended = subprocess.run(["bash", "-euo", "pipefail", "-c", cell], stdout=-1, stderr=-2, text=True)
     print(ended.stdout, end="")
+    get_ipython().user_ns["printed"] = ended.stdout  # for cells that hold the text to it
     if ended.returncode:
         raise RuntimeError(f"exit code {ended.returncode}")
 """
