@@ -99,7 +99,7 @@ wheel: $(VENV)/.dev-stamp ## build the two wheels, dist/*.whl
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
-	rm -rf $(VENV) $(ROBOCASA) build dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ROBOCASA) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks

@@ -76,7 +76,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
-copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_text = r">{3} |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 
