@@ -723,6 +723,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "no_verdict": None if is_judged else why_unjudged(outcome, conclusive, scored),
         "stopped_on_violation": stopped_on_violation,
         "standin_assets": tree.get("standin_assets") is True,
+        "diverged_replay": tree.get("diverged_replay") is True,
         "simulator": {name: version for name, version in versions.items() if name not in NOT_PHYSICS},
     }
     force = None if isinstance(peak, Missing) or peak is None else max(peak)

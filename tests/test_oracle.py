@@ -391,6 +391,7 @@ class Comparison:
             "success",
             "outcome",
             "standin_assets",
+            "diverged_replay",
             "simulator",
         ):
             yield from unequal(name, want[name], got[name])
