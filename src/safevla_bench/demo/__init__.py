@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
-from safevla_recorder.folder import require_free_folder
 
 ARCHIVE = "rollouts.parquet"
 
@@ -27,6 +26,8 @@ def unpack_archive(folder: Path) -> Path:
     Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written to. Nothing is changed
     then.
     """
+    from safevla_recorder.folder import require_free_folder  # with NumPy, before which __main__ fixes OpenBLAS
+
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
         if not (path.is_file() and path.read_bytes() == shipped):
