@@ -30,6 +30,8 @@ def sample(option: click.Option) -> tuple[str, list[str]]:
     name = f"--{options.option_key(option)}"
     if option.is_flag:
         return "true", [name]
+    if option.name == "films":
+        return '"unsafe"', [name, "unsafe"]
     if isinstance(option.type, click.types.IntParamType):
         return "3", [name, "3"]
     if isinstance(option.type, click.types.FloatParamType):

@@ -13,6 +13,7 @@ import pytest
 
 from safevla_bench import archive, evaluation, runs, verify
 from safevla_bench.errors import CollectedError, HostError, RunError
+from safevla_bench.evaluation.judgement import RULES
 from safevla_bench.files import sha256_of
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Channel, mark_standin, select_episodes
@@ -132,6 +133,10 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
     evaluation.write_outputs(evaluation.judge([run], by), run, legacy_ids=True)
+    remembered = verify_run(run)
+    assert remembered.agrees
+    assert "scores.json" not in left_out(remembered)
+    (run / RULES).unlink()
     found = verify_run(run)
     assert found.agrees
     assert "--library" in left_out(found)["scores.json"]

@@ -21,7 +21,7 @@ from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.sections import collect_images
 from safevla_bench.report.tables import UNNAMED, Roster, catalog, notices
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.trajectory import Batch
@@ -95,11 +95,11 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
     contents = score_files(judged, legacy_ids=legacy_ids)
     html = render_report(judged)
     recipe = judged.ruleset.recipe
-    remembered = {} if recipe is None or recipe.is_default else {RULES: runs.dump_json(recipe)}
     make_folder(folder)
+    # The rules of older scores are replaced with these, in one step; the default ones say so then.
+    is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()
+    remembered = {RULES: runs.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
     write_together(folder, {**contents, runs.REPORT: html, **remembered}, chief=runs.SCORES)
-    if not remembered:
-        (folder / RULES).unlink(missing_ok=True)
 
 
 def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
