@@ -121,7 +121,7 @@ TABLE: dict[str, Written] = {
     "scores over older ones": Written(
         before=scored,
         write=lambda folder: evaluation.write_outputs(judged(folder, "default"), folder / "out"),
-        together=("out/scores.json", "out/scores.parquet", "out/report.html"),
+        together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
     ),
     "a report": Written(before=archived, write=judging("report", "--out", "HERE/page.html")),
     "tables": Written(
