@@ -31,7 +31,7 @@ _OTHER_ROBOSUITE = "robosuite"
 _SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
 ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
 """Environment variable: a folder of assets to use instead of the package's own."""
-INSTALL = "pip install 'safevla-bench[robocasa]'   (in an environment of its own; make robocasa)"
+INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
 ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
