@@ -109,7 +109,7 @@ def test_without_robocasa_the_error_says_how_to_install_it(monkeypatch):
     distributions(monkeypatch, {})
     with pytest.raises(HostError, match="not installed") as caught:
         install.require()
-    assert "safevla-bench[robocasa]" in str(caught.value)
+    assert "make robocasa" in str(caught.value)
 
 
 def test_another_robosuite_in_the_same_environment_is_an_error(monkeypatch):
