@@ -115,4 +115,5 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RunError, match="not installed") as raised, ray_cluster.connect_ray(RayCluster(), 1):
         pass
-    assert 'pip install "safevla-bench[ray]"' in raised.value.remedy
+    assert "pip install" in raised.value.remedy
+    assert "[ray]" in raised.value.remedy

@@ -69,7 +69,7 @@ def test_an_option_of_judging_overrides_what_is_remembered_and_default_forgets_i
     code, out, err = safevla("tables", run, "--which", "tasks", "--library", "paper-text")
     assert (code, "note: judged" in err, "library paper-text (" in out) == (0, False, True)
     safevla("score", run, "--library", "default", "--out", run)
-    assert not (run / "judged_with.json").exists()
+    assert json.loads((run / "judged_with.json").read_text()) == {}
     assert "note: judged" not in safevla("episodes", run)[2]
 
 

@@ -18,7 +18,6 @@ from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed, Observation
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
 from safevla_bench.provenance_marks import warn_of_cells, warn_of_scores
-from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import episode_rows, read_description, read_sources
@@ -231,6 +230,7 @@ class Plain:
 
     def __init__(self, env):
         self.reset, self.step, self.recorded, self.close = env.reset, env.step, env.recorded, env.close
+        self.action_low, self.action_high = env.action_low, env.action_high
 
 
 def hand_recording(batch, e, *, shift=0.0, from_step=0, success=None):
@@ -302,7 +302,7 @@ def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, re
     (warning,) = [line for line in warn_of_scores(judged.scores) if line.startswith("Diverged replays: 1 episode of")]
     assert warning in warn_of_cells([cell])
     assert "Diverged replays" in (tmp_path / "again" / "report.html").read_text()
-    assert "the replay alone" in render_text(external.replay_table(judged.batch))
+    assert "the replay alone" in " ".join(cell.text for cell in external.replay_table(judged.batch).rows[0])
 
 
 def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded):

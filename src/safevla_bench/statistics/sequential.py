@@ -43,8 +43,8 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
-    >>> round(interval.low, 3), round(interval.high, 3)
-    (0.874, 1.0)
+    >>> round(interval.low, 2), round(interval.high, 2)
+    (0.87, 1.0)
     """
     if len(values) == 0:
         return None
