@@ -87,12 +87,14 @@ class Registry:
             self.families += tree.get("families", [])
 
     def tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
+        spelt = benchmark.lower().replace("_", "-")  # libero_goal, as LIBERO itself writes it
+        benchmark = benchmark if benchmark in self.benchmarks else spelt
         home = self.benchmarks[benchmark]
         measured = self.capabilities[home["capabilities"]]["tags"]
         for name in capabilities:
             if self.capabilities[name]["host"] == home["host"]:
                 measured = self.capabilities[name]["tags"]
-        entry = self.entry(home.get("same_tasks_as", benchmark), task_id)
+        entry = self.entry(benchmark, task_id)
         parts = entry.get("components") or [entry["template"]]
         mechanism = [tag for part in parts for tag in self.templates[part]["tags"]]
         return frozenset([*measured, *mechanism, *entry.get("tags", ()), *entry.get("object_tags", ())])
@@ -101,6 +103,10 @@ class Registry:
         for task in self.tasks:
             if (task["benchmark"], task["task_id"]) == (benchmark, task_id):
                 return task
+        home = self.benchmarks[benchmark]
+        repeated = home.get("same_tasks_as") or home.get("same_tags_as")
+        if repeated:
+            return self.entry(repeated, task_id)
         names = self.benchmarks[benchmark].get("task_names")
         name = names[int(task_id.removeprefix("task_"))] if names and task_id.startswith("task_") else task_id
         for family in self.families:

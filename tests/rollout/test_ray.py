@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -373,7 +374,9 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     out, err = process.communicate()
     assert process.returncode == cli.CRASHED
     assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run} --out {run}"]
-    note, crash, count, again = err.splitlines()
+    note, *progress, count, again = err.splitlines()
+    (crash,) = [line for line in progress if line.startswith("crashed: ")]
+    assert len(progress) <= 3, "what was planned, how the episode ended, and why"
     assert note == "note: no --address and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
     assert count.startswith("1 episode crashed")
@@ -393,6 +396,6 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     out, err = process.communicate()
     assert (process.returncode, out) == (cli.INTERRUPTED, "")
     assert f"--workers 1 --engine ray --address {nodes.address} --actor-cpus 0.5" in err
-    assert "2 of 4 episodes are done" in err
+    assert re.search(r"[12] of 4 episodes are done", err), "the second may still be on its way"
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
