@@ -189,7 +189,7 @@ def intrude(cell: Cell) -> None:
 
 _CRASHED = ("1 episode crashed; it is in no rate", "  safevla rollout --resume --out ", "--retry-crashed")
 _AGAIN = ("episodes are done and kept. Continue:", "safevla rollout --resume --out ")
-_LOST = ("With a server there again:", "--resume --out ", "--retry-crashed")
+_LOST = ("policy server", "With a server there again:", "--resume --out ", "--retry-crashed")
 _FULL = ("What is finished is kept. Mend that, and go on: ",)
 CRASHED = Ending(4, RETRY, _CRASHED, (1,))
 WHOLE = Ending(0)

@@ -100,7 +100,7 @@ def eval_command(context: click.Context, run_command: RunCommand, films: str | N
 
 
 def _print_open_questions(run_command: RunCommand) -> None:
-    for line in [*evaluation.open_questions(run_command.request), *evaluation.describe_simulator(run_command.request)]:
+    for line in [*evaluation.open_questions(run_command.request), *evaluation.list_start_notes(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)

@@ -19,8 +19,8 @@ from safevla_bench.evaluation.outputs import (
 )
 from safevla_bench.evaluation.preparation import (
     PreparedRun,
-    describe_simulator,
     estimate_run,
+    list_start_notes,
     prepare_run,
     select_tasks,
 )
@@ -61,13 +61,13 @@ __all__ = [
     "build_submission",
     "describe_decision",
     "describe_losses",
-    "describe_simulator",
     "entry_fields",
     "estimate_run",
     "evaluate",
     "evaluate_request",
     "find_recipe",
     "judge",
+    "list_start_notes",
     "load",
     "load_policy_results",
     "make_rescorer",

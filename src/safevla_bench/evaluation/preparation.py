@@ -168,22 +168,23 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     unusable = [task for task in chosen if task.unusable]
     if unusable and (wanted is not None or len(unusable) == len(chosen)):
         reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        problem = f"{_count_tasks(unusable)} of {suite} cannot be run here: {reasons}"
+        problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
         usable = [str(task.index) for task in tasks.values() if not task.unusable]
         remedy = f"Its other tasks can: --tasks {','.join(usable)}." if usable else "Install what is missing."
         raise HostError(problem, remedy=remedy)
     return [task for task in chosen if not task.unusable]
 
 
-def _count_tasks(tasks: Sequence[Task]) -> str:
+def _name_tasks(tasks: Sequence[Task]) -> str:
     return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
-def describe_simulator(request: Request) -> list[str]:
-    """Return where the installed simulator is another than the protocol's, and what is known of it, as sentences.
+def list_start_notes(request: Request) -> list[str]:
+    """Return what to know before a run, as sentences; empty where there is nothing.
 
-    Tasks that are left out because they cannot be run here come first.
-    Empty for a request that cannot be prepared here: `prepare_run` says why.
+    First the tasks that are left out because they cannot be run here; then where the installed simulator is another
+    than the protocol's, and what is known of it. A request that cannot be prepared here has none: `prepare_run` says
+    why.
     """
     try:
         protocol, host = rollout.load_protocol(request.protocol), hosts.make_host(request.host, request.host_arguments)

@@ -6,7 +6,7 @@ episodes.parquet  every planned episode and its outcome
 manifest.json     schema version and the sha256 of each part
 scores.json, scores.parquet, report.html   written by the judge
 
-While a run is unfinished its episodes are in `raw/` (see the module `raw`), and run.json says `"complete": false`.
+While a run is unfinished its episodes are in `raw/` (see the module `parts`), and run.json says `"complete": false`.
 """
 
 from safevla_bench.runs.episode_index import (

@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
     request = evaluation.Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
     host = make_host("libero")
     assert select_tasks(host, request) == [tasks[2]]
-    notes = evaluation.describe_simulator(request)
+    notes = evaluation.list_start_notes(request)
     assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
     with pytest.raises(HostError, match=r"task 1 of .* lacks its file") as caught:
         select_tasks(host, replace(request, tasks=(1, 2)))
