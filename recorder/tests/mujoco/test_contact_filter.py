@@ -140,3 +140,11 @@ def test_the_rule_itself_sees_a_wrong_filter():
 @pytest.mark.parametrize("pair", [(LEFT, RIGHT), (BOWL_A, BOWL_B)])
 def test_what_never_counts_does_not_when_it_touched_in_record_0_either(pair):
     assert counted(filter_of(pair), (), (pair,)) == [False]
+
+
+def test_parts_of_one_fixture_never_count_resting_or_apart_and_are_dropped_by_pairs():
+    fixtures = np.array([0, 1, 1, 1, 2, 2, 0, 0])  # bowl and plate; both links
+    judged = ContactFilter(PLACE, ROBOT, FINGERS, touches(((BOWL_A, PLATE),)), fixtures=fixtures)
+    assert counted(judged, (), ((BOWL_A, PLATE), (PLATE, BOWL_B), (LINK_1, LINK_2))) == [False] * 3
+    assert counted(judged, ((BOWL_A, LINK_1), (TABLE, PLATE))) == [True, True]
+    assert judged.dropped == ((1, 2), (3, 4), (5, 6))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.hook import hook_after
+from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.state import copy_state, set_state, state_size
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
@@ -232,3 +235,130 @@ def test_flexible_bodies_are_refused():
 
     with pytest.raises(HostError, match="flexible"):
         Recorder(Soft(), None, None)
+
+
+class Whole(Simulation):
+    """Makes all substeps of a control step in one call, or the first by halves as dm_control does."""
+
+    def advance(self, substeps, by_halves=False):
+        self.data.ctrl[:] = (self.forced, -self.forced)
+        if by_halves:
+            mujoco.mj_step2(self.model, self.data)
+            mujoco.mj_step(self.model, self.data, substeps - 1)
+            mujoco.mj_step1(self.model, self.data)
+        else:
+            mujoco.mj_step(self.model, self.data, nstep=substeps)
+
+
+def whole(by_halves, hooked):
+    """Three control steps of five substeps; returns the states, and the recording where one was made."""
+    sim = Whole()
+    for _ in range(300):
+        sim.step()
+    mujoco.mj_forward(sim.model, sim.data)
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    undo = hook_substeps(sim, "advance", sim.data, recorder.record_substep) if hooked else lambda: None
+    sim.forced, states = 30.0, []
+    for _ in range(40):
+        sim.advance(5, by_halves)
+        if hooked:
+            recorder.record_step(np.array([30.0]))
+        states.append(copy_state(sim.model, sim.data))
+    undo()
+    return np.stack(states), recorder
+
+
+@pytest.mark.parametrize("by_halves", [False, True])
+def test_all_substeps_of_one_call_are_seen_and_the_states_are_those_without(by_halves):
+    plain, _ = whole(by_halves, hooked=False)
+    states, recorder = whole(by_halves, hooked=True)
+    assert states.tobytes() == plain.tobytes()
+    assert recorder.build_recording(header()).records == 41
+
+
+def test_a_call_split_into_substeps_records_what_single_steps_do():
+    _, recorder = whole(by_halves=False, hooked=True)
+    sim = settled()
+    mujoco.mj_forward(sim.model, sim.data)
+    single = Recorder(sim.model, sim.data, scene(sim.model))
+    hook_after(sim, "step", single.record_substep)
+    sim.forced = 30.0
+    for _ in range(40):
+        for _ in range(5):
+            sim.step()
+        single.record_step(np.array([30.0]))
+    one, other = (r.build_recording(header()) for r in (recorder, single))
+    assert len(one.contacts.force_n)
+    for name in ("record", "a", "b", "force_n", "impulse_ns"):
+        np.testing.assert_array_equal(getattr(one.contacts, name), getattr(other.contacts, name))
+    np.testing.assert_array_equal(one.sim_state, other.sim_state)
+
+
+def test_mujoco_s_functions_are_its_own_again_after_an_error_and_other_simulations_pass():
+    sim, other, calls = Whole(), Simulation(), []
+    functions = mujoco.mj_step, mujoco.mj_step2
+    sim.advance = lambda: (other.step(times=2), 1 / 0)
+    hook_substeps(sim, "advance", sim.data, lambda: calls.append(1))
+    with pytest.raises(ZeroDivisionError):
+        sim.advance()
+    assert (mujoco.mj_step, mujoco.mj_step2) == functions
+    assert calls == []
+
+
+def test_substeps_that_nobody_recorded_are_an_error_that_names_the_hook():
+    sim = settled()
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    mujoco.mj_step(sim.model, sim.data, nstep=5)
+    recorder.record_substep()
+    with pytest.raises(HostError, match=r"1 of 5 physics substeps .* control step 1\n.*hook_substeps"):
+        recorder.record_step(np.zeros(1))
+
+
+# A hand that a mocap body drags, with an actuator that has a state of its own.
+DRAGGED = """
+<mujoco>
+  <worldbody>
+    <body name="goal" mocap="true" pos="0.1 0 0.5"/>
+    <body name="hand" pos="0 0 0.5"><freejoint/><geom size="0.05"/><site name="grip"/></body>
+    <body name="lever"><joint name="lever"/><geom size="0.05" pos="1 0 0"/></body>
+  </worldbody>
+  <equality><weld body1="goal" body2="hand"/></equality>
+  <actuator><general joint="lever" dyntype="filter" dynprm="0.1"/></actuator>
+</mujoco>
+"""
+
+
+def test_a_state_holds_activations_and_mocap_bodies_so_that_the_run_goes_on_from_it():
+    model = mujoco.MjModel.from_xml_string(DRAGGED)
+    data, other = mujoco.MjData(model), mujoco.MjData(model)
+    data.ctrl[:] = other.ctrl[:] = 1.0
+    mujoco.mj_step(model, data, nstep=10)
+    data.mocap_pos[:] += 0.2
+    state = copy_state(model, data)
+    assert len(state) == state_size(model) == 1 + model.nq + model.nv + 1 + 7
+    assert state[-8] == data.act[0] != 0
+    set_state(model, other, state)
+    other.qacc_warmstart[:] = data.qacc_warmstart
+    for simulation in (data, other):
+        mujoco.mj_step(model, simulation, nstep=10)
+    assert copy_state(model, other).tobytes() == copy_state(model, data).tobytes()
+
+
+def test_parts_of_one_fixture_never_count_and_are_named():
+    sim = settled()
+    plain = scene(sim.model)
+    recorder = Recorder(sim.model, sim.data, replace(plain, fixtures=(frozenset({"block", "left", "right"}),)))
+    hook_after(sim, "step", recorder.record_substep)
+    sim.forced = 30.0
+    for _ in range(60):
+        for _ in range(5):
+            sim.step()
+        recorder.record_step(np.array([30.0]))
+    assert len(recorder.build_recording(header()).contacts.a) == 0
+    assert ("block", "left") in recorder.dropped_pairs()
+
+
+def test_a_part_of_a_fixture_that_the_model_lacks_is_an_error():
+    sim = settled()
+    with pytest.raises(HostError, match="'dor'"):
+        Recorder(sim.model, sim.data, replace(scene(sim.model), fixtures=(frozenset({"dor"}),)))

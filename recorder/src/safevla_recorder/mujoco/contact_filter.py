@@ -14,29 +14,41 @@ _NEVER = -1
 class ContactFilter:
     """Filter of contacts by geom pair, which starts from the contacts of record 0.
 
-    - Inside one recorded body: never counts.
+    - Inside one recorded body, or between the parts of one fixture: never counts.
     - The two finger groups of one gripper, and robot links that touch in record 0: mechanical, never count.
     - Touching in record 0 without a robot geom: resting; counts once it was apart for `apart` substeps in a row.
     - Any other pair counts.
 
     `place` [G] is the recorded body of each geom, `robot` [B] tells which of these are robot, `fingers` [G] is 0, or
-    1 and 2 for the geoms of the two finger groups.
+    1 and 2 for the geoms of the two finger groups, `fixtures` [G] is 0, or the number of a geom's fixture.
     """
 
-    def __init__(self, place: Ints, robot: Bools, fingers: Ints, first: SubstepContacts, apart: int = 1) -> None:
+    def __init__(
+        self,
+        place: Ints,
+        robot: Bools,
+        fingers: Ints,
+        first: SubstepContacts,
+        apart: int = 1,
+        fixtures: Ints | None = None,
+    ) -> None:
         geoms = len(place)
         self._geoms, self._apart = geoms, apart
         fate = np.zeros((geoms, geoms), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
         fate[fingers[:, None] * fingers == 2] = _NEVER
+        if fixtures is None:
+            fixtures = np.zeros(geoms, dtype=np.int64)
+        fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
         a, b = place[first.geom1], place[first.geom2]
         both = robot[a] & robot[b]
         for link, other in {(int(x), int(y)) for x, y in zip(a[both], b[both])}:
             links = (place[:, None] == link) & (place == other)
             fate[links | links.T] = _NEVER
         self._fate = fate.reshape(-1)
-        self._resting = self._mark_resting(first, ~(robot[a] | robot[b]) & (a != b))
-        self.dropped = _dropped_pairs(place, fingers, a, b, both | ~(robot[a] | robot[b]))
+        free = fate[first.geom1, first.geom2] != _NEVER
+        self._resting = self._mark_resting(first, ~(robot[a] | robot[b]) & free)
+        self.dropped = _dropped_pairs(place, fingers, fixtures, a, b, both | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Mark the resting geom pairs, and return their two places each in the table, [2, S]."""
@@ -75,8 +87,13 @@ class ContactFilter:
         self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)
 
 
-def _dropped_pairs(place: Ints, fingers: Ints, a: Ints, b: Ints, listed: Bools) -> tuple[tuple[int, int], ...]:
+def _dropped_pairs(
+    place: Ints, fingers: Ints, fixtures: Ints, a: Ints, b: Ints, listed: Bools
+) -> tuple[tuple[int, int], ...]:
     """Return the body pairs that are left out, other than a body with itself, each with the lower place first."""
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
     pairs |= {(int(x), int(y)) for x in set(place[fingers == 1]) for y in set(place[fingers == 2])}
+    for fixture in set(fixtures[fixtures > 0].tolist()):
+        parts = set(place[fixtures == fixture].tolist())
+        pairs |= {(x, y) for x in parts for y in parts}
     return tuple(sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from functools import wraps
-from typing import Callable
+from typing import Any, Callable, Iterator
 
 Undo = Callable[[], None]
 """Takes a hook off."""
+_splitting = threading.RLock()
+"""Held while MuJoCo's own functions are replaced: environments in threads take turns."""
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
@@ -37,6 +41,52 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
         return wrapper(original, *args, **kwargs)
 
     return _replace_method(owner, method, wrapped)
+
+
+def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
+    """Call `after` behind every physics substep of `owner.method`, on this one instance; returns what undoes it.
+
+    For environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`, as
+    gymnasium's `do_simulation` and dm_control's `Physics.step` do. `data` is the simulator's own `mujoco.MjData`.
+    """
+
+    def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        with _splitting, _split_steps(data, after):
+            return original(*args, **kwargs)
+
+    return wrap_method(owner, method, split)
+
+
+@contextmanager
+def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
+    """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` behind each.
+
+    So do `mj_step2` calls, which end a substep in environments that step in two halves, as dm_control's do. The
+    simulation goes through the same states as without. Code that holds a reference to the function itself, by
+    `from mujoco import mj_step`, is not seen.
+    """
+    import mujoco
+
+    whole, second_half = mujoco.mj_step, mujoco.mj_step2
+
+    def step(m: Any, d: Any, nstep: int = 1) -> None:
+        if d is not data:
+            whole(m, d, nstep)
+            return
+        for _ in range(nstep):
+            whole(m, d)
+            after()
+
+    def step_second_half(m: Any, d: Any) -> None:
+        second_half(m, d)
+        if d is data:
+            after()
+
+    mujoco.mj_step, mujoco.mj_step2 = step, step_second_half
+    try:
+        yield
+    finally:
+        mujoco.mj_step, mujoco.mj_step2 = whole, second_half
 
 
 def _replace_method(owner: object, method: str, replacement: Callable[..., object]) -> Undo:

@@ -29,6 +29,7 @@ from safevla_recorder.mujoco.contacts import (
 from safevla_recorder.mujoco.hook import Undo, hook_after
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import warn_if_moving
+from safevla_recorder.mujoco.state import state_views
 
 if TYPE_CHECKING:
     import mujoco
@@ -80,14 +81,18 @@ class Recorder:
         self._arm = list(scene.arm_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._torques: list[Floats] = []  # of every substep since the last record
+        self._state_views, self._time_s = state_views(model, data), data.time
         self._peaks = [np.abs(self._actuator[self._arm])]
-        self._states = [_copy_state(data, scene)]
+        self._states = [_copy_state(data, scene, self._state_views)]
         self._record_first()
 
     def _record_first(self) -> None:
         self._log.add_substep(self._data)
         contacts = self._log.take_contacts()
-        self._filter = ContactFilter(self._place, self._robot, self._fingers, contacts, self.scene.apart_substeps)
+        fixtures = self.scene.fixture_groups(self._place)
+        self._filter = ContactFilter(
+            self._place, self._robot, self._fingers, contacts, self.scene.apart_substeps, fixtures
+        )
         self._decode_contacts(contacts, np.array([1]), substep_s=None)
 
     def record_substep(self) -> None:
@@ -99,18 +104,28 @@ class Recorder:
         """Add the record of the control step that `action` [A] drove, of which at least one substep was recorded.
 
         Raises:
-            HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself.
+            HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself. Or more
+                substeps passed than were recorded, whose forces nobody saw.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._states)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
-        self._states.append(_copy_state(self._data, self.scene))
+        self._check_substeps()
+        self._states.append(_copy_state(self._data, self.scene, self._state_views))
         self._peaks.append(np.abs(np.array(self._torques)[:, self._arm]).max(axis=0))
         self._torques.clear()
         self._actions.append(np.array(action, dtype=np.float64))
         self._ends.append(len(self._log))
         if len(self._ends) == _BLOCK:
             self._decode_pending()
+
+    def _check_substeps(self) -> None:
+        recorded, time_s = len(self._torques), self._data.time
+        passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
+        if recorded < passed or not recorded:
+            problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._states)}"
+            remedy = "Call record_substep after each; hook_substeps splits the calls of mj_step(model, data, nstep)."
+            raise HostError(problem, remedy=remedy)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
@@ -180,7 +195,7 @@ class Recorder:
         self._gripped.append(gripped_bodies(contacts, ends - 1, self._fingers, self._place, self._robot))
 
 
-def _copy_state(data: mujoco.MjData, scene: Scene) -> _State:
+def _copy_state(data: mujoco.MjData, scene: Scene, state: Sequence[Floats]) -> _State:
     site = scene.eef_site
     return _State(
         site_pos=data.site_xpos[site].copy(),
@@ -189,7 +204,7 @@ def _copy_state(data: mujoco.MjData, scene: Scene) -> _State:
         com=data.xipos.copy(),
         quat=data.xquat.copy(),
         actuator=data.qfrc_actuator.copy(),
-        sim_state=np.concatenate(((data.time,), data.qpos, data.qvel)),
+        sim_state=np.concatenate(((data.time,), *state)),
     )
 
 

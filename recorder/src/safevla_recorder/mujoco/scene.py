@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_recorder.errors import HostError
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -32,11 +34,29 @@ class Scene:
     """Velocity addresses of the arm's joints, base first."""
     apart_substeps: int = 1
     """How many substeps in a row a resting pair of geoms is apart before its contacts count (docs/fidelity.md)."""
+    fixtures: tuple[frozenset[str], ...] = ()
+    """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
 
     def geom_places(self, model: mujoco.MjModel) -> NDArray[np.int64]:
         """Return the place in `roles` of the body that owns each geom, [ngeom]."""
         places = {name: place for place, name in enumerate(self.roles)}
         return np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
+
+    def fixture_groups(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return 0 for each geom, or the number of the fixture that it is a part of, [ngeom].
+
+        `place` [ngeom] is the place in `roles` of the body that owns each geom.
+
+        Raises:
+            HostError: a part of a fixture is no recorded body of the model.
+        """
+        number = {name: group for group, names in enumerate(self.fixtures, start=1) for name in names}
+        unknown = sorted(set(number) - set(self.body_name))
+        if unknown:
+            raise HostError(f"the fixture part {unknown[0]!r} is no body of the model", remedy="Name recorded bodies.")
+        of_body = np.array([number.get(name, 0) for name in self.roles], dtype=np.int64)
+        groups: NDArray[np.int64] = of_body[place]
+        return groups
 
     def finger_groups(self, model: mujoco.MjModel) -> NDArray[np.int64]:
         """Return 0 for each geom, or 1 and 2 for those of the two finger groups, [ngeom]."""

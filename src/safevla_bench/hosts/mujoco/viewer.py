@@ -18,6 +18,7 @@ from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, Picture, Reco
 from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.state import set_state, state_size
 
 if TYPE_CHECKING:
     import mujoco
@@ -46,7 +47,7 @@ class MujocoStage:
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
-        self._states, self._camera, self._on_close = read_states(episode, 1 + model.nq + model.nv), camera, on_close
+        self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
         self._recorded = _recorded_positions(episode)
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
@@ -100,8 +101,7 @@ class MujocoStage:
         import mujoco
 
         model, data = self._model, self._data
-        time, data.qpos[:], data.qvel[:] = np.split(self._states[record], [1, 1 + model.nq])
-        data.time = time[0]
+        set_state(model, data, self._states[record])
         mujoco.mj_integratePos(model, data.qpos, data.qvel, later_s)
         mujoco.mj_forward(model, data)
 
