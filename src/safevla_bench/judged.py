@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from safevla_bench import metrics, provenance_marks, runs
+from safevla_bench import metrics, provenance_marks, registration, runs
 from safevla_bench.ruleset import Provenance, Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.specs import Library
@@ -64,7 +64,8 @@ class JudgedSource:
     def to_document(self) -> dict[str, object]:
         """Return what scores.json and the report hold of the source."""
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
-        return {**self.description, **renamed, "archive_sha256": self.archive_sha256}
+        described = registration.shorten(self.description)
+        return {**described, **renamed, "archive_sha256": self.archive_sha256}
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,14 @@ class Judged:
         """Return the versions that simulated the episodes as one sentence; empty where no record names any."""
         sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
         return [sentence] if sentence else []
+
+    def check_registrations(self) -> list[registration.RegistrationCheck]:
+        """Return for each registration among the sources what its runs did otherwise; empty without any."""
+        return registration.check_registrations(self.records.sources, self.provenance)
+
+    def describe_registrations(self) -> list[str]:
+        """Return for each registration whether the runs are the registered ones, as a sentence; empty without any."""
+        return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:
         """Return how the scores came about, as plain values for a page: the provenance, then the sources."""

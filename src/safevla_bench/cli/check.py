@@ -20,6 +20,7 @@ from safevla_bench.cli.options import format_option, judge_options, skip_option,
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
+from safevla_bench.registration import REGISTERED
 from safevla_bench.report.render import render_text
 from safevla_bench.report.submission import recorded_versions
 from safevla_bench.report.tables import gates as gating
@@ -110,22 +111,21 @@ def gate_command(
         allow_crashed=allow_crashed,
         allow_unjudged=allow_unjudged,
     )
-    judged_line = judged.provenance.to_sentence()
+    remarks = [*judged.describe_registrations(), judged.provenance.to_sentence()]
     if junit is not None:
-        write_atomically(junit, gating.format_junit(gate_report, judged_line))
+        write_atomically(junit, gating.format_junit(gate_report, " ".join(remarks)))
     if form == "json":
         document = {
             **msgspec.to_builtins(gate_report),
             "judged_by": msgspec.to_builtins(judged.provenance),
             "recorded_with": recorded_versions(judged.headers),
+            **({REGISTERED: msgspec.to_builtins(checks)} if (checks := judged.check_registrations()) else {}),
         }
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
         click.echo(
             render_text(
-                gating.gate_table(
-                    gate_report, [*judged.describe_policies(), *judged.describe_simulators(), judged_line]
-                )
+                gating.gate_table(gate_report, [*judged.describe_policies(), *judged.describe_simulators(), *remarks])
             ),
             nl=False,
         )

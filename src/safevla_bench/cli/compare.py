@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from safevla_bench import compare, evaluation, provenance_marks, sensitivity
+from safevla_bench import compare, evaluation, provenance_marks, runs, sensitivity
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
+from safevla_bench.registration import REGISTERED, check_registrations, describe_registrations
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import Roster, Table, comparison
 from safevla_bench.report.tables import sensitivity as varying
@@ -117,11 +118,12 @@ def compare_command(
         comparison_report = compare.compare_policies(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
-    provenance = ruleset.provenance()
+    provenance, opened = ruleset.provenance(), runs.open_sources(sources)
     if form == "json":
         simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
-        judged_by = msgspec.to_builtins(provenance)
-        _print_json({**msgspec.to_builtins(comparison_report), "simulators": simulators, "judged_by": judged_by})
+        checks = check_registrations(opened, provenance)
+        origin = {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
+        _print_json({**msgspec.to_builtins(comparison_report), **origin})
         return
     simulated = provenance_marks.describe_simulators(
         {
@@ -130,7 +132,8 @@ def compare_command(
             for suite, versions in entrant.simulator_by_suite.items()
         }
     )
-    remarks = [*([simulated] if simulated else []), provenance.to_sentence()]
+    registered = describe_registrations(opened, provenance)
+    remarks = [*([simulated] if simulated else []), *registered, provenance.to_sentence()]
     click.echo(render_text(comparison.standing_table(comparison_report, remarks)))
     click.echo(render_text(comparison.difference_table(comparison_report)), nl=False)
 

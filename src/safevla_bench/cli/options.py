@@ -57,24 +57,38 @@ def judge_options(command: F) -> F:
         options = {name: given.pop(name) for name in _JUDGE_NAMES}
         intervals = given.pop("intervals")
         sources = next((given[name] for name in ("sources", "runs", "run") if name in given), ())
-        ruleset = _remembered_rules(sources) or load_ruleset(
-            options["library"],
-            spec_files=options["specs"],
-            registry_files=options["registry"],
-            capabilities=options["capabilities"],
-            missing=options["missing"],
-            applicability=options["applicability"],
-            thresholds=options["thresholds"],
+        ruleset = (
+            _remembered_rules(sources)
+            or _registered_rules(given.get("run_command"))
+            or load_ruleset(
+                options["library"],
+                spec_files=options["specs"],
+                registry_files=options["registry"],
+                capabilities=options["capabilities"],
+                missing=options["missing"],
+                applicability=options["applicability"],
+                thresholds=options["thresholds"],
+            )
         )
         return command(*args, ruleset=replace(ruleset, intervals=intervals), **given)
 
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
 
 
+def _registered_rules(run_command: Any) -> Ruleset | None:
+    """Return the rules of the registration that is run, where the command line names none."""
+    registration = None if run_command is None else run_command.request.registration
+    return None if registration is None or _names_rules() else registration.load_rules()
+
+
+def _names_rules() -> bool:
+    context = click.get_current_context()
+    return any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in _JUDGE_NAMES)
+
+
 def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
     """Return the rules by which the sources were judged at last, where the command line names none, and say so."""
-    context = click.get_current_context()
-    if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in _JUDGE_NAMES):
+    if _names_rules():
         return None
     from safevla_bench import evaluation  # not where a command judges nothing that exists
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
@@ -18,6 +19,7 @@ from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.run_options import RunCommand, run_options
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
+from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.report.tables.table import Cell, Column, Table
@@ -63,17 +65,31 @@ def rollout_command(context: click.Context, run_command: RunCommand) -> None:
     metavar="unsafe|all|N",
     help="Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
 )
+@click.option(
+    "--freeze",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
+    "then run --registered FILE: tables say whether a run is the registered one.",
+)
 @judge_options
 @click.pass_context
-def eval_command(context: click.Context, run_command: RunCommand, films: str | None, ruleset: Ruleset) -> None:
+def eval_command(
+    context: click.Context, run_command: RunCommand, films: str | None, freeze: Path | None, ruleset: Ruleset
+) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
     What is finished is kept whatever happens, and --resume goes on from there.
     """
+    if freeze is not None and not run_command.dry_run:
+        raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
     _print_open_questions(run_command)
+    _print_deviations(run_command, ruleset)
     if run_command.dry_run:
         _print_plan(run_command)
+        if freeze is not None:
+            _write_registration(run_command, ruleset, freeze)
         return
     if films is not None:
         require_video()
@@ -104,6 +120,23 @@ def _print_open_questions(run_command: RunCommand) -> None:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)
+
+
+def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
+    """Print in what the run will not be the registered one, before it costs anything."""
+    registration = run_command.request.registration
+    if registration is not None:
+        for line in evaluation.list_deviations(registration, run_command.request, ruleset):
+            click.echo(make_printable(f"note: not as registered: {line}"), err=True)
+
+
+def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -> None:
+    registration = evaluation.freeze_request(run_command.request, ruleset)
+    make_folder(path.parent)
+    write_atomically(path, registration.encode())
+    shown = shlex.quote(str(path))
+    click.echo(make_printable(f"Registered: {path}, {registration.n} episodes, digest {registration.digest}"))
+    click.echo(make_printable(f"Publish the digest, then run: safevla eval --registered {shown} --out DIR"))
 
 
 def _print_plan(run_command: RunCommand) -> None:

@@ -25,6 +25,7 @@ from safevla_bench.cli.options import (
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
+from safevla_bench.registration import read_registration
 from safevla_bench.text.sanitize import redact_secrets
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,6 +67,9 @@ _PLAN_OPTIONS = [
     click.option("--until", metavar="CONDITION",
                  help='Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" '
                       '(or sr, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
+    click.option("--registered", type=click.Path(path_type=Path), metavar="FILE",
+                 help="Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
+                      "replace the registered ones, and outputs say so."),
     click.option("--look-every", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
                  help="Episodes of each task and policy between two looks at --until; more save simulator starts."),
 ]  # fmt: skip
@@ -125,9 +129,15 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     out = how["out"] or Path()
     is_resumed = how["resume"] and (out / runs.RUN).exists()
     what = {**what, **_expand_entry(what)}
-    if not is_resumed:
+    if not is_resumed and not what["registered"]:
         what = {**what, **_expand_replay(what)}
-    request = _resumed_request(context, what, out) if is_resumed else _new_request(context, what, how)
+    if is_resumed:
+        request = _recorded_request(context, what, evaluation.Request.from_run(out))
+    elif what["registered"]:
+        registered = evaluation.registered_request(read_registration(what["registered"]))
+        request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
+    else:
+        request = _new_request(context, what, how)
     execution = evaluation.ExecutionOptions(
         workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
     )
@@ -141,10 +151,6 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _raise_missing(context, name)
-    volatile = {
-        "command": redact_secrets(shlex.join(["safevla", *sys.argv[1:]])),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
     fields = {
         name: value for one, given in what.items() for name, value in _request_fields(one, given, what["policies"])
     }
@@ -153,12 +159,23 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     elif fields["episodes"] is None and what["protocol"] is not None:
         fields["episodes"] = evaluation.PROTOCOL
     fields["protocol"] = what["protocol"] or evaluation.PRESET
-    return evaluation.Request(**fields, volatile=volatile)
+    return evaluation.Request(**fields, volatile=_volatile_facts())
 
 
-def _resumed_request(context: click.Context, what: Mapping[str, Any], out: Path) -> evaluation.Request:
-    """Return the request of the run in the folder, with the given options replaced. A difference is refused later."""
-    recorded = evaluation.Request.from_run(out)
+def _volatile_facts() -> dict[str, object]:
+    return {
+        "command": redact_secrets(shlex.join(["safevla", *sys.argv[1:]])),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _recorded_request(
+    context: click.Context, what: Mapping[str, Any], recorded: evaluation.Request
+) -> evaluation.Request:
+    """Return the request of a run or a registration, with the given options replaced.
+
+    A difference from a run is refused later, one from a registration is told of.
+    """
     policies = what["policies"] or recorded.policies
     fields: dict[str, Any] = {
         "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
@@ -173,6 +190,8 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tu
     """Return the request's fields that an option fills."""
     if name == "entry":
         return []
+    if name == "registered":
+        return [("registration", read_registration(value))] if value else []
     if name == "tasks":
         return [("tasks", _parse_indices(value))]
     if name == "shard":

@@ -82,6 +82,8 @@ def print_missing(judged: evaluation.Judged) -> None:
         click.echo(evaluation.INTERRUPTED)
     if evaluation.was_stopped_early(judged):
         click.echo(evaluation.STOPPED_EARLY)
+    for sentence in judged.describe_registrations():
+        click.echo(make_printable(sentence))
     if judged.left_out:
         click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from safevla_bench import hosts, rollout
+from safevla_bench.evaluation.freezing import freeze_request, list_deviations, registered_request
 from safevla_bench.evaluation.judgement import describe_losses, find_recipe, judge, load_policy_results, make_rescorer
 from safevla_bench.evaluation.outputs import (
     INTERRUPTED,
@@ -66,7 +67,9 @@ __all__ = [
     "evaluate",
     "evaluate_request",
     "find_recipe",
+    "freeze_request",
     "judge",
+    "list_deviations",
     "list_start_notes",
     "load",
     "load_policy_results",
@@ -74,6 +77,7 @@ __all__ = [
     "measure_cell_exposures",
     "open_questions",
     "prepare_run",
+    "registered_request",
     "render_report",
     "replay_fields",
     "roll_out",

@@ -14,6 +14,7 @@ from safevla_bench.errors import DamageError, Place, RunError, SafevlaError
 from safevla_bench.judged import Judged, JudgedSource
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ray_scoring import score_on_cluster
+from safevla_bench.registration import REGISTERED, parse_registration
 from safevla_bench.ruleset import LostEpisodes, Ruleset, RulesetRecipe
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
@@ -58,18 +59,32 @@ RULES = "judged_with.json"
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return what the run folders among the sources were judged by at last; None where none was judged.
+    """Return what the run folders among the sources were judged by at last, else registered to be; None where nothing.
 
     Raises:
         RunError: they were judged by different rules, or the file that says which is damaged.
     """
-    judged = [path for path in paths if (path / runs.SCORES).exists()]
-    recipes = {path: _read_recipe(path / RULES) for path in judged}
+    recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
+    first = next(iter(recipes), None)
+    if first is None:
+        return None
     for path, recipe in recipes.items():
-        if recipe != recipes[judged[0]]:
-            problem = f"{judged[0]} was judged by {recipes[judged[0]].describe()}, {path} by {recipe.describe()}"
+        if recipe != recipes[first]:
+            problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
             raise RunError(problem, remedy="Say by what to judge them all, such as --library default.")
-    return recipes[judged[0]] if judged else None
+    return recipes[first]
+
+
+def _find_own_recipe(path: Path) -> RulesetRecipe | None:
+    """Return what a run was judged by at last, or is registered to be judged by; None where nothing tells."""
+    if (path / runs.SCORES).exists():
+        return _read_recipe(path / RULES)
+    if not (path / runs.RUN).exists():
+        return None
+    try:
+        return parse_registration(runs.read_description(path).get(REGISTERED)).rules.recipe
+    except (ValueError, RunError):  # not registered; a damaged one is told of where it is compared
+        return None
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:

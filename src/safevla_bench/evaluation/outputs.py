@@ -16,6 +16,7 @@ from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_ea
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.judged import Judged
+from safevla_bench.registration import REGISTERED
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
@@ -45,6 +46,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *provenance_marks.warn_of_differences(judged.scores),
             *judged.describe_policies(),
             *judged.describe_simulators(),
+            *judged.describe_registrations(),
             judged.provenance.to_sentence(),
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),
@@ -83,6 +85,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
         "judged_by": judged.provenance,
         "sources": [source.to_document() for source in judged.sources] if sources is None else sources,
         "recorded_with": submission.recorded_versions(judged.headers),
+        **({REGISTERED: checks} if (checks := judged.check_registrations()) else {}),
     }
 
 
@@ -131,7 +134,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
         album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
-        remarks=[STOPPED_EARLY] if was_stopped_early(judged) else [],
+        remarks=[*([STOPPED_EARLY] if was_stopped_early(judged) else []), *judged.describe_registrations()],
     )
 
 

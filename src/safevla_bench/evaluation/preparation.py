@@ -13,6 +13,7 @@ from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Tas
 from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.registration import REGISTERED
 from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
@@ -240,6 +241,7 @@ def _describe_run(
             else {}
         ),
         **({"until": {"condition": request.until, "look_every": request.look_every}} if request.until else {}),
+        **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }
@@ -279,7 +281,7 @@ def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:
     """Estimate what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
-    prepared = prepare_run(request if request.servers else replace(request, servers=_placeholder_servers(request)))
+    prepared = prepare_run(request if request.servers else replace(request, servers=placeholder_servers(request)))
     cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
     intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
     prepared.close()
@@ -292,6 +294,6 @@ def _look_interval(policy: Policy) -> int:
     return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
 
 
-def _placeholder_servers(request: Request) -> tuple[str, ...]:
+def placeholder_servers(request: Request) -> tuple[str, ...]:
     """Return placeholder servers for a run that is only planned."""
     return tuple(f"{suite}=nowhere" for suite in request.suites)

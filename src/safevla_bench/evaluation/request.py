@@ -16,6 +16,7 @@ from safevla_bench.interface import Policy
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
 from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.registration import REGISTERED, Registration, parse_registration
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.tasks.entries import spell_suite
 
@@ -58,6 +59,8 @@ class Request:
     """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
     look_every: int = 1
     """Episodes of each task and policy between two looks at `until`."""
+    registration: Registration | None = None
+    """What was registered before; run.json holds it, and tables say whether the run is that one."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
 
@@ -98,7 +101,18 @@ class Request:
             stop_on_violation=options.stop_on_violation is not None,
             until=options.until.condition if options.until else None,
             look_every=options.until.look_every if options.until else 1,
+            registration=_read_registered(description, run),
         )
+
+
+def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
+    document = description.get(REGISTERED)
+    try:
+        return None if document is None else parse_registration(document)
+    except (ValueError, RunError) as error:
+        problem = error.problem if isinstance(error, RunError) else str(error)
+        place = Place(file=str(run / runs.RUN), field=REGISTERED)
+        raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
 _OWN_LOOP = "own loop"

@@ -1,0 +1,102 @@
+"""`eval --dry-run --freeze FILE` registers, `--registered FILE` runs that, and every command says whether it is."""
+
+from __future__ import annotations
+
+import json
+
+PLAN = (
+    "--host",
+    "fake",
+    "--suite",
+    "fake",
+    "--tasks",
+    "0",
+    "--episodes",
+    "2",
+    "--policy",
+    "noop",
+    "--policy",
+    "random",
+)
+SAME = "registered beforehand (digest "
+
+
+def freeze(safevla, path, *options):
+    code, out, _ = safevla("eval", *PLAN, "--max-steps", 3, "--dry-run", "--freeze", path, *options)
+    assert code == 0
+    return out
+
+
+def test_freezing_runs_nothing_and_tells_the_digest_and_the_next_command(safevla, tmp_path):
+    path = tmp_path / "plans" / "registration.json"
+    out = freeze(safevla, path)
+    digest = json.loads(path.read_bytes())["digest"]
+    assert f"Registered: {path}, 4 episodes, digest {digest}" in out
+    assert f"safevla eval --registered {path}" in out
+    assert [one.name for one in tmp_path.iterdir()] == ["plans"]
+
+
+def test_freezing_needs_a_dry_run(safevla, tmp_path):
+    code, _, err = safevla("eval", *PLAN, "--freeze", tmp_path / "r.json", "--out", tmp_path / "run")
+    assert code == 2
+    assert "--dry-run" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_registered_is_run_and_every_command_says_so(safevla, tmp_path):
+    path, run = tmp_path / "registration.json", tmp_path / "run"
+    freeze(safevla, path, "--set", "joint_torque=1.5")
+    code, out, err = safevla("eval", "--registered", path, "--out", run)
+    assert code == 0
+    assert SAME in out
+    assert "not as registered" not in err
+    path.unlink()
+    for command in (
+        ["tables", run, "--which", "main"],
+        ["score", run, "--out", tmp_path / "scores"],
+        ["compare", run],
+        ["gate", run, "--min-safety", "0"],
+    ):
+        code, out, _ = safevla(*command)
+        assert code == 0
+        assert SAME in out, command
+        assert "Not as" not in out
+    assert safevla("board", run, "--out", tmp_path / "board")[0] == 0
+    assert SAME in (tmp_path / "board" / "index.html").read_text()
+    assert SAME in (run / "report.html").read_text()
+    code, out, _ = safevla("compare", run, "--format", "json")
+    assert json.loads(out)["registered"][0]["differences"] == []
+
+
+def test_other_options_are_told_of_before_the_run_and_after_it(safevla, tmp_path):
+    path, run = tmp_path / "registration.json", tmp_path / "run"
+    freeze(safevla, path)
+    code, out, err = safevla("eval", "--registered", path, "--seed", 1, "--library", "paper-text", "--out", run)
+    assert code == 0
+    assert "note: not as registered: seed: registered is 0, here is 1" in err
+    assert "note: not as registered: library: registered is default" in err
+    assert "Not as registered beforehand" in out
+    assert "seed: registered is 0, here is 1" in out
+    assert "library: registered is default" in out
+
+
+def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(safevla, tmp_path):
+    path = tmp_path / "registration.json"
+    freeze(safevla, path)
+    for number in (1, 2):
+        folder = tmp_path / f"shard{number}"
+        assert safevla("rollout", "--registered", path, "--shard", f"{number}/2", "--out", folder)[0] == 0
+    assert safevla("rollout", "--resume", "--out", tmp_path / "shard1")[0] == 0
+    assert safevla("rollout", "--resume", "--registered", path, "--out", tmp_path / "shard1")[0] == 0
+    assert safevla("merge", tmp_path / "shard1", tmp_path / "shard2", "--out", tmp_path / "run")[0] == 0
+    assert SAME in safevla("tables", tmp_path / "run", "--which", "main")[1]
+
+
+def test_a_changed_byte_is_refused_before_anything_runs(safevla, tmp_path):
+    path = tmp_path / "registration.json"
+    freeze(safevla, path)
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    code, _, err = safevla("eval", "--registered", path, "--out", tmp_path / "run")
+    assert code == 2
+    assert "it was changed" in err
+    assert not (tmp_path / "run").exists()
