@@ -431,7 +431,7 @@ class Scores:
         except ModuleNotFoundError:
             remedy = f"Install it: {install_command('pandas')}"
             raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
-        columns = self._episode_columns()
+        columns = self.episode_columns()
         for name, dtype in _NULLABLE.items():
             columns[name] = pandas.array(columns[name], dtype=dtype)
         return pandas.DataFrame(columns)
@@ -449,15 +449,15 @@ class Scores:
             raise SafevlaError("to_polars() needs polars, which is not installed", remedy=remedy) from None
         types = {"object": polars.String, "int": polars.Int64, "bool": polars.Boolean, "float": polars.Float64}
         series = []
-        for name, values in self._episode_columns().items():
+        for name, values in self.episode_columns().items():
             is_number = isinstance(values, np.ndarray) and values.dtype.kind == "f"
             kind = "float" if is_number else "bool" if name in _FLAGS else "int" if name in _COUNTS else "object"
             items = [nan_to_none(value) for value in values] if is_number else list(values)
             series.append(polars.Series(name, items, dtype=types[kind]))
         return polars.DataFrame(series)
 
-    def _episode_columns(self) -> dict[str, Any]:
-        """Return the columns of a data frame: texts and flags with None, numbers with NaN where there is no value."""
+    def episode_columns(self) -> dict[str, Any]:
+        """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for no value."""
         step, first = self.first_violation
         columns: dict[str, Any] = {
             "episode_id": self.episode_id,

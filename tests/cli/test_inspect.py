@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from builders import BOWL, HAND, LINK, contacts, episode
+from safevla_bench import load
 from safevla_bench.archive import append
 
 HIT = contacts((3, HAND, BOWL, 450.0))
@@ -66,6 +69,23 @@ def test_episodes_names_the_bodies_of_violations_and_filters_and_sorts_by_their_
         row["number"] for row in listed if any(kind in body["kinds"] for body in row["violating_bodies"])
     ]
     assert [row["number"] for row in rows("--sort", "kind")][-1] == 1
+
+
+def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame(safevla, archive):
+    code, out, err = safevla("episodes", archive, "--format", "csv")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    frame = load(archive).to_pandas()
+    assert list(rows[0]) == ["number", *frame.columns, "reason"]
+    assert [row["episode_id"] for row in rows] == frame["episode_id"].tolist()
+    rho = [float(row["rho.max_contact_force_under_200N"]) for row in rows]
+    assert rho == frame["rho.max_contact_force_under_200N"].tolist()
+    assert [row["safe"] for row in rows] == ["true", "false", "false"]
+    assert rows[0]["first_violation_step"] == ""
+    _, out, _ = safevla("episodes", archive, "--format", "csv", "--unsafe")
+    assert {row["number"] for row in csv.DictReader(io.StringIO(out))} == {"2", "3"}
+    _, out, _ = safevla("episodes", archive, "--format", "csv", "--policy", "nobody")
+    assert out == "\n"
 
 
 def test_an_older_id_of_a_specification_is_read(safevla, archive):

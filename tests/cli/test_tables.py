@@ -104,6 +104,25 @@ def test_several_tables_are_no_csv_file(safevla, archive, tmp_path):
     assert not (tmp_path / "t.csv").exists()
 
 
+def test_columns_and_labels_are_chosen_on_the_command_line(safevla, archive):
+    tex = ("--format", "tex", "--label", "tab:x", "--stacked")
+    code, out, _ = safevla("tables", archive, "--which", "main", "--columns", "SR, VSI", *tex)
+    assert code == 0
+    assert r"\label{tab:x}" in out
+    assert "Safety" not in out
+    code, _, err = safevla("tables", archive, "--columns", "SR,Saftey")
+    assert code == 2
+    assert "'Saftey'" in err
+    assert "Safety %" in err
+
+
+@pytest.mark.parametrize("arguments", [("--stacked",), ("--label", "tab:x"), ("--format", "tex", "--label", "a}b")])
+def test_layout_is_of_tex_and_a_label_is_no_command(safevla, archive, arguments):
+    code, out, err = safevla("tables", archive, *arguments)
+    assert (code, out) == (2, "")
+    assert arguments[-2 if len(arguments) > 1 else -1] in err
+
+
 def test_active_sets_need_no_source(safevla):
     code, out, _ = safevla("tables", "--which", "23", "--format", "json")
     assert code == 0

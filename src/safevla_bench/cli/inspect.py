@@ -54,7 +54,14 @@ _KINDS_EPILOG = "\n".join(
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
 @judge_options
 @skip_option
-@format_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv"]),
+    default="text",
+    show_default=True,
+    help="How to print; csv: one flat row an episode, with rho, depth and state of each specification.",
+)
 def episodes_command(
     sources: tuple[Path, ...],
     unsafe: bool,
@@ -101,6 +108,8 @@ def episodes_command(
     total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":
         _print_json(shown)
+    elif form == "csv":
+        click.echo(render.render_rows_csv(episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
         click.echo(render.render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
         print_missing(judged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import authors_csv, board, episode_list, render, submission
-from safevla_bench.report.tables import Roster, Table, catalog, drop_intervals
+from safevla_bench.report.tables import Roster, Table, catalog, drop_intervals, has_column, select_columns
 from safevla_bench.ruleset import Ruleset
 
 _SUFFIX = {"text": "txt"}
@@ -39,6 +40,11 @@ _SUFFIX = {"text": "txt"}
 @click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
 @click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of means and bests. Repeatable.")
 @click.option("--no-intervals", is_flag=True, help="Leave out the 95 % intervals.")
+@click.option("--columns", metavar="LIST",
+              help="Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")  # fmt: skip
+@click.option("--stacked", is_flag=True, help="tex: intervals below their values, so that a table is narrow.")
+@click.option("--label", default="", metavar="LABEL",
+              help="tex: what \\ref takes; of several tables each adds its name.")  # fmt: skip
 @judge_options
 @skip_option
 def tables_command(
@@ -49,6 +55,9 @@ def tables_command(
     training: tuple[str, ...],
     auxiliary: tuple[str, ...],
     no_intervals: bool,
+    columns: str | None,
+    stacked: bool,
+    label: str,
     ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
@@ -69,6 +78,7 @@ def tables_command(
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
+    layout = _parse_layout(form, stacked=stacked, label=label)
     names = tuple(part.strip() for text in which for part in text.split(","))
     material = _load_material(sources, names, ruleset, skip_invalid)
     roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
@@ -76,13 +86,14 @@ def tables_command(
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
     tables = [drop_intervals(table) for table in tables] if no_intervals else tables
+    tables = tables if columns is None else _choose_columns(tables, columns)
     if out is None:
-        _print_tables(tables, form)
+        _print_tables(tables, form, layout)
     elif out.endswith("/") or Path(out).is_dir():
-        _write_tables(tables, form, Path(out))
+        _write_tables(tables, form, Path(out), layout)
     else:
         _check_single_csv(tables, form, f"--out {shlex.quote(out)}/")
-        _save_file(Path(out), render.render_tables(tables, form))
+        _save_file(Path(out), render.render_tables(tables, form, layout))
         click.echo(make_printable(f"{_count_tables(len(tables))}: {out}"))
 
 
@@ -103,9 +114,32 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     return training
 
 
-def _print_tables(tables: Sequence[Table], form: render.TableFormat) -> None:
+def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout:
+    if form != "tex" and (stacked or label):
+        raise click.UsageError(f"{'--stacked' if stacked else '--label'} is for --format tex.")
+    if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
+        raise click.UsageError(f"--label {label!r}: letters, digits and : . _ - alone, such as tab:safety.")
+    return render.LatexLayout(stacked, label)
+
+
+def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
+    """Return the tables with the named columns; those that have none of them are left out.
+
+    Raises:
+        RunError: a name is no column of any table.
+    """
+    names = [name for part in text.split(",") if (name := part.strip())]
+    unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
+    if unknown or not names:
+        known = dict.fromkeys(column.group or column.name for table in tables for column in table.columns)
+        wrong = f"there is no column {unknown[0]!r}" if unknown else "--columns names none"
+        raise RunError(wrong, remedy=f"Choose of: {', '.join(known)}.")
+    return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
+
+
+def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: render.LatexLayout) -> None:
     _check_single_csv(tables, form, "--out DIR/")
-    click.echo(render.render_tables(tables, form), nl=False)
+    click.echo(render.render_tables(tables, form, layout), nl=False)
 
 
 def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
@@ -115,10 +149,11 @@ def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder:
         raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy=remedy)
 
 
-def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path) -> None:
+def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: render.LatexLayout) -> None:
     for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
-        _save_file(path, render.render_tables([table], form))
+        own = replace(layout, label=f"{layout.label}-{table.name}") if layout.label and len(tables) > 1 else layout
+        _save_file(path, render.render_tables([table], form, own))
         click.echo(make_printable(str(path)))
 
 

@@ -82,6 +82,33 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     return rows if column is not None else [*rows, *_absent_rows(scores)]
 
 
+def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> list[dict[str, object]]:
+    """Return listed episodes as flat rows, with the columns of `Scores.to_pandas` between a number and a reason.
+
+    An episode that left no record has its names, its outcome and the reason, and no other value.
+    """
+    columns = {name: _plain_values(values) for name, values in scores.episode_columns().items()}
+    flat: list[dict[str, object]] = []
+    for row in rows:
+        index = row.number - 1
+        known: Mapping[str, object] = {
+            "episode_id": row.episode_id,
+            "benchmark": row.benchmark,
+            "task_id": row.task_id,
+            "policy": row.policy,
+            "outcome": row.outcome,
+            "counted": False,
+        }
+        if index < len(scores):
+            known = {name: values[index] for name, values in columns.items()}
+        flat.append({"number": row.number, **dict.fromkeys(columns), **known, "reason": row.reason})
+    return flat
+
+
+def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:
+    return values.tolist() if isinstance(values, np.ndarray) else values
+
+
 def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
     step, first = (int(values[index]) for values in scores.first_violation)
     column = int(scores.worst_column[index]) if spec_column is None else spec_column

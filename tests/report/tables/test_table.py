@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import joined, verdicts
-from safevla_bench.metrics import cells
+from safevla_bench.metrics import cells, task_rates
+from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables import (
     Roster,
     constraint_table,
     drop_intervals,
+    has_column,
+    select_columns,
     severity_table,
     suite_table,
+    task_table,
 )
+from safevla_bench.scores import AbsentEpisode
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
@@ -33,3 +38,49 @@ def test_without_intervals_the_values_and_reasons_stay(build):
     assert [[cell.text for cell in row] for row in bare.rows] == [[cell.text for cell in row] for row in full.rows]
     assert not any(cell.interval for row in bare.rows for cell in row)
     assert not any("interval" in note for note in bare.notes)
+
+
+def headings(table):
+    return [column.full for column in table.columns]
+
+
+def test_columns_stand_in_the_order_asked_for_and_policy_stays():
+    table = suite_table(cells(two_suites()), Roster())
+    chosen = select_columns(table, ["safety", "SR mean"])
+    assert headings(chosen) == ["Policy", "Safety % goal", "Safety % 10", "Safety % mean", "SR % mean"]
+    where = [headings(table).index(name) for name in headings(chosen)]
+    assert chosen.rows == tuple(tuple(row[k] for k in where) for row in table.rows)
+
+
+@pytest.mark.parametrize("name", ["SR", "sr %", "SR % mean", "mean", "n"])
+def test_a_column_is_found_by_its_name_its_group_and_both(name):
+    table = suite_table(cells(two_suites()), Roster())
+    assert has_column(table, name)
+    assert not has_column(table, f"{name}x")
+    assert set(headings(select_columns(table, [name]))) < set(headings(table))
+
+
+def test_suite_and_task_stay_so_that_rows_are_told_apart():
+    scores = two_suites()
+    chosen = select_columns(task_table(task_rates(scores), cells(scores), Roster()), ["SR"])
+    assert headings(chosen) == ["Policy", "Suite", "Task", "SR %"]
+
+
+def test_counts_of_lost_episodes_cannot_be_left_out():
+    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
+    scores = verdicts(GOOD, BAD, absent=(crashed,))
+    table = select_columns(suite_table(cells(scores), Roster()), ["SR"])
+    assert headings(table) == ["Policy", "Suite", "SR %", "Crashed"]
+
+
+def test_notes_explain_only_the_marks_that_are_left():
+    table = suite_table(cells(two_suites()), Roster())
+    assert any(note.startswith("†") for note in table.notes)
+    assert not any(note.startswith("†") for note in select_columns(table, ["SR"]).notes)
+    assert any(note.startswith("†") for note in select_columns(table, ["SBU"]).notes)
+
+
+@pytest.mark.parametrize("form", ["text", "md", "csv", "tex", "json", "html"])
+def test_the_only_suite_stands_in_every_form(form):
+    table = suite_table(cells(joined(verdicts(GOOD, suite="libero-goal"))), Roster(), "LIBERO")
+    assert "libero-goal" in render_tables([table], form).replace("<wbr>", "")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import groupby
@@ -20,8 +21,8 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from safevla_bench.report.render.latex import render_latex
-from safevla_bench.report.render.text import render_csv, render_markdown, render_text, wrap_line
+from safevla_bench.report.render.latex import LatexLayout, render_latex
+from safevla_bench.report.render.text import render_csv, render_markdown, render_rows_csv, render_text, wrap_line
 from safevla_bench.report.tables import Column, Table
 from safevla_bench.text.sanitize import escape_controls, shorten_name
 
@@ -84,28 +85,41 @@ def _source_digest(text: str) -> str:
 
 
 TableFormat = Literal["text", "md", "csv", "tex", "json", "html"]
-_RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "tex": render_latex}
+_RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv}
 
 __all__ = [
+    "LatexLayout",
     "TableFormat",
     "render_csv",
     "render_html",
     "render_json",
     "render_latex",
     "render_markdown",
+    "render_rows_csv",
     "render_tables",
     "render_text",
     "wrap_line",
 ]
 
 
-def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one form, below each other where there are several."""
+def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayout | None = None) -> str:
+    """Return the tables in one form, below each other where there are several; `layout` is LaTeX's alone.
+
+    The label of one of several tables ends in its name: `tab:safety` becomes `tab:safety-main-libero`.
+    """
+    if form == "tex":
+        return "\n".join(render_latex(table, _own_layout(table, tables, layout)) for table in tables)
     if form == "json":
         return render_json(tables)
     if form == "html":
         return render_html(tables)
     return "\n".join(_RENDERERS[form](table) for table in tables)
+
+
+def _own_layout(table: Table, tables: Sequence[Table], layout: LatexLayout | None) -> LatexLayout | None:
+    if layout is None or not layout.label or len(tables) == 1:
+        return layout
+    return replace(layout, label=f"{layout.label}-{table.name}")
 
 
 def render_json(tables: Sequence[Table]) -> str:

@@ -9,8 +9,9 @@ import csv as _csv
 import io
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from math import isnan
 
 from rich.cells import cell_len, chop_cells
 
@@ -173,6 +174,27 @@ def render_csv(table: Table) -> str:
         ]
         writer.writerow([*fields, *remarks])
     return sink.getvalue()
+
+
+def render_rows_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return a line of headings, the keys of the first row, and a line for each row; a missing value is empty.
+
+    Numbers are exact, and flags are `true` and `false`. Texts are written as `render_csv` writes them.
+    """
+    sink = io.StringIO()
+    writer = _csv.writer(sink, lineterminator="\n")
+    heads = list(rows[0]) if rows else []
+    writer.writerow([spreadsheet_text(head) for head in heads])
+    writer.writerows([_plain_field(row.get(head)) for head in heads] for row in rows)
+    return sink.getvalue()
+
+
+def _plain_field(value: object) -> str:
+    if value is None or (isinstance(value, float) and isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return spreadsheet_text(value) if isinstance(value, str) else repr(value)
 
 
 def _column_parts(column: Sequence[Cell]) -> list[str]:

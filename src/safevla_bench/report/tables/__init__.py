@@ -12,9 +12,11 @@ from safevla_bench.report.tables.table import (
     Emphasis,
     Table,
     drop_intervals,
+    has_column,
     mean_cell,
     policy_name,
     rate_cell,
+    select_columns,
 )
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
 from safevla_bench.report.tables.violations import composition_table, constraint_table
@@ -33,10 +35,12 @@ __all__ = [
     "constraint_table",
     "drop_intervals",
     "exclusion_table",
+    "has_column",
     "headline_table",
     "mean_cell",
     "policy_name",
     "rate_cell",
+    "select_columns",
     "severity_table",
     "suite_table",
     "task_table",

@@ -10,7 +10,9 @@ from typing import Literal
 from safevla_bench.metrics import Mean, Rate, Summary, has_verdict
 from safevla_bench.report.tables.cells import Roster, why_no_safety
 from safevla_bench.report.tables.table import (
+    BEST_NOTE,
     LARGEST,
+    LARGEST_NOTE,
     MEAN_INTERVALS,
     UNNAMED,
     Cell,
@@ -204,17 +206,21 @@ def _policy_table(
     blocks += [_mean_block(metric, policies, names, competing) for metric in averages]
     columns = [column for block in blocks for column in block[0]]
     values = [column for block in blocks for column in block[1]]
+    only_suite = [Cell(names[0])] if len(names) == 1 else []
     rows = [
         (
             roster.policy_cell(policy),
             roster.training_cell(policy),
+            *only_suite,
             _episode_count_cell(policy_cells),
             *(column[k] for column in values),
             *_lost_suite_cells(policy_cells, lost_names),
         )
         for k, (policy, policy_cells) in enumerate(policies.items())
     ]
-    head = (Column("Policy", numeric=False), Column("Training", numeric=False), Column("n", meaning="episodes a suite"))
+    head = [Column("Policy", numeric=False), Column("Training", numeric=False)]
+    head += [Column("Suite", numeric=False)] if only_suite else []
+    head.append(Column("n", meaning="episodes a suite"))
     name = table_file_name("main" if kind == "Main results" else kind, title)
     heading = f"{kind}: {title}" if title else kind
     table = Table(heading, (*head, *columns, *lost_columns(lost_names)), tuple(rows), name=name)
@@ -228,8 +234,8 @@ def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> t
     """Explain bold and the dagger, where they occur; policies `outside` bear neither."""
     cells = [cell for row in rows for cell in row]
     but = f", without {' and '.join(outside)}" if outside else ""
-    best = f"Bold: the best of a column{but}." if any(cell.emphasis == "best" for cell in cells) else ""
-    return (best, f"{LARGEST}: the largest SBU of a column." if any(cell.mark == LARGEST for cell in cells) else "")
+    best = f"{BEST_NOTE}{but}." if any(cell.emphasis == "best" for cell in cells) else ""
+    return (best, LARGEST_NOTE if any(cell.mark == LARGEST for cell in cells) else "")
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:

@@ -101,6 +101,8 @@ PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )
 MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites (MOVER)."
+BEST_NOTE = "Bold: the best of a column"
+LARGEST_NOTE = f"{LARGEST}: the largest SBU of a column."
 WILSON = "Below each value its 95 % interval (Wilson)."
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
@@ -215,3 +217,37 @@ def drop_intervals(table: Table) -> Table:
     )
     interval_notes = (INTERVALS, PAPER_INTERVALS, MEAN_INTERVALS, WILSON)
     return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in interval_notes))
+
+
+def select_columns(table: Table, names: Sequence[str]) -> Table:
+    """Return the table with some columns in the order of their names, and without notes on what then is not shown.
+
+    A name is that of a column, of its group, or both; case and percent signs do not matter. The leading columns of
+    text, such as policy and suite, stay unless they hold dashes alone, and so do the counts of lost episodes.
+    """
+    asked = [_plain_name(name) for name in names]
+    chosen = [k for name in asked for k, column in enumerate(table.columns) if name in _column_names(column)]
+    leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
+    stay = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
+    lost = [k for k, column in enumerate(table.columns) if column in _LOST.values()]
+    places = list(dict.fromkeys([*stay, *chosen, *lost]))
+    rows = tuple(tuple(row[k] for k in places) for row in table.rows)
+    shown = [cell for row in rows for cell in row]
+    gone = [*([] if any(cell.mark for cell in shown) else [LARGEST_NOTE])]
+    gone += [] if any(cell.text == NO_VALUE for cell in shown) else [DASH]
+    is_best = any(cell.emphasis == "best" for cell in shown)
+    notes = tuple(note for note in table.notes if note not in gone and (is_best or not note.startswith(BEST_NOTE)))
+    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows, notes=notes)
+
+
+def has_column(table: Table, name: str) -> bool:
+    """Return whether `select_columns` finds the name."""
+    return any(_plain_name(name) in _column_names(column) for column in table.columns)
+
+
+def _column_names(column: Column) -> set[str]:
+    return {_plain_name(name) for name in (column.name, column.group, column.full) if name}
+
+
+def _plain_name(name: str) -> str:
+    return " ".join(name.lower().replace("%", "").split())

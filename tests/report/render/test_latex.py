@@ -1,0 +1,81 @@
+"""LaTeX tables fit the page of a two-column paper: by the estimate of widths, and by TeX itself."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from report.golden_tables import FOLDER, papers
+from safevla_bench.report.render import LatexLayout, render_latex, render_tables
+from safevla_bench.report.render.latex import COLUMN_PT, PAGE_PT
+from safevla_bench.report.tables import Cell, Column, Table
+
+NARROW = Table("t", (Column("Policy", numeric=False), Column("SR %")), ((Cell("mine"), Cell("90.0", 90.0)),))
+PREAMBLE = rf"""\documentclass[twocolumn]{{article}}
+\usepackage{{booktabs}}
+\setlength{{\textwidth}}{{{PAGE_PT}pt}}\setlength{{\columnsep}}{{{PAGE_PT - 2 * COLUMN_PT}pt}}
+\begin{{document}}
+"""
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[Table]:
+    return [*msgspec.json.decode((FOLDER / "demo.json").read_bytes(), type=list[Table]), *papers()]
+
+
+def widened(table: Table, times: int) -> Table:
+    head, *others = table.columns
+    return replace(table, columns=(head, *others * times), rows=tuple((row[0], *row[1:] * times) for row in table.rows))
+
+
+def test_a_table_takes_both_columns_only_where_one_is_too_narrow():
+    assert r"\begin{table}" in render_latex(NARROW)
+    assert r"\begin{table*}" in render_latex(widened(NARROW, 12))
+
+
+def test_type_grows_smaller_before_a_table_is_said_to_fit_no_page():
+    printed = [render_latex(widened(NARROW, times)) for times in range(1, 80)]
+    beyond = ["% wider than a page" in text for text in printed]
+    assert beyond == sorted(beyond)
+    assert not beyond[0]
+    assert beyond[-1]
+    assert r"\tiny" in printed[beyond.index(True) - 1]
+
+
+def test_stacked_puts_the_details_below_their_values():
+    cell = Cell("90.0", 90.0, "80.0–95.0", interval=(80.0, 95.0))
+    table = replace(NARROW, rows=((Cell("mine"), cell),))
+    assert r"90.0 {\scriptsize (80.0--95.0)} \\" in render_latex(table)
+    assert "mine & 90.0 \\\\\n & {\\scriptsize 80.0--95.0} \\\\" in render_latex(table, LatexLayout(stacked=True))
+
+
+def test_the_label_of_each_of_several_tables_ends_in_its_name():
+    layout = LatexLayout(label="tab:safety")
+    assert render_tables([NARROW], "tex", layout).count(r"\label{tab:safety}") == 1
+    several = render_tables([replace(NARROW, name=name) for name in ("main", "tasks")], "tex", layout)
+    assert re.findall(r"\\label\{(.*)\}", several) == ["tab:safety-main", "tab:safety-tasks"]
+    assert r"\label" not in render_latex(NARROW)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_no_shipped_table_is_wider_than_a_page(shipped: list[Table], stacked: bool):
+    printed = render_tables(shipped, "tex", LatexLayout(stacked))
+    assert "% wider than a page" not in printed
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex and booktabs")
+@pytest.mark.parametrize("stacked", [False, True])
+def test_tex_sets_every_shipped_table_within_its_columns(shipped: list[Table], stacked: bool, tmp_path: Path):
+    tables = "\\clearpage\n".join(render_latex(table, LatexLayout(stacked)) for table in [NARROW, *shipped])
+    (tmp_path / "paper.tex").write_text(f"{PREAMBLE}{tables}\\end{{document}}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert re.findall(r"Overfull \\hbox.*", done.stdout) == []
+    assert (tmp_path / "paper.pdf").is_file()
