@@ -433,6 +433,15 @@ class Stage(Protocol):
 
 
 @runtime_checkable
+class ObservingStage(Protocol):
+    """A method that a stage may offer beside `Stage`, for data sets: what a policy would have been shown."""
+
+    def observe(self, record: int) -> Observation:
+        """Return the observation of a record without images; its pose is the one that `render` shows."""
+        ...
+
+
+@runtime_checkable
 class StagingHost(Protocol):
     """A host that can render its recorded episodes."""
 

@@ -187,7 +187,7 @@ class _EpisodeMonitor:
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
-        self._parts = {spec.spec_id: _recordwise_part(spec.formula) for spec in specs}
+        self._parts = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._names = {spec.spec_id: stl.signal_names(spec.formula) for spec in specs}
         rejudged = tuple(
             spec for spec in specs if not self._inactive_reasons[spec.spec_id] and self._parts[spec.spec_id] is None
@@ -323,7 +323,7 @@ def newest_record(env: HostEnv) -> Batch:
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 
-def _recordwise_part(formula: stl.Formula) -> stl.Formula | None:
+def recordwise_part(formula: stl.Formula) -> stl.Formula | None:
     """Return the part of G[0,T](part) that each record decides alone, None for a formula of another kind."""
     if not isinstance(formula, stl.Always) or formula.window != stl.Window():
         return None

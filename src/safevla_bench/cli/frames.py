@@ -107,8 +107,8 @@ def frames_command(
     shown = judged.records.read_sparsely(chosen)
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(size=size, clips=filming, video=video)
-    with _show_frame_progress(len(chosen)) as observer:
-        frame_rows = frames.render_frames(material, chosen, look, observer, _report_skipped)
+    with show_frame_progress(len(chosen)) as observer:
+        frame_rows = frames.render_frames(material, chosen, look, observer, report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
         keys = {k: (judged.scores.policy[k], judged.scores.episode_id[k]) for k in chosen}
@@ -145,11 +145,12 @@ def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
     shown = judged.records.read_sparsely(chosen)
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(stills=False, clips=False, video=True)
-    with _show_frame_progress(len(chosen)) as observer:
-        return len(frames.render_frames(material, chosen, look, observer, _report_skipped))
+    with show_frame_progress(len(chosen)) as observer:
+        return len(frames.render_frames(material, chosen, look, observer, report_skipped))
 
 
-def _report_skipped(reason: SafevlaError) -> None:
+def report_skipped(reason: SafevlaError) -> None:
+    """Print why an episode is left out."""
     click.echo(make_printable(f"left out: {reason}"), err=True)
 
 
@@ -205,7 +206,7 @@ def _choose_episodes(
 
 
 @contextmanager
-def _show_frame_progress(total: int) -> Iterator[frames.ProgressCallback]:
+def show_frame_progress(total: int) -> Iterator[frames.ProgressCallback]:
     """Show a progress bar on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda done, what: None

@@ -11,8 +11,9 @@ from typing import get_args
 
 import click
 
-from safevla_bench import evaluation, viewers
+from safevla_bench import evaluation, training, viewers
 from safevla_bench.cli import make_printable
+from safevla_bench.cli.frames import report_skipped, show_frame_progress
 from safevla_bench.cli.options import judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
@@ -185,15 +186,37 @@ _VIEWER_FORMS: Mapping[str, Callable[[viewers.Timeline], bytes]] = {
 }
 
 
+_DATASET = "lerobot"
+
+
 @click.command("export")
 @sources_argument
-@click.option("--format", "form", type=click.Choice([*_EXPORTS, *_VIEWER_FORMS]), required=True, help="What to write.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([*_EXPORTS, *_VIEWER_FORMS, _DATASET]),
+    required=True,
+    help="What to write.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FILE|DIR", help="The file or folder to write."
+)
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
+@click.option("--cameras", metavar="LIST", help="lerobot: pictures of these, such as agentview,robot0_eye_in_hand.")
+@click.option(
+    "--image-size", type=click.IntRange(16, 1024), default=128, show_default=True, help="lerobot: pixels of a side."
+)
 @judge_options
 @skip_option
 def export_command(
-    sources: tuple[Path, ...], form: str, out: Path, episode: str | None, ruleset: Ruleset, skip_invalid: bool
+    sources: tuple[Path, ...],
+    form: str,
+    out: Path,
+    episode: str | None,
+    cameras: str | None,
+    image_size: int,
+    ruleset: Ruleset,
+    skip_invalid: bool,
 ) -> None:
     """Judge archives or run folders and write the results for others.
 
@@ -202,6 +225,8 @@ def export_command(
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
     rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
     mcap         the same for Foxglove
+    lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
+                 the simulator that recorded the run, also pictures
 
     An ablation (--applicability off) is not exported.
     """  # noqa: D301  (click wants the character itself)
@@ -210,12 +235,28 @@ def export_command(
         raise RunError("an ablation is no result to publish", remedy=remedy)
     if episode is not None and form not in _VIEWER_FORMS:
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
+    if cameras is not None and form != _DATASET:
+        raise click.UsageError(f"--cameras is for {_DATASET}.")
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
-    content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
-    _save_file(out, content)
+    if form == _DATASET:
+        _export_dataset(judged, out, cameras, image_size)
+    else:
+        content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
+        _save_file(out, content)
     if judged.interrupted_run_count or judged.left_out:
         click.echo(make_printable(f"Not complete: {', '.join(evaluation.describe_losses(judged))}."), err=True)
     click.echo(make_printable(f"{form}: {out}"))
+
+
+def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, image_size: int) -> None:
+    """Write a LeRobot dataset and say what is in it."""
+    names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
+    choice = training.CameraChoice(names, (image_size, image_size)) if names else None
+    with show_frame_progress(len(judged.records)) as observer:
+        summary = training.export_dataset(judged, out, choice, observer, report_skipped)
+    shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
+    episodes = "1 episode" if summary.episodes == 1 else f"{summary.episodes} episodes"
+    click.echo(make_printable(f"{episodes}, {summary.frames} frames, {shown}"))
 
 
 def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) -> bytes:

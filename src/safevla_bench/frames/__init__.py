@@ -7,7 +7,14 @@ folder and renders none.
 
 from safevla_bench.frames.moments import Shot, select_shots
 from safevla_bench.frames.pictures import can_film, sheet_form, write_sheet
-from safevla_bench.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
+from safevla_bench.frames.rendering import (
+    FrameStyle,
+    ProgressCallback,
+    RecordedRun,
+    open_stage,
+    render_checked,
+    render_frames,
+)
 
 __all__ = [
     "FrameStyle",
@@ -15,6 +22,8 @@ __all__ = [
     "RecordedRun",
     "Shot",
     "can_film",
+    "open_stage",
+    "render_checked",
     "render_frames",
     "select_shots",
     "sheet_form",

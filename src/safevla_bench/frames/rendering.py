@@ -138,7 +138,7 @@ def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep
 def _render_episode(run: RecordedRun, index: int, style: FrameStyle) -> list[Frame]:
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
-    with closing(_open_stage(run, record)) as stage:
+    with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(run.folder / runs.FRAMES, record, stage, style)
         shots = select_shots(explanation) if style.stills else ()
         frames = [renderer.render_still(shot, number) for number, shot in enumerate(shots)]
@@ -149,25 +149,48 @@ def _render_episode(run: RecordedRun, index: int, style: FrameStyle) -> list[Fra
     return frames
 
 
-def _open_stage(run: RecordedRun, record: Batch) -> Stage:
-    if not isinstance(run.host, StagingHost):
-        problem = f"the host {run.host.name!r} cannot show what it recorded"
+def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
+    """Set up an episode of a run folder for rendering; `record` is a batch of one.
+
+    Raises:
+        HostError: the host cannot show episodes, rendering does not work here, or the record lacks a needed channel.
+    """
+    if not isinstance(host, StagingHost):
+        problem = f"the host {host.name!r} cannot show what it recorded"
         raise HostError(problem, remedy="A host that can has a method `stage`: docs/frames.md.")
-    return run.host.stage(_recorded_task(run, record), record)
+    return host.stage(_recorded_task(folder, host, record), record)
 
 
-def _recorded_task(run: RecordedRun, record: Batch) -> Task:
+def _recorded_task(folder: Path, host: Host, record: Batch) -> Task:
     header = record.headers[0]
-    suite_names = runs.read_description(run.folder).get("suites")
+    suite_names = runs.read_description(folder).get("suites")
     suites = (
         [str(suite) for suite in suite_names] if isinstance(suite_names, list) and suite_names else [header.benchmark]
     )
-    tasks = [task for suite in suites for task in run.host.tasks(suite)]
+    tasks = [task for suite in suites for task in host.tasks(suite)]
     matches = [task for task in tasks if (task.benchmark, task.task_id) == (header.benchmark, header.task_id)]
     if not matches:
-        problem = f"the host {run.host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
+        problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
         raise HostError(problem, remedy="Render with the versions that run.json names.")
     return matches[0]
+
+
+def render_checked(
+    stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
+) -> Picture:
+    """Return the picture of one record of an episode, a batch of one.
+
+    Raises:
+        RunError: bodies would not be shown where they were recorded.
+    """
+    picture = stage.render(step, camera, size, bodies)
+    for body, position in _recorded_positions(record, step).items():
+        gap = float(np.linalg.norm(picture.body_pos_m.get(body, position) - position))
+        if not gap <= TOLERANCE_M:
+            problem = f"{body!r} would be shown {gap:.2g} m from where it was recorded"
+            remedy = "Render with the versions that run.json names."
+            raise RunError(problem, remedy=remedy, place=Place(step=step))
+    return picture
 
 
 @dataclass(frozen=True)
@@ -244,15 +267,7 @@ class _EpisodeRenderer:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def _render_checked(self, record: int, camera: Camera, size: tuple[int, int], bodies: tuple[str, ...]) -> Picture:
-        """Return the rendered picture; raises `RunError` if bodies are not at their recorded positions."""
-        picture = self.stage.render(record, camera, size, bodies)
-        for body, position in _recorded_positions(self.record, record).items():
-            gap = float(np.linalg.norm(picture.body_pos_m.get(body, position) - position))
-            if not gap <= TOLERANCE_M:
-                problem = f"{body!r} would be shown {gap:.2g} m from where it was recorded"
-                remedy = "Render with the versions that run.json names."
-                raise RunError(problem, remedy=remedy, place=Place(step=record))
-        return picture
+        return render_checked(self.stage, self.record, record, camera, size, bodies)
 
     def _write_frame(
         self,

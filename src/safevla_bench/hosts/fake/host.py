@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.fake.viewer import FakeStage
+from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.robosuite_env import flat_state
 from safevla_bench.interface import (
@@ -268,8 +268,8 @@ class FakeEnv:
         return Observation(
             instruction=self.task.instruction,
             eef_pos_m=world.gripper.copy(),
-            eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
-            gripper_qpos=np.array([0.0, 0.0]) if world.closed else np.array([0.04, -0.04]),
+            eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
+            gripper_qpos=finger_positions(closed=world.closed),
             images=self._read_images(),
             privileged=self._privileged_state() if self._wants.privileged else None,
         )

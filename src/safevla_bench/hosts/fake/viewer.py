@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.viewer import read_states
-from safevla_bench.interface import CLOSE_UP, Camera, Picture
+from safevla_bench.interface import CLOSE_UP, Camera, Observation, Picture
 from safevla_bench.trajectory import Batch
 from safevla_recorder.episode import Floats
 
@@ -26,6 +26,15 @@ _COLORS: Mapping[str, tuple[int, int, int]] = {
 _HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
 
 
+DOWNWARD_WXYZ = np.array([0.0, 1.0, 0.0, 0.0])
+"""Orientation of the hand in every observation."""
+
+
+def finger_positions(*, closed: bool) -> Floats:
+    """Return the positions of the two fingers as an observation has them, m."""
+    return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
+
+
 class FakeStage:
     """One episode of the fake host; x runs up in its pictures and y to the right."""
 
@@ -33,6 +42,7 @@ class FakeStage:
 
     def __init__(self, episode: Batch, camera: str) -> None:
         self._states, self._camera = read_states(episode, _STATE), camera
+        self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the default camera where there is no body to look at, else one right above the bodies."""
@@ -51,6 +61,16 @@ class FakeStage:
             image[covered] = color
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
         return Picture(image, seen, {name: places[name] for name in ("block", "cup", "tray")})
+
+    def observe(self, record: int) -> Observation:
+        """Return what a policy is shown of a record, without images."""
+        numbers = self._states[record]
+        return Observation(
+            instruction=self._instruction,
+            eef_pos_m=numbers[3:6].copy(),
+            eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
+            gripper_qpos=finger_positions(closed=bool(numbers[1])),
+        )
 
     def close(self) -> None:
         """Nothing to free."""

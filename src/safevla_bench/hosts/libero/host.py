@@ -201,6 +201,9 @@ class LiberoEnv(RobosuiteEnv):
         state: Floats = self._init_states[index]
         return state
 
+    def _robosuite(self) -> Any:
+        return self._env.env
+
     def _simulation(self) -> Any:
         return self._env.env.sim
 

@@ -118,7 +118,21 @@ class RobosuiteEnv(ABC):
     def make_stage(self, episode: Batch) -> MujocoStage:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
         model = self._simulation().model._model
-        return MujocoStage(model, self._read_scene(), episode, self.stage_camera, self.close)
+        return MujocoStage(model, self._read_scene(), episode, self.stage_camera, self.close, self._observe_pose)
+
+    def _observe_pose(self, qpos: Floats, qvel: Floats) -> Observation:
+        """Put the simulation into a pose and return what robosuite's sensors read there; nothing is simulated."""
+        import mujoco
+
+        simulation = self._simulation()
+        model, data = simulation.model._model, simulation.data._data
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_forward(model, data)
+        return self._observe(self._robosuite()._get_observations(force_update=True))
+
+    @abstractmethod
+    def _robosuite(self) -> Any:
+        """Return robosuite's own environment."""
 
     @abstractmethod
     def _simulation(self) -> Any:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Renderer
-from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, Picture, RecordedEpisode
+from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, Observation, Picture, RecordedEpisode
 from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene
@@ -38,17 +38,24 @@ class MujocoStage:
         episode: the record, a batch of one with `sim_state`.
         camera: the name of the default camera.
         on_close: what frees the host's environment.
+        observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
     """
 
     def __init__(
-        self, model: mujoco.MjModel, scene: Scene, episode: Batch, camera: str, on_close: Callable[[], None]
+        self,
+        model: mujoco.MjModel,
+        scene: Scene,
+        episode: Batch,
+        camera: str,
+        on_close: Callable[[], None],
+        observe: Callable[[Floats, Floats], Observation] | None = None,
     ) -> None:
         """Raise `HostError` where the states are of another model."""
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
-        self._recorded = _recorded_positions(episode)
+        self._recorded, self._observe = _recorded_positions(episode), observe
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
@@ -75,6 +82,13 @@ class MujocoStage:
         eye.look(self._data, camera)
         seen = self._locate_bodies(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
         return Picture(eye.image(size), seen, self._current_positions())
+
+    def observe(self, record: int) -> Observation:
+        """Return the host's own observation of a record, without images; `HostError` where it cannot say."""
+        if self._observe is None:
+            raise HostError("the host cannot say what it observed", remedy="Export without --cameras.")
+        self._set(record)
+        return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
     def close(self) -> None:
         """Free the renderers and the simulator."""

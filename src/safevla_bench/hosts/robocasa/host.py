@@ -166,6 +166,9 @@ class RobocasaEnv(RobosuiteEnv):
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._kitchen
 
+    def _robosuite(self) -> Any:
+        return self._require_kitchen()
+
     def _simulation(self) -> Any:
         return self._require_kitchen().sim
 

@@ -1,0 +1,91 @@
+"""Pictures and proprioception for a dataset, rendered again from the recorded states of one episode."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from safevla_bench import frames
+from safevla_bench.errors import HostError
+from safevla_bench.interface import Camera, Host, ObservingStage, Stage
+from safevla_bench.policies.servers.image_transforms import to_axis_angle
+from safevla_bench.training.features import Statistics, summarize_pixels
+from safevla_bench.trajectory import Batch
+
+STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
+
+
+@dataclass(frozen=True, slots=True)
+class CameraChoice:
+    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels."""
+
+    names: tuple[str, ...]
+    size: tuple[int, int] = (128, 128)
+
+
+@dataclass(frozen=True)
+class EpisodePictures:
+    """What was shown before each action: PNG files and their statistics by camera, proprioception [n - 1, 6 + G]."""
+
+    files: Mapping[str, tuple[bytes, ...]]
+    stats: Mapping[str, Statistics]
+    state: NDArray[np.float64]
+
+
+def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice) -> EpisodePictures:
+    """Render every record but the last, which no action follows.
+
+    The state is what the host observes there: position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, and
+    the fingers [G].
+
+    Args:
+        folder: the run folder of the episode.
+        host: the host that recorded it.
+        record: the episode, a batch of one with `sim_state`.
+        choice: the cameras.
+
+    Raises:
+        HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
+        RunError: bodies would not be shown where they were recorded.
+    """
+    count = int(record.lengths[0]) - 1
+    with closing(frames.open_stage(folder, host, record)) as stage:
+        if not isinstance(stage, ObservingStage):
+            problem = f"the host {host.name!r} cannot say what it observed"
+            raise HostError(problem, remedy="Its stage needs a method `observe`: docs/adding-a-host.md.")
+        state = np.array([read_state(stage, k) for k in range(count)])
+        images = {name: _render_camera(stage, record, name, choice.size) for name in choice.names}
+    return EpisodePictures(
+        files={name: tuple(map(encode_png, pictures)) for name, pictures in images.items()},
+        stats={name: summarize_pixels(pictures) for name, pictures in images.items()},
+        state=state,
+    )
+
+
+def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64]:
+    """Return the proprioception of a record, [6 + G]."""
+    seen = stage.observe(record)
+    return np.concatenate([seen.eef_pos_m, to_axis_angle(seen.eef_quat_wxyz), seen.gripper_qpos])
+
+
+def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Return the pictures of a camera, [n - 1, H, W, 3]."""
+    camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
+    try:
+        return np.stack([frames.render_checked(stage, record, k, camera, size).image for k in steps])
+    except KeyError as error:  # MuJoCo's own, which lists the names there are
+        raise HostError(f"there is no camera {name!r}: {error}", remedy="Choose another by --cameras.") from None
+
+
+def encode_png(picture: NDArray[np.uint8]) -> bytes:
+    """Return a picture [H, W, 3] as a PNG file, without loss."""
+    stream = io.BytesIO()
+    Image.fromarray(picture).save(stream, "PNG", optimize=False)
+    return stream.getvalue()

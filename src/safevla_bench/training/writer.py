@@ -1,0 +1,229 @@
+"""A LeRobot dataset of version 3.0, written episode by episode with pyarrow alone; memory holds one episode.
+
+    meta/info.json                              features, counts, frames a second
+    meta/tasks.parquet                          task_index, with the instruction as pandas' index
+    meta/episodes/chunk-000/file-000.parquet    a row an episode: where its frames are, its statistics, its labels
+    meta/stats.json                             statistics of all frames
+    data/chunk-000/file-000.parquet             a row a frame, a row group an episode
+
+Source: huggingface/lerobot at 7427f31, `src/lerobot/datasets/` (dataset_writer, dataset_metadata, io_utils).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import make_folder, translated_errors
+from safevla_bench.training.features import (
+    COUNTED,
+    IMAGE,
+    Feature,
+    Statistics,
+    build_column,
+    join_statistics,
+    summarize_numbers,
+)
+
+VERSION = "v3.0"
+FILE_MB, FILES_A_CHUNK = 100, 1000
+_ROWS_A_GROUP = 100
+"""Rows of meta/episodes that are written at once: each has some two hundred columns."""
+_DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+
+
+@contextmanager
+def new_dataset(
+    folder: Path, features: Mapping[str, Feature], *, fps: int, robot: str | None
+) -> Iterator[DatasetWriter]:
+    """Yield the writer of a dataset; the folder appears when it is whole, and what is raised leaves none behind.
+
+    Raises:
+        RunError: the folder exists and is not empty.
+        FileError: it cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError("something is there already", remedy="Name a new folder.", place=Place(file=str(folder)))
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    make_folder(beside / Path(_EPISODES).parent)
+    with translated_errors(folder):
+        try:
+            writer = DatasetWriter(beside, features, fps, robot)
+            yield writer
+            writer.finish()
+            if folder.is_dir():
+                folder.rmdir()
+            beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+class DatasetWriter:
+    """Writes episodes of the given features; `new_dataset` makes it and finishes it."""
+
+    def __init__(self, folder: Path, features: Mapping[str, Feature], fps: int, robot: str | None) -> None:
+        self._folder, self._fps, self._robot = folder, fps, robot
+        self._features = {**features, **COUNTED}
+        self._schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
+        self._tasks: dict[str, int] = {}
+        self._stats: dict[str, Statistics] = {}
+        self._episodes = self._frames = self._file = 0
+        self._frames_writer: pq.ParquetWriter | None = None
+        self._rows_writer: pq.ParquetWriter | None = None
+        self._rows: list[pa.Table] = []
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes so far."""
+        return self._episodes
+
+    @property
+    def frames(self) -> int:
+        """The number of frames so far."""
+        return self._frames
+
+    def add_episode(
+        self,
+        task: str,
+        columns: Mapping[str, NDArray[Any] | Sequence[bytes]],
+        picture_stats: Mapping[str, Statistics],
+        labels: Mapping[str, pa.Scalar],
+    ) -> None:
+        """Write an episode.
+
+        Args:
+            task: its instruction.
+            columns: the values of every feature, row after row, [n, …] each; of a camera the files of its pictures.
+            picture_stats: the statistics of each camera's pixels.
+            labels: further columns of its row under meta/episodes, of the same types in every episode.
+        """
+        length = len(next(iter(columns.values())))
+        place = {"data/chunk_index": self._file // FILES_A_CHUNK, "data/file_index": self._file % FILES_A_CHUNK}
+        counted = self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))
+        values = {**columns, **counted}
+        stats = {
+            name: picture_stats[name] if feature.dtype == IMAGE else summarize_numbers(np.asarray(values[name]))
+            for name, feature in self._features.items()
+            if feature.is_summarized
+        }
+        table = pa.table(
+            [build_column(feature, values[name]) for name, feature in self._features.items()], schema=self._schema
+        )
+        path = self._folder / _DATA.format(chunk_index=place["data/chunk_index"], file_index=place["data/file_index"])
+        if self._frames_writer is None:
+            make_folder(path.parent)
+            self._frames_writer = pq.ParquetWriter(path, self._schema, compression="snappy")
+        self._frames_writer.write_table(table, row_group_size=length)
+        self._write_row(task, length, place, stats, labels)
+        for name, of_feature in stats.items():
+            self._stats[name] = join_statistics(self._stats.get(name), of_feature)
+        self._episodes += 1
+        self._frames += length
+        if path.stat().st_size >= FILE_MB * 2**20:
+            self._frames_writer.close()
+            self._frames_writer, self._file = None, self._file + 1
+
+    def _count_frames(self, length: int, task_index: int) -> dict[str, NDArray[Any]]:
+        step = np.arange(length)
+        return {
+            "timestamp": step / self._fps,
+            "frame_index": step,
+            "episode_index": np.full(length, self._episodes),
+            "index": self._frames + step,
+            "task_index": np.full(length, task_index),
+        }
+
+    def _write_row(
+        self,
+        task: str,
+        length: int,
+        place: Mapping[str, int],
+        stats: Mapping[str, Statistics],
+        labels: Mapping[str, pa.Scalar],
+    ) -> None:
+        columns = {
+            "episode_index": pa.scalar(self._episodes),
+            "tasks": pa.scalar([task]),
+            "length": pa.scalar(length),
+            **{name: pa.scalar(number) for name, number in place.items()},
+            "dataset_from_index": pa.scalar(self._frames),
+            "dataset_to_index": pa.scalar(self._frames + length),
+            "meta/episodes/chunk_index": pa.scalar(0),
+            "meta/episodes/file_index": pa.scalar(0),
+            **labels,
+        }
+        for name, of_feature in stats.items():
+            columns |= {f"stats/{name}/{key}": pa.scalar(value.tolist()) for key, value in of_feature.items()}
+        self._rows.append(pa.table({name: pa.array([value.as_py()], value.type) for name, value in columns.items()}))
+        if len(self._rows) == _ROWS_A_GROUP:
+            self._flush_rows()
+
+    def _flush_rows(self) -> None:
+        if self._rows:
+            table = pa.concat_tables(self._rows)
+            if self._rows_writer is None:
+                self._rows_writer = pq.ParquetWriter(self._folder / _EPISODES, table.schema, compression="snappy")
+            self._rows_writer.write_table(table)
+            self._rows.clear()
+
+    def write_file(self, name: str, content: bytes) -> None:
+        """Write a further file, such as README.md."""
+        make_folder((self._folder / name).parent)
+        (self._folder / name).write_bytes(content)
+
+    def finish(self) -> None:
+        """Close the files and write what is known at the end."""
+        self._flush_rows()
+        for writer in (self._frames_writer, self._rows_writer):
+            if writer is not None:
+                writer.close()
+        pq.write_table(_task_table(self._tasks), self._folder / "meta" / "tasks.parquet")
+        stats = {
+            name: {key: value.tolist() for key, value in of_feature.items()} for name, of_feature in self._stats.items()
+        }
+        self.write_file("meta/stats.json", _encode_json(stats))
+        self.write_file("meta/info.json", _encode_json(self._describe()))
+
+    def _describe(self) -> dict[str, object]:
+        return {
+            "codebase_version": VERSION,
+            "robot_type": self._robot,
+            "total_episodes": self._episodes,
+            "total_frames": self._frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": FILES_A_CHUNK,
+            "data_files_size_in_mb": FILE_MB,
+            "video_files_size_in_mb": FILE_MB,
+            "fps": self._fps,
+            "splits": {"train": f"0:{self._episodes}"},
+            "data_path": _DATA,
+            "video_path": None,
+            "features": {name: feature.to_document() for name, feature in self._features.items()},
+        }
+
+
+def _task_table(tasks: Mapping[str, int]) -> pa.Table:
+    """Return the tasks as pandas writes a table whose index is the instruction: LeRobot looks it up by the index."""
+    table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_kind, "metadata": None}
+        for name, kind, numpy_kind in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def _encode_json(document: Mapping[str, object]) -> bytes:
+    return (json.dumps(document, indent=4, ensure_ascii=False, allow_nan=False) + "\n").encode()
