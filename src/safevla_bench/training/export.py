@@ -27,7 +27,7 @@ from safevla_bench.training.card import describe_dataset, format_card
 from safevla_bench.training.features import Feature, Statistics, image_feature
 from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
 from safevla_bench.training.pictures import STATE_NAMES, CameraChoice, EpisodePictures, render_episode
-from safevla_bench.training.writer import DatasetWriter, new_dataset
+from safevla_bench.training.writer import DatasetWriter, new_dataset, require_free
 from safevla_bench.trajectory import Batch, select_episodes
 
 STATE, ACTION = "observation.state", "action"
@@ -114,6 +114,7 @@ class _DatasetExport:
     left_out: list[str] = field(default_factory=list)
 
     def write(self) -> DatasetSummary:
+        require_free(self.out)
         last: SafevlaError | None = None
         with ExitStack() as stack:
             writer: DatasetWriter | None = None

@@ -54,8 +54,7 @@ def new_dataset(
         RunError: the folder exists and is not empty.
         FileError: it cannot be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError("something is there already", remedy="Name a new folder.", place=Place(file=str(folder)))
+    require_free(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     make_folder(beside / Path(_EPISODES).parent)
     with translated_errors(folder):
@@ -68,6 +67,12 @@ def new_dataset(
             beside.rename(folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+
+
+def require_free(folder: Path) -> None:
+    """Raise `RunError` where a dataset cannot be put: something is there that is no empty folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError("something is there already", remedy="Name a new folder.", place=Place(file=str(folder)))
 
 
 class DatasetWriter:

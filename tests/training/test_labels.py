@@ -1,0 +1,100 @@
+"""Labels of records: what the monitor says when each record arrives, for whole batches at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import HAND, LINK, contacts, episode
+from safevla_bench.monitor import Monitor
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scores import ACTIVE
+from safevla_bench.scoring import score
+from safevla_bench.training import label_records
+from safevla_bench.training.labels import UNKNOWN, scored_specs
+from safevla_bench.trajectory import concatenate_batches, records, select_episodes
+from test_monitor import eventful
+
+RULES = replace(load_ruleset(capabilities=("libero-full",)), missing="deactivate")
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=3, unique=True))
+def test_labels_of_a_batch_are_what_a_monitor_says_of_each_record(seeds):
+    batches = [eventful(seed) for seed in seeds]
+    batch = concatenate_batches(batches)
+    scores = score(batch, RULES)
+    labels = label_records(batch, scores, RULES)
+    names = [spec.spec_id for spec in scored_specs(scores)]
+    monitor = Monitor(RULES)
+    for e, one in enumerate(batches):
+        of_episode = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
+        standings = []
+        for k, record in enumerate(records(one)):
+            standings.append(monitor.start(record) if k == 0 else monitor.observe(record))
+        has_verdict = bool(standings[-1].scored)
+        for k, standing in enumerate(standings):
+            assert tuple(np.array(names)[of_episode.violating[k]]) == standing.violating
+            expected = [standing.clauses[name].margin for name in names]
+            active = [standings[-1].clauses[name].state == "active" for name in names]
+            wanted = [np.nan if m is None or not a else m for m, a in zip(expected, active, strict=True)]
+            np.testing.assert_array_equal(of_episode.margin[k], wanted)
+            if has_verdict:
+                assert (of_episode.cost[k], of_episode.severity[k]) == (standing.cost, standing.severity)
+            else:
+                assert np.isnan(of_episode.cost[k])
+                assert of_episode.safe[k] == UNKNOWN
+
+
+def test_the_smallest_margin_is_the_robustness_and_an_episode_is_safe_if_each_record_is():
+    batch = concatenate_batches([eventful(seed) for seed in range(12)])
+    scores = score(batch, RULES)
+    labels = label_records(batch, scores, RULES)
+    for e in range(len(batch)):
+        part = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
+        for place, k in enumerate(scores.scored_columns):
+            if scores.state[k, e] == ACTIVE and not scores.specs[k].binary:
+                assert np.nanmin(part.margin[:, place]) == scores.rho[k, e]
+        if (scores.state[scores.scored_columns, e] == ACTIVE).any():
+            assert bool(scores.unsafe[e]) == bool((part.safe == 0).any())
+
+
+def test_an_episode_that_nothing_judges_has_no_cost_rather_than_none():
+    batch = episode(5, benchmark="libero-goal", task_id="task_8", contacts=contacts((2, HAND, LINK, 900.0)))
+    scores = score(batch, RULES)
+    none = replace(scores, state=np.zeros_like(scores.state))
+    labels = label_records(batch, none, RULES)
+    assert np.isnan(labels.cost).all()
+    assert np.isnan(labels.margin).all()
+    assert (labels.safe == UNKNOWN).all()
+
+
+def test_a_formula_over_several_records_costs_where_it_is_first_violated(tmp_path):
+    (tmp_path / "soon.toml").write_text(SOON)
+    rules = load_ruleset(spec_files=[tmp_path / "soon.toml"], missing="deactivate")
+    batch = select_episodes(concatenate_batches([episode(6), episode(6, episode_id="b")]), [0])
+    scores = score(batch, rules)
+    place = [spec.spec_id for spec in scored_specs(scores)].index("soon_gripped")
+    labels = label_records(batch, scores, rules)
+    assert scores.unsafe[0]
+    assert np.isnan(labels.margin[:, place]).all()
+    assert np.flatnonzero(labels.violating[:, place]).tolist() == [int(scores.first_violation[0][0])]
+
+
+SOON = """
+[[specs]]
+spec_id = "soon_gripped"
+canonical_family = "max_contact_force"
+axis = "scene_interaction"
+tier = "safe"
+stl = "F[0,T](max_contact_force > threshold)"
+threshold = 10
+severe = 20
+unit = "N"
+requires_all = []
+source = "a test"
+rationale = "Something is touched at last."
+"""

@@ -1,0 +1,246 @@
+"""Datasets in LeRobot's layout: what they hold is what was recorded and judged, and unknown stays unknown."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from safevla_bench import evaluation, training
+from safevla_bench.archive import write_archive
+from safevla_bench.errors import HostError, RunError
+from safevla_bench.foreign import read_demonstrations
+from safevla_bench.frames import open_stage
+from safevla_bench.hosts import make_host
+from safevla_bench.interface import Camera
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.training.features import Feature, build_column, join_statistics, summarize_numbers
+from safevla_bench.training.pictures import read_state
+from safevla_bench.trajectory import select_episodes
+from safevla_bench.trajectory.batch import Channel
+from viewers.builders import judged as rough_episodes
+
+RULES = load_ruleset()
+CAMERAS = training.CameraChoice(("above", "front"), (24, 32))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A calm and a rough episode with actions."""
+    path = tmp_path_factory.mktemp("training") / "episodes.parquet"
+    batch = rough_episodes()[0]
+    write_archive(path, replace(batch, action=random_actions(batch.lengths - 1, 7)))
+    return path
+
+
+def random_actions(counts, width):
+    starts = np.concatenate([[0], np.cumsum(counts * width)])
+    values = np.random.default_rng(0).uniform(-1, 1, starts[-1])
+    return Channel(values, starts, np.full(len(counts), width))
+
+
+@pytest.fixture(scope="module")
+def fake_run(tmp_path_factory):
+    """Three episodes on the fake host, the last of which crashes."""
+    folder = tmp_path_factory.mktemp("training") / "run"
+    request = evaluation.Request(
+        host="fake", suites=("fake",), tasks=(0, 1, 2), policies=("scripted:hasty",), max_steps=40
+    )
+    evaluation.roll_out(request, folder)
+    return folder
+
+
+def exported(source, out, cameras=None):
+    judged = evaluation.judge([source], RULES)
+    return judged, training.export_dataset(judged, out, cameras)
+
+
+def frames_of(folder):
+    return pq.read_table(folder / "data/chunk-000/file-000.parquet")
+
+
+def test_frames_hold_records_actions_and_the_labels_of_the_record_after(source, tmp_path):
+    judged, summary = exported(source, tmp_path / "set")
+    batch, table = judged.batch, frames_of(tmp_path / "set")
+    assert (summary.episodes, summary.frames) == (2, int(batch.starts[-1]) - 2)
+    labels = training.label_records(batch, judged.scores, RULES)
+    for e in range(2):
+        chosen = np.flatnonzero(table["episode_index"].to_numpy() == e)
+        rows = table.take(chosen)
+        part = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
+        np.testing.assert_array_equal(np.array(rows["record.action"].to_pylist()), batch.action.episode_rows(e))
+        np.testing.assert_array_equal(
+            np.array(rows["record.joint_torque_nm"].to_pylist()), batch.joint_torque_nm.episode_rows(e)[:-1]
+        )
+        np.testing.assert_array_equal(
+            np.array(rows["record.eef_pos_m"].to_pylist()), batch.eef_pos_m.episode_rows(e)[:-1]
+        )
+        np.testing.assert_array_equal(
+            np.array(rows["next.margin"].to_pylist(), dtype=np.float32), part.margin[1:].astype(np.float32)
+        )
+        np.testing.assert_array_equal(rows["next.cost"].to_numpy(), part.cost[1:].astype(np.float32))
+        np.testing.assert_array_equal(rows["frame_index"].to_numpy(), np.arange(len(chosen)))
+        assert rows["next.done"].to_pylist() == [False] * (len(chosen) - 1) + [True]
+        assert sum(rows["next.reward"].to_pylist()) == float(batch.headers[e].success)
+    assert table["index"].to_pylist() == list(range(summary.frames))
+
+
+def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(source, tmp_path):
+    judged, _ = exported(source, tmp_path / "set")
+    rows = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    table = frames_of(tmp_path / "set")
+    for row, verdict in zip(rows, judged.scores, strict=True):
+        assert row["safety/episode_id"] == verdict.episode_id
+        assert (row["safety/safe"], row["safety/success"], row["safety/vsi"]) == (
+            verdict.safe,
+            verdict.success,
+            verdict.vsi,
+        )
+        assert {name: row[f"safety/robustness/{name}"] for name in verdict.robustness} == verdict.robustness
+        assert tuple(row["safety/violated_specs"]) == verdict.violated_specs
+        own = table.slice(row["dataset_from_index"], row["length"])
+        assert set(own["episode_index"].to_pylist()) == {row["episode_index"]}
+        assert row["dataset_to_index"] == row["dataset_from_index"] + row["length"]
+
+
+def test_one_row_group_holds_one_episode(source, tmp_path):
+    judged, _ = exported(source, tmp_path / "set")
+    file = pq.ParquetFile(tmp_path / "set/data/chunk-000/file-000.parquet")
+    lengths = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+    assert lengths == (judged.batch.lengths - 1).tolist()
+
+
+def test_an_episode_without_a_verdict_has_null_labels(source, tmp_path):
+    judged = evaluation.judge([source], load_ruleset(_diagnostic(tmp_path)))
+    assert judged.scores.verdict(0) is None
+    training.export_dataset(judged, tmp_path / "set")
+    row = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()[0]
+    assert row["safety/safe"] is None
+    assert row["safety/violating_records"] is None
+    table = frames_of(tmp_path / "set")
+    assert np.isnan(table["next.cost"].to_numpy()).all()
+    assert set(table["next.safe"].to_pylist()) == {-1}
+
+
+def _diagnostic(folder):
+    path = folder / "never.toml"
+    path.write_text(
+        "[[specs]]\nspec_id = 'never'\ncanonical_family = 'x'\naxis = 'scene_interaction'\ntier = 'safe'\n"
+        "stl = 'G[0,T](max_contact_force < threshold)'\nthreshold = 1\nsevere = 2\nunit = 'N'\n"
+        "requires_all = ['spillable']\nsource = 'a test'\nrationale = 'Applies nowhere.'\n"
+    )
+    return path
+
+
+def test_what_our_own_reader_of_lerobot_datasets_reads_is_what_was_written(source, tmp_path):
+    judged, _ = exported(source, tmp_path / "set")
+    takes = read_demonstrations(tmp_path / "set")
+    assert takes is not None
+    for e, take in enumerate(takes):
+        assert take.instruction == judged.headers[e].instruction
+        np.testing.assert_array_equal(take.actions, judged.batch.action.episode_rows(e).astype(np.float32))
+
+
+def test_the_same_records_give_the_same_bytes(source, tmp_path):
+    for name in ("one", "two"):
+        exported(source, tmp_path / name)
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert files
+    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
+
+
+def test_statistics_of_parts_join_to_those_of_the_whole():
+    values = np.random.default_rng(0).normal(size=(50, 3))
+    joined = join_statistics(summarize_numbers(values[:20]), summarize_numbers(values[20:]))
+    for name, expected in {"mean": values.mean(0), "std": values.std(0), "min": values.min(0)}.items():
+        np.testing.assert_allclose(joined[name], expected)
+    assert joined["count"].tolist() == [50]
+    parts = [np.quantile(part, 0.99, axis=0) for part in (values[:20], values[20:])]
+    np.testing.assert_array_equal(joined["q99"], np.maximum(*parts))
+
+
+def test_a_list_of_fixed_size_comes_back_as_it_was():
+    values = np.arange(12.0).reshape(4, 3)
+    assert build_column(Feature("float32", (3,)), values).to_pylist() == values.tolist()
+
+
+def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(fake_run, tmp_path):
+    judged, summary = exported(fake_run, tmp_path / "set", CAMERAS)
+    assert summary.episodes == 2
+    table, info = frames_of(tmp_path / "set"), json.loads((tmp_path / "set/meta/info.json").read_text())
+    assert info["features"]["observation.images.front"]["shape"] == [24, 32, 3]
+    stage = open_stage(fake_run, make_host("fake"), select_episodes(judged.batch, [0]))
+    for k in (0, 5):
+        picture = Image.open(io.BytesIO(table["observation.images.front"][k].as_py()["bytes"]))
+        np.testing.assert_array_equal(np.asarray(picture), stage.render(k, Camera("front"), (24, 32)).image)
+        np.testing.assert_array_equal(table["observation.state"][k].as_py(), read_state(stage, k).astype(np.float32))
+    stats = json.loads((tmp_path / "set/meta/stats.json").read_text())["observation.images.front"]
+    assert np.array(stats["mean"]).shape == (3, 1, 1)
+    assert np.array(stats["max"]).max() <= 1
+
+
+def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run, tmp_path, monkeypatch):
+    real, asked = open_stage, []
+
+    def sometimes(folder, host, record):
+        asked.append(record.headers[0].episode_id)
+        if len(asked) == 1:
+            raise HostError("no light", remedy="Make some.")
+        return real(folder, host, record)
+
+    monkeypatch.setattr("safevla_bench.frames.open_stage", sometimes)
+    skipped = []
+    judged = evaluation.judge([fake_run], RULES)
+    summary = training.export_dataset(judged, tmp_path / "set", CAMERAS, on_skip=skipped.append)
+    assert (summary.episodes, len(skipped)) == (1, 1)
+    assert "no light" in summary.left_out[0]
+    assert "no light" in (tmp_path / "set/meta/safevla.json").read_text()
+
+
+def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path, monkeypatch):
+    def never(folder, host, record):
+        raise HostError("no light", remedy="Make some.")
+
+    monkeypatch.setattr("safevla_bench.frames.open_stage", never)
+    with pytest.raises(HostError, match="no light"):
+        exported(fake_run, tmp_path / "set", CAMERAS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_need_a_run_folder_of_a_host(source, tmp_path):
+    with pytest.raises(RunError, match="names none"):
+        exported(source, tmp_path / "set", CAMERAS)
+
+
+def test_an_episode_without_actions_is_left_out(source, tmp_path):
+    batch = select_episodes(rough_episodes()[0], [0])
+    other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
+    write_archive(tmp_path / "none.parquet", other)
+    judged = evaluation.judge([source, tmp_path / "none.parquet"], RULES)
+    summary = training.export_dataset(judged, tmp_path / "set")
+    assert summary.episodes == 2
+    assert "'other': the record holds no actions" in summary.left_out[0]
+
+
+def test_a_folder_in_use_is_left_alone(source, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "mine").write_text("mine")
+    with pytest.raises(RunError, match="something is there already"):
+        exported(source, tmp_path / "set")
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["mine"]
+
+
+def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
+    batch = select_episodes(rough_episodes()[0], [0])
+    other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
+    write_archive(tmp_path / "six.parquet", replace(other, action=random_actions(batch.lengths - 1, 6)))
+    judged = evaluation.judge([source, tmp_path / "six.parquet"], RULES)
+    with pytest.raises(RunError, match="differ from those"):
+        training.export_dataset(judged, tmp_path / "set")
+    assert not (tmp_path / "set").exists()
