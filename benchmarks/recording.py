@@ -22,20 +22,21 @@ import numpy as np
 
 from safevla_bench.hosts.libero.host import CAMERAS, LiberoHost
 from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_recorder import episode_log
 from safevla_recorder.mujoco import recorder as recording
 
 TASKS = (("libero-spatial", 0), ("libero-object", 0), ("libero-10", 9))
 BLIND, SEEING = Wants(), Wants(cameras=CAMERAS, image_size=(256, 256))
 TARGET_PERCENT = {BLIND: 5.0, SEEING: 1.0}
-BLOCK = recording._BLOCK
+BLOCK = episode_log.BLOCK
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 PARTS = (
     (recording.ContactLog, "add_substep", "copy the contact lists, each substep"),
     (recording, "_copy_state", "copy poses, torques and state, each step"),
     (recording.ContactLog, "take_contacts", "lay out the contacts"),
-    (recording.ContactFilter, "mark_counted", "leave out what rests"),
-    (recording, "contact_peaks", "forces, peaks and impulses"),
-    (recording, "gripped_bodies", "what the fingers hold"),
+    (episode_log.ContactFilter, "mark_counted", "leave out what rests"),
+    (episode_log, "contact_peaks", "forces, peaks and impulses"),
+    (episode_log, "gripped_bodies", "what the fingers hold"),
 )
 
 
@@ -98,7 +99,7 @@ def measured(suite: str, index: int, wants: Wants, episodes: int, steps: int) ->
                 times[one] = seconds(lambda one=one, action=action: one.step(action))
             pairs.append((times[recorded], times[plain]))
             if number % BLOCK == BLOCK - 2:  # by hand, so that no step of a pair holds it
-                judging.append(seconds(recorder._decode_pending))
+                judging.append(seconds(recorder._log.decode_pending))
         assert recorded.state() == plain.state(), "recording changed the simulation"
     recorded.env.close()
     plain.env.close()

@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.hosts.robocasa.host import RobocasaHost
 from safevla_bench.interface import EpisodeSeed, Wants
-from safevla_recorder.mujoco import recorder as recording
+from safevla_recorder.episode_log import BLOCK
 
 TASKS = (("PickPlaceCounterToStove", 0), ("OpenDrawer", 1))
 TARGET_PERCENT = 5.0
@@ -63,10 +63,10 @@ def measured(name: str, index: int, steps: int) -> str:
 
 
 def row(title: str, with_it: np.ndarray, without: np.ndarray) -> str:
-    judging = np.arange(len(with_it)) % recording._BLOCK == recording._BLOCK - 1
+    judging = np.arange(len(with_it)) % BLOCK == BLOCK - 1
     added = np.percentile((with_it / without - 1)[~judging] * 100, [25, 50, 75], axis=0)
     step = np.median(without, axis=0)
-    share = (np.median(with_it[judging], axis=0) - np.median(with_it[~judging], axis=0)) / recording._BLOCK / step * 100
+    share = (np.median(with_it[judging], axis=0) - np.median(with_it[~judging], axis=0)) / BLOCK / step * 100
     parts = [
         f"{clock} {added[1, k] + share[k]:5.2f} % ({added[0, k]:.1f} to {added[2, k]:.1f}, judging {share[k]:.2f})"
         for k, clock in enumerate(("wall", "CPU"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from safevla_recorder.contacts import contact_peaks, join_contacts
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.contacts import ContactLog, contact_peaks, join_contacts
+from safevla_recorder.mujoco.contacts import ContactLog
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from safevla_recorder.channels import CHANNELS
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.state import copy_state, set_state, state_size
+from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
@@ -362,3 +364,65 @@ def test_a_part_of_a_fixture_that_the_model_lacks_is_an_error():
     sim = settled()
     with pytest.raises(HostError, match="'dor'"):
         Recorder(sim.model, sim.data, replace(scene(sim.model), fixtures=(frozenset({"dor"}),)))
+
+
+def told(sim):
+    """The contacts of the last substep by MuJoCo's own function, with the ids of geoms as shapes."""
+    wrench = np.zeros(6)
+    for k in range(sim.data.ncon):
+        contact = sim.data.contact[k]
+        if contact.efc_address >= 0:
+            mujoco.mj_contactForce(sim.model, sim.data, k, wrench)
+            yield int(contact.geom1), int(contact.geom2), np.linalg.norm(wrench[:3])
+
+
+def read_all(sim):
+    data, site = sim.data, sim.model.site("grip").id
+    block, door, quat = sim.model.body("block_main").id, sim.model.body("door").id, np.empty(4)
+    mujoco.mju_mat2Quat(quat, data.site_xmat[site])
+    poses = {"block": (data.xpos[block], data.xquat[block]), "door": (data.xipos[door], None)}
+    return {"poses": poses, "eef": (data.site_xpos[site], quat), "state": copy_state(sim.model, data)}
+
+
+def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
+    sim = settled()
+    made = scene(sim.model)
+    shapes = {geom: made.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
+    neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=made.fingers))
+    own = Recorder(sim.model, sim.data, made)
+    neutral.begin(told(sim), torques_nm=sim.data.qfrc_actuator[:2], **read_all(sim))
+    hook_after(sim, "step", own.record_substep)
+    sim.forced = 30.0
+    for step in range(70):
+        for _ in range(5):
+            sim.step()
+            neutral.substep(told(sim), sim.data.qfrc_actuator[:2])
+        sim.forced = 30.0 if step % 20 < 15 else -30.0
+        own.record_step(np.array([sim.forced]))
+        neutral.step([sim.forced], **read_all(sim))
+    one, other = own.build_recording(header()), neutral.build_recording(header())
+    assert own.dropped_pairs() == neutral.dropped_pairs()
+    assert len(one.contacts.a) > 50
+    for name in ("record", "a", "b"):
+        np.testing.assert_array_equal(getattr(other.contacts, name), getattr(one.contacts, name))
+    for name in ("force_n", "impulse_ns"):
+        np.testing.assert_allclose(getattr(other.contacts, name), getattr(one.contacts, name), atol=1e-12)
+    assert one.gripper_contact.any()
+    for spec in CHANNELS:
+        if spec.name not in ("contacts", "gripped_body"):
+            expected, found = one.channel(spec.name), other.channel(spec.name)
+            np.testing.assert_array_equal(found, expected, err_msg=spec.name)
+    assert (list(other.pos_bodies), list(other.gripped)) == (list(one.pos_bodies), list(one.gripped))
+
+
+def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_record():
+    sim = settled()
+    plain = replace(scene(sim.model), fingers=None, eef_site=None, arm_dofs=())
+    recorder = Recorder(sim.model, sim.data, plain)
+    hook_after(sim, "step", recorder.record_substep)
+    sim.step()
+    recorder.record_step(np.zeros(1))
+    recording = recorder.build_recording(header())
+    assert recording.body_pos_m is not None
+    for name in ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped"):
+        assert recording.channel(name) is None, name

@@ -1,4 +1,4 @@
-"""MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once; and the gripped body.
+"""MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once.
 
 Only copying happens between two substeps, because a small NumPy call in the middle of a simulation costs several times
 what it costs in a row.
@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.episode import Bools, ContactList, Floats
+from safevla_recorder.contacts import Ints
+from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.errors import HostError
 
 if TYPE_CHECKING:
     import mujoco
 
 
-Ints = NDArray[np.integer]
-
-
 @dataclass(frozen=True)
-class SubstepContacts:
-    """Geom pairs that touch in some substeps, [C] each, in the simulator's order.
+class ConstraintContacts:
+    """Contacts by the forces of their constraints; see `SubstepContacts`.
 
     `row` is the place of a contact's first constraint force in `efc`, newton; `friction` [C, 5] is there for
     pyramidal cones only.
@@ -73,34 +71,6 @@ def _pyramidal_norms(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Flo
     tangent2 = (force[:, 2] - force[:, 3]) * friction[:, 1] * sliding
     norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
     return norm
-
-
-def contact_peaks(
-    contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
-) -> ContactList:
-    """Return the peak force and impulse of the chosen contacts, one row a record and body pair.
-
-    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest
-    single contact, the impulse the sum over substeps and contacts of force times `substep_s`; None = an instant, whose
-    impulse is unknown: NaN. Ordered by record, then a < b.
-    """
-    a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
-    bodies = int(place.max()) + 1
-    key = (owner[contacts.substep[which]] * bodies + np.minimum(a, b)) * bodies + np.maximum(a, b)
-    groups, member = np.unique(key.astype(np.int64), return_inverse=True)
-    force = contacts.force_norms(which)
-    peak = np.zeros(len(groups))
-    np.maximum.at(peak, member, force)
-    seconds = np.float64(np.nan if substep_s is None else substep_s)
-    impulse: Floats = np.bincount(member, weights=force, minlength=len(groups)) * seconds
-    record, pair = np.divmod(groups, bodies * bodies)
-    return ContactList(record, *np.divmod(pair, bodies), peak, impulse)
-
-
-def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Return contact lists of successive records as one."""
-    names = ("record", "a", "b", "force_n", "impulse_ns")
-    return ContactList(*(np.concatenate([getattr(contacts, name) for contacts in lists]) for name in names))
 
 
 _FIELDS = ("geom1", "geom2", "dim", "efc_address")
@@ -178,7 +148,7 @@ class ContactLog:
         self._rows.append(row)
         self._contacts_used, self._rows_used = end, last
 
-    def take_contacts(self) -> SubstepContacts:
+    def take_contacts(self) -> ConstraintContacts:
         """Return the contacts of the substeps copied since the last call, and empty the log.
 
         The result is valid until the next `add_substep`. A contact without constraint (`efc_address` below zero) does
@@ -191,7 +161,7 @@ class ContactLog:
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
         copied = self._copied_contacts(used)
         address = copied["efc_address"]
-        contacts = SubstepContacts(
+        contacts = ConstraintContacts(
             substeps=len(counts),
             substep=np.repeat(np.arange(len(counts)), counts),
             geom1=copied["geom1"],
@@ -228,41 +198,7 @@ def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
     return longer
 
 
-def _select_contacts(contacts: SubstepContacts, which: Bools) -> SubstepContacts:
+def _select_contacts(contacts: ConstraintContacts, which: Bools) -> ConstraintContacts:
     columns = ("substep", "geom1", "geom2", "row", "dim")
     friction = None if contacts.friction is None else contacts.friction[which]
     return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})
-
-
-NOTHING = -1
-
-
-def gripped_bodies(
-    contacts: SubstepContacts, instants: Ints, fingers: Ints, place: Ints, robot: Bools
-) -> NDArray[np.int64]:
-    """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
-
-    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom,
-    `robot` [B] tells which bodies are robot: none of them is ever held.
-    Of several bodies, the one with the largest single finger contact; of equals, the first.
-    """
-    holding = np.full(len(instants), NOTHING, dtype=np.int64)
-    instant_of = np.full(contacts.substeps, NOTHING)
-    instant_of[instants] = np.arange(len(instants))
-    now = np.flatnonzero(instant_of[contacts.substep] != NOTHING)
-    first, second = fingers[contacts.geom1[now]], fingers[contacts.geom2[now]]
-    other = place[np.where(first > 0, contacts.geom2[now], contacts.geom1[now])]
-    near = (first + second > 0) & ~robot[other]
-    at = instant_of[contacts.substep[now]]
-    for instant in np.intersect1d(at[near & (first + second == 1)], at[near & (first + second == 2)]):
-        finger = np.flatnonzero(near & (at == instant))
-        holding[instant] = _strongest_body(contacts, now[finger], first[finger] + second[finger], other[finger])
-    return holding
-
-
-def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    both = np.intersect1d(body[side == 1], body[side == 2])
-    if len(both) < 2:
-        return int(both[0]) if len(both) else NOTHING
-    force = contacts.force_norms(which)
-    return int(both[np.argmax([force[body == candidate].max() for candidate in both])])

@@ -9,23 +9,15 @@ control step, and at record 0, before which no substep is recorded, the magnitud
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from safevla_recorder.episode import Action, ContactList, Floats, Recording
+from safevla_recorder.episode import Action, Floats, Recording
+from safevla_recorder.episode_log import EpisodeLog
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.contact_filter import ContactFilter
-from safevla_recorder.mujoco.contacts import (
-    NOTHING,
-    ContactLog,
-    SubstepContacts,
-    contact_peaks,
-    gripped_bodies,
-    join_contacts,
-)
+from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.hook import Undo, hook_after
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import warn_if_moving
@@ -33,9 +25,6 @@ from safevla_recorder.mujoco.state import state_views
 
 if TYPE_CHECKING:
     import mujoco
-
-_BLOCK = 32
-"""Control steps whose contacts are decoded together; bounds the copies to a few megabytes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,11 @@ class _State:
     com: Floats
     quat: Floats
     actuator: Floats
+    torque_peak_nm: Floats
     sim_state: Floats
+
+
+_NO_SITE: Floats = np.empty(0)
 
 
 class Recorder:
@@ -66,38 +59,22 @@ class Recorder:
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
         self.scene = scene
-        self._data, self._substep_s = data, float(model.opt.timestep)
-        self._place = scene.geom_places(model)
-        self._robot = np.array([role == "robot" for role in scene.roles.values()])
-        self._fingers = scene.finger_groups(model)
+        self._data, self._substep_s, self._time_s = data, float(model.opt.timestep), data.time
         self._warnings = data.warning.number  # a view of the simulator's own counts
         self._warned = self._warnings.tobytes()
         self._unstable = _unstable_steps(data)
-        self._log = ContactLog(model)
-        self._ends: list[int] = []  # substeps copied until the end of each record that is not decoded yet
-        self._contacts: list[ContactList] = []
-        self._gripped: list[NDArray[np.int64]] = []
-        self._actions: list[Action] = []
         self._arm = list(scene.arm_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._torques: list[Floats] = []  # of every substep since the last record
-        self._state_views, self._time_s = state_views(model, data), data.time
-        self._peaks = [np.abs(self._actuator[self._arm])]
-        self._states = [_copy_state(data, scene, self._state_views)]
-        self._record_first()
-
-    def _record_first(self) -> None:
-        self._log.add_substep(self._data)
-        contacts = self._log.take_contacts()
-        fixtures = self.scene.fixture_groups(self._place)
-        self._filter = ContactFilter(
-            self._place, self._robot, self._fingers, contacts, self.scene.apart_substeps, fixtures
-        )
-        self._decode_contacts(contacts, np.array([1]), substep_s=None)
+        self._state_views = state_views(model, data)
+        self._contacts = ContactLog(model)
+        self._contacts.add_substep(data)
+        first = _copy_state(data, scene, np.abs(self._actuator[self._arm]), self._state_views)
+        self._log = EpisodeLog(scene.map_geoms(model), self._contacts, first, self._build_channels)
 
     def record_substep(self) -> None:
         """Copy the contacts and torques of the substep that has just ended."""
-        self._log.add_substep(self._data)
+        self._contacts.add_substep(self._data)
         self._torques.append(self._actuator.copy())
 
     def record_step(self, action: Action) -> None:
@@ -108,102 +85,63 @@ class Recorder:
                 substeps passed than were recorded, whose forces nobody saw.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
-            problem = f"the simulation became unstable in control step {len(self._states)}"
+            problem = f"the simulation became unstable in control step {len(self._log)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
-        self._states.append(_copy_state(self._data, self.scene, self._state_views))
-        self._peaks.append(np.abs(np.array(self._torques)[:, self._arm]).max(axis=0))
+        peak = np.abs(np.array(self._torques)[:, self._arm]).max(axis=0)
         self._torques.clear()
-        self._actions.append(np.array(action, dtype=np.float64))
-        self._ends.append(len(self._log))
-        if len(self._ends) == _BLOCK:
-            self._decode_pending()
+        self._log.add_step(action, _copy_state(self._data, self.scene, peak, self._state_views))
 
     def _check_substeps(self) -> None:
         recorded, time_s = len(self._torques), self._data.time
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded < passed or not recorded:
-            problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._states)}"
+            problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._log)}"
             remedy = "Call record_substep after each; hook_substeps splits the calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
-        names = tuple(self.scene.roles)
-        return tuple(sorted({_sorted_pair(names[a], names[b]) for a, b in self._filter.dropped}))
+        return self._log.dropped_pairs()
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
-        self._decode_pending()
-        action = np.stack(self._actions) if self._actions else np.empty((0, 0))
-        contacts = join_contacts(self._contacts)
-        return self._assemble(header, self._states, self._peaks, contacts, np.concatenate(self._gripped), action)
+        return self._log.build_recording(header)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
         """Return the newest record alone, as an episode of one record; the recording itself does not change."""
-        self._decode_pending()
-        contacts, names = self._contacts[-1], ("record", "a", "b", "force_n", "impulse_ns")
-        is_newest = contacts.record == len(self._states) - 1
-        newest = ContactList(*(getattr(contacts, name)[is_newest] for name in names))
-        newest = replace(newest, record=np.zeros_like(newest.record))
-        return self._assemble(header, self._states[-1:], self._peaks[-1:], newest, self._gripped[-1][-1:], None)
+        return self._log.latest_record(header)
 
-    def _assemble(
-        self,
-        header: Mapping[str, object],
-        states: Sequence[_State],
-        peaks: Sequence[Floats],
-        contacts: ContactList,
-        gripped: NDArray[np.int64],
-        action: Floats | None,
-    ) -> Recording:
-        scene = self.scene
+    def _build_channels(self, states: Sequence[_State]) -> dict[str, object]:
+        """Return the fields of a `Recording` that hold the copied arrays, one row each; None = not in the scene."""
+        scene, arm = self.scene, self._arm
         places = {name: place for place, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [places[name] for name in scene.objects]
-        return Recording(
-            header=header,
-            roles=scene.roles,
-            records=len(states),
-            eef_pos_m=np.stack([state.site_pos for state in states]),
-            eef_quat_wxyz=np.stack([_to_quaternion(state.site_mat) for state in states]),
-            pos_bodies=[*quat_bodies, *(places[name] for name in scene.links)],
-            body_pos_m=np.stack([np.concatenate([state.pos[objects], state.com[links]]) for state in states]),
-            quat_bodies=quat_bodies,
-            body_quat_wxyz=np.stack([state.quat[objects] for state in states]),
-            contacts=contacts,
-            joint_torque_nm=np.stack([state.actuator[self._arm] for state in states]),
-            gripper_contact=gripped != NOTHING,
-            gripped=gripped,
-            action=action,
-            sim_state=np.stack([state.sim_state for state in states]),
-            further={"joint_torque_peak_nm": np.stack(peaks)},
-        )
-
-    def _decode_pending(self) -> None:
-        """Decode the contacts of all records that are closed but not decoded."""
-        if self._ends:
-            ends, self._ends = np.array(self._ends), []
-            self._decode_contacts(self._log.take_contacts(), ends, substep_s=self._substep_s)
-
-    def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
-        decoded = sum(len(block) for block in self._gripped)
-        owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        # Substeps after the last end belong to a control step that broke off: there is no record of it.
-        which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
-        self._contacts.append(contact_peaks(contacts, which, owner, self._place, substep_s))
-        self._gripped.append(gripped_bodies(contacts, ends - 1, self._fingers, self._place, self._robot))
+        has_eef = scene.eef_site is not None
+        return {
+            "eef_pos_m": np.stack([state.site_pos for state in states]) if has_eef else None,
+            "eef_quat_wxyz": np.stack([_to_quaternion(state.site_mat) for state in states]) if has_eef else None,
+            "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
+            "body_pos_m": np.stack([np.concatenate([state.pos[objects], state.com[links]]) for state in states]),
+            "quat_bodies": quat_bodies,
+            "body_quat_wxyz": np.stack([state.quat[objects] for state in states]),
+            "joint_torque_nm": np.stack([state.actuator[arm] for state in states]) if arm else None,
+            "sim_state": np.stack([state.sim_state for state in states]),
+            "further": {"joint_torque_peak_nm": np.stack([state.torque_peak_nm for state in states])} if arm else {},
+        }
 
 
-def _copy_state(data: mujoco.MjData, scene: Scene, state: Sequence[Floats]) -> _State:
+def _copy_state(data: mujoco.MjData, scene: Scene, torque_peak_nm: Floats, state: Sequence[Floats]) -> _State:
     site = scene.eef_site
     return _State(
-        site_pos=data.site_xpos[site].copy(),
-        site_mat=data.site_xmat[site].copy(),
+        site_pos=data.site_xpos[site].copy() if site is not None else _NO_SITE,
+        site_mat=data.site_xmat[site].copy() if site is not None else _NO_SITE,
         pos=data.xpos.copy(),
         com=data.xipos.copy(),
         quat=data.xquat.copy(),
         actuator=data.qfrc_actuator.copy(),
+        torque_peak_nm=torque_peak_nm,
         sim_state=np.concatenate(((data.time,), *state)),
     )
 
@@ -234,7 +172,3 @@ def _to_quaternion(matrix: Floats) -> Floats:
     quat = np.empty(4)
     mujoco.mju_mat2Quat(quat, matrix)
     return quat
-
-
-def _sorted_pair(a: str, b: str) -> tuple[str, str]:
-    return (a, b) if a <= b else (b, a)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_recorder.episode_log import GeomMap
 from safevla_recorder.errors import HostError
 
 if TYPE_CHECKING:
@@ -27,43 +28,49 @@ class Scene:
     roles: Mapping[str, str]
     objects: Mapping[str, int]
     links: Mapping[str, int]
-    fingers: tuple[tuple[int, ...], tuple[int, ...]]
-    """Geom ids of the two finger groups of the gripper."""
-    eef_site: int
-    arm_dofs: tuple[int, ...]
-    """Velocity addresses of the arm's joints, base first."""
+    fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Geom ids of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
+    eef_site: int | None = None
+    """Site of the end effector; None = its pose is not recorded."""
+    arm_dofs: tuple[int, ...] = ()
+    """Velocity addresses of the arm's joints, base first; () = no actuator moves them, and no torques are recorded."""
     apart_substeps: int = 1
     """How many substeps in a row a resting pair of geoms is apart before its contacts count (docs/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
 
-    def geom_places(self, model: mujoco.MjModel) -> NDArray[np.int64]:
-        """Return the place in `roles` of the body that owns each geom, [ngeom]."""
-        places = {name: place for place, name in enumerate(self.roles)}
-        return np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
-
-    def fixture_groups(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return 0 for each geom, or the number of the fixture that it is a part of, [ngeom].
-
-        `place` [ngeom] is the place in `roles` of the body that owns each geom.
+    def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
+        """Return the recorded body, finger group and fixture of each geom.
 
         Raises:
             HostError: a part of a fixture is no recorded body of the model.
         """
+        places = {name: place for place, name in enumerate(self.roles)}
+        place = np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
+        return GeomMap(
+            roles=self.roles,
+            place=place,
+            fingers=None if self.fingers is None else _finger_groups(self.fingers, model.ngeom),
+            fixtures=self._fixture_numbers()[place],
+            substep_s=float(model.opt.timestep),
+            apart_substeps=self.apart_substeps,
+        )
+
+    def _fixture_numbers(self) -> NDArray[np.int64]:
+        """Return 0 for each body of `roles`, or the number of the fixture that it is a part of, [B]."""
         number = {name: group for group, names in enumerate(self.fixtures, start=1) for name in names}
         unknown = sorted(set(number) - set(self.body_name))
         if unknown:
             raise HostError(f"the fixture part {unknown[0]!r} is no body of the model", remedy="Name recorded bodies.")
-        of_body = np.array([number.get(name, 0) for name in self.roles], dtype=np.int64)
-        groups: NDArray[np.int64] = of_body[place]
-        return groups
+        return np.array([number.get(name, 0) for name in self.roles], dtype=np.int64)
 
-    def finger_groups(self, model: mujoco.MjModel) -> NDArray[np.int64]:
-        """Return 0 for each geom, or 1 and 2 for those of the two finger groups, [ngeom]."""
-        groups = np.zeros(model.ngeom, dtype=np.int64)
-        for side, geoms in enumerate(self.fingers, start=1):
-            groups[list(geoms)] = side
-        return groups
+
+def _finger_groups(fingers: tuple[tuple[int, ...], tuple[int, ...]], geoms: int) -> NDArray[np.int64]:
+    """Return 0 for each geom, or 1 and 2 for those of the two finger groups, [G]."""
+    groups = np.zeros(geoms, dtype=np.int64)
+    for side, ids in enumerate(fingers, start=1):
+        groups[list(ids)] = side
+    return groups
 
 
 def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:

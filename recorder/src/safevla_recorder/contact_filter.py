@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_recorder.contacts import Ints, SubstepContacts
 from safevla_recorder.episode import Bools
-from safevla_recorder.mujoco.contacts import Ints, SubstepContacts
 
 _NEVER = -1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_recorder.mujoco.contacts import NOTHING, SubstepContacts, gripped_bodies
+from safevla_recorder.contacts import NOTHING, gripped_bodies
+from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms: two of the left finger, one of the right, a link, a can, a box (two geoms).
 PAD_L, TIP_L, PAD_R, LINK, CAN, BOX_A, BOX_B = range(7)
@@ -19,7 +20,7 @@ def held(*substeps, instants=None):
     substep, geom1, geom2 = (np.array([row[i] for row in rows], dtype=np.int32) for i in range(3))
     efc = np.array([[row[3], 0, 0] for row in rows], dtype=float).reshape(-1)
     row, dim = np.arange(len(rows)) * 3, np.full(len(rows), 3)
-    touches = SubstepContacts(len(substeps), substep, geom1, geom2, row, dim, None, efc)
+    touches = ConstraintContacts(len(substeps), substep, geom1, geom2, row, dim, None, efc)
     ends = np.array([len(substeps) - 1]) if instants is None else np.array(instants)
     return gripped_bodies(touches, ends, FINGERS, PLACE, ROBOT).tolist()
 

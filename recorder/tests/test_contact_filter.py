@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_recorder.mujoco.contact_filter import ContactFilter
-from safevla_recorder.mujoco.contacts import SubstepContacts
+from safevla_recorder.contact_filter import ContactFilter
+from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms and the bodies that own them: table, bowl (two geoms), plate, two links, two fingers.
 TABLE, BOWL_A, BOWL_B, PLATE, LINK_1, LINK_2, LEFT, RIGHT = range(8)
@@ -17,11 +17,11 @@ ROBOT = np.array([False, False, False, True, True, True, True])
 FINGERS = np.array([0, 0, 0, 0, 0, 0, 1, 2])
 
 
-def touches(*substeps: tuple[tuple[int, int], ...]) -> SubstepContacts:
+def touches(*substeps: tuple[tuple[int, int], ...]) -> ConstraintContacts:
     rows = [(k, a, b) for k, pairs in enumerate(substeps) for a, b in pairs]
     substep, geom1, geom2 = (np.array([row[i] for row in rows], dtype=np.int32) for i in range(3))
     nothing = np.zeros(len(rows), dtype=np.int32)
-    return SubstepContacts(len(substeps), substep, geom1, geom2, nothing, nothing + 3, None, np.zeros(3))
+    return ConstraintContacts(len(substeps), substep, geom1, geom2, nothing, nothing + 3, None, np.zeros(3))
 
 
 def filter_of(*pairs: tuple[int, int], apart: int = 1) -> ContactFilter:

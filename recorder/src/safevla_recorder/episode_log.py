@@ -1,0 +1,159 @@
+"""The records of one episode as they come, of any simulator: rows, actions, and contacts that are decoded in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, Generic, Mapping, Protocol, Sequence, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_recorder.contact_filter import ContactFilter
+from safevla_recorder.contacts import NOTHING, Ints, SubstepContacts, contact_peaks, gripped_bodies, join_contacts
+from safevla_recorder.episode import Action, ContactList, Floats, Recording
+
+BLOCK = 32
+"""Control steps whose contacts are decoded together; bounds the copies to a few megabytes."""
+Row = TypeVar("Row")
+
+
+class ContactSource(Protocol):
+    """Contacts copied since the last `take_contacts`; its length is the number of substeps."""
+
+    def __len__(self) -> int: ...
+
+    def take_contacts(self) -> SubstepContacts:
+        """Return the contacts copied since the last call, and empty the source."""
+        ...
+
+
+@dataclass(frozen=True)
+class GeomMap:
+    """The recorded bodies of an episode and the geoms that they own; constant over the episode.
+
+    `place` [G] is the place in `roles` of the body that owns each geom, `fingers` [G] is 0, or 1 and 2 for the geoms of
+    the two finger groups, None = there is no such gripper; `fixtures` [G] is 0, or the number of a geom's fixture.
+    """
+
+    roles: Mapping[str, str]
+    place: Ints
+    fingers: Ints | None
+    fixtures: Ints
+    substep_s: float
+    apart_substeps: int = 1
+
+
+class EpisodeLog(Generic[Row]):
+    """Records of one episode: a row each, whose channels are made when they are asked for.
+
+    `source` holds the contacts of record 0 when the log is made, and those of each control step when it ends; None =
+    the simulator tells no contacts. `build_channels` turns rows into the fields of a `Recording`.
+    """
+
+    def __init__(
+        self,
+        geoms: GeomMap,
+        source: ContactSource | None,
+        first: Row,
+        build_channels: Callable[[Sequence[Row]], Mapping[str, object]],
+    ) -> None:
+        self._geoms, self._source, self._build_channels = geoms, source, build_channels
+        self._robot = np.array([role == "robot" for role in geoms.roles.values()])
+        self._rows = [first]
+        self._actions: list[Action] = []
+        self._ends: list[int] = []  # substeps copied until the end of each record that is not decoded yet
+        self._contacts: list[ContactList] = []
+        self._gripped: list[NDArray[np.int64]] = []
+        self._filter: ContactFilter | None = None
+        if source is not None:
+            self._decode_first(source.take_contacts())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _decode_first(self, contacts: SubstepContacts) -> None:
+        geoms = self._geoms
+        fingers = np.zeros_like(geoms.place) if geoms.fingers is None else geoms.fingers
+        self._filter = ContactFilter(
+            geoms.place, self._robot, fingers, contacts, geoms.apart_substeps, fixtures=geoms.fixtures
+        )
+        self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
+
+    def add_step(self, action: Action, row: Row) -> None:
+        """Add the record of the control step that `action` [A] drove."""
+        self._rows.append(row)
+        self._actions.append(np.array(action, dtype=np.float64))
+        if self._source is not None:
+            self._ends.append(len(self._source))
+            if len(self._ends) == BLOCK:
+                self.decode_pending()
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        names = tuple(self._geoms.roles)
+        dropped = self._filter.dropped if self._filter else ()
+        return tuple(sorted({_sorted_pair(names[a], names[b]) for a, b in dropped}))
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+        self.decode_pending()
+        action = np.stack(self._actions) if self._actions else np.empty((0, 0))
+        if self._source is None:
+            return self._assemble(header, self._rows, None, None, action)
+        return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
+
+    def latest_record(self, header: Mapping[str, object]) -> Recording:
+        """Return the newest record alone, as an episode of one record; the recording itself does not change."""
+        self.decode_pending()
+        if self._source is None:
+            return self._assemble(header, self._rows[-1:], None, None, None)
+        contacts, names = self._contacts[-1], ("record", "a", "b", "force_n", "impulse_ns")
+        is_newest = contacts.record == len(self._rows) - 1
+        newest = ContactList(*(getattr(contacts, name)[is_newest] for name in names))
+        newest = replace(newest, record=np.zeros_like(newest.record))
+        return self._assemble(header, self._rows[-1:], newest, self._gripped[-1][-1:], None)
+
+    def _assemble(
+        self,
+        header: Mapping[str, object],
+        rows: Sequence[Row],
+        contacts: ContactList | None,
+        gripped: NDArray[np.int64] | None,
+        action: Floats | None,
+    ) -> Recording:
+        held = gripped if self._geoms.fingers is not None else None
+        return Recording(
+            header=header,
+            roles=self._geoms.roles,
+            records=len(rows),
+            contacts=contacts,
+            gripper_contact=None if held is None else np.not_equal(held, NOTHING),
+            gripped=held,
+            action=action,
+            **self._build_channels(rows),  # type: ignore[arg-type]  # each is a field of `Recording`
+        )
+
+    def decode_pending(self) -> None:
+        """Decode the contacts of all records that are closed but not decoded."""
+        if self._ends:
+            assert self._source is not None
+            assert self._filter is not None
+            ends, self._ends = np.array(self._ends), []
+            self._decode_contacts(self._filter, self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
+
+    def _decode_contacts(
+        self, counts: ContactFilter, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None
+    ) -> None:
+        geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
+        owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        # Substeps after the last end belong to a control step that broke off: there is no record of it.
+        which = np.flatnonzero(counts.mark_counted(contacts) & (contacts.substep < ends[-1]))
+        self._contacts.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
+        if geoms.fingers is None:
+            self._gripped.append(np.full(len(ends), NOTHING, dtype=np.int64))
+        else:
+            self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
+
+
+def _sorted_pair(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a <= b else (b, a)

@@ -1,0 +1,294 @@
+"""A recorder for any simulator: the caller tells the contacts of each substep and the poses of each control step.
+
+    recorder = EpisodeRecorder(SceneMap(shapes, roles, substep_s=1 / 240))
+    recorder.begin(contacts, poses={"box": (position, quaternion)}, eef=(position, quaternion))
+    for action in actions:
+        for _ in range(substeps):
+            ...                                          # the simulator's own step
+            recorder.substep(contacts)                   # (shape, shape, newton) each
+        recorder.step(action, poses=..., eef=...)
+    recorder.build_recording(header)
+
+Contacts are filtered, peaks taken and grips found as for MuJoCo, whose recorder (`mujoco.recorder`) shares the code.
+What `begin` is not given is not recorded: no family is filled with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Hashable, Iterable, Mapping, Sequence, Tuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from safevla_recorder.contacts import Ints, MeasuredContacts
+from safevla_recorder.episode import Floats, Recording
+from safevla_recorder.episode_log import EpisodeLog, GeomMap
+from safevla_recorder.errors import HostError
+
+Shape = Hashable
+"""A collision shape by the simulator's own key, such as PyBullet's (body, link)."""
+Contact = Tuple[Shape, Shape, float]
+"""Two shapes that touch, and the norm of the force between them at one point [N]."""
+Pose = Tuple[ArrayLike, "ArrayLike | None"]
+"""Position [3] in m and quaternion [4], w first, of unit length, in the world frame; None = position alone."""
+ROLES = ("robot", "target", "bystander", "furniture")
+
+
+@dataclass(frozen=True)
+class SceneMap:
+    """The names and roles of what a simulator's collision shapes belong to; constant over an episode.
+
+    `shapes` maps each shape that can touch to the recorded body that owns it; shapes of one name are one body. `roles`
+    has the role of every recorded body: robot, target, bystander or furniture.
+    """
+
+    shapes: Mapping[Shape, str]
+    roles: Mapping[str, str]
+    substep_s: float
+    """Time between two calls of `substep` [s]."""
+    fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
+    """Shapes of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
+    fixtures: Sequence[Iterable[str]] = ()
+    """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
+    apart_substeps: int = 1
+    """How many substeps in a row a resting pair of shapes is apart before its contacts count (docs/fidelity.md)."""
+    _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise `HostError` for a body without a role, a role that does not exist, and parts that nothing has."""
+        for name, role in self.roles.items():
+            if role not in ROLES:
+                raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
+        fixture_parts = {name for names in self.fixtures for name in names}
+        nameless = sorted({*self.shapes.values(), *fixture_parts} - set(self.roles))
+        if nameless:
+            raise HostError(f"{nameless[0]} has no role", remedy=f"Name one in `roles`: {', '.join(ROLES)}.")
+        self._places.update({shape: place for place, shape in enumerate(self.shapes)})
+        for shape in (shape for group in self.fingers or () for shape in group):
+            self.place_of(shape)
+
+    def place_of(self, shape: Shape) -> int:
+        """Return the place of a shape in `shapes`; raises `HostError` where it is none of them."""
+        try:
+            return self._places[shape]
+        except KeyError:
+            remedy = "Name the body that owns each shape that can touch."
+            raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
+
+    def map_geoms(self) -> GeomMap:
+        """Return the same by numbers, bodies sorted by name."""
+        roles = {name: self.roles[name] for name in sorted(self.roles)}
+        body = {name: place for place, name in enumerate(roles)}
+        fixture = {name: number for number, names in enumerate(self.fixtures, start=1) for name in names}
+        return GeomMap(
+            roles=roles,
+            place=np.array([body[name] for name in self.shapes.values()], dtype=np.int64),
+            fingers=None if self.fingers is None else self._finger_groups(self.fingers),
+            fixtures=np.array([fixture.get(name, 0) for name in self.shapes.values()], dtype=np.int64),
+            substep_s=self.substep_s,
+            apart_substeps=self.apart_substeps,
+        )
+
+    def _finger_groups(self, fingers: tuple[Sequence[Shape], Sequence[Shape]]) -> Ints:
+        groups = np.zeros(len(self.shapes), dtype=np.int64)
+        for side, shapes in enumerate(fingers, start=1):
+            groups[[self.place_of(shape) for shape in shapes]] = side
+        return groups
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What was read at the end of one control step; None = the simulator does not tell it."""
+
+    poses: Mapping[str, tuple[Floats, Floats | None]]
+    eef: tuple[Floats, Floats | None] | None
+    torque_nm: Floats | None
+    torque_peak_nm: Floats | None
+    state: Floats | None
+
+    def families(self) -> dict[str, object]:
+        """Return what is there by name, each with what must be the same in every record."""
+        poses = {f"the pose of {name}": quat is not None for name, (_, quat) in self.poses.items()}
+        eef = {} if self.eef is None else {"the pose of the end effector": self.eef[1] is not None}
+        rest = {"state": self.state, "torques": self.torque_nm}
+        return {**poses, **eef, **{name: np.shape(values) for name, values in rest.items() if values is not None}}
+
+
+class EpisodeRecorder:
+    """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
+
+    def __init__(self, scene: SceneMap) -> None:
+        self.scene = scene
+        self._contacts = _ContactBuffer(scene)
+        self._log: EpisodeLog[_Reading] | None = None
+        self._torques: list[Floats] = []
+
+    def begin(
+        self,
+        contacts: Iterable[Contact] | None,
+        *,
+        poses: Mapping[str, Pose],
+        eef: Pose | None = None,
+        torques_nm: ArrayLike | None = None,
+        state: ArrayLike | None = None,
+    ) -> None:
+        """Take record 0, the settled state; what is None here is not recorded in this episode.
+
+        Args:
+            contacts: of this instant; None = the simulator tells none.
+            poses: of the tracked bodies by name.
+            eef: of the end effector.
+            torques_nm: of the arm's joints [J], base first [N·m]; then every substep tells them.
+            state: whatever fixes the simulator's state, flat, [S].
+
+        Raises:
+            HostError: a shape or body is not in the scene.
+        """
+        unknown = sorted(set(poses) - set(self.scene.roles))
+        if unknown:
+            raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
+        self._contacts, self._torques = _ContactBuffer(self.scene), []
+        self._has_contacts = contacts is not None
+        if contacts is not None:
+            self._contacts.add_substep(contacts)
+        torques = _floats(torques_nm)
+        first = _read(poses, eef, torques, None if torques is None else np.abs(torques), state)
+        self._families, self._has_torques = first.families(), torques is not None
+        source = self._contacts if self._has_contacts else None
+        self._log = EpisodeLog(self.scene.map_geoms(), source, first, self._build_channels)
+        self._substeps = 0
+
+    def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
+        """Take the contacts and the arm's torques [J] of the substep that has just ended.
+
+        Raises:
+            HostError: no episode has begun, a shape is not in the scene, or there is less or more than in record 0.
+        """
+        self._require_log()
+        for name, given, expected in (
+            ("contacts", contacts is not None, self._has_contacts),
+            ("torques", torques_nm is not None, self._has_torques),
+        ):
+            if given != expected:
+                problem = f"a substep has {'' if given else 'no '}{name}, and record 0 has {'' if expected else 'none'}"
+                raise HostError(
+                    problem.rstrip(), remedy="Tell the same of every substep; no contacts are an empty list."
+                )
+        if contacts is not None:
+            self._contacts.add_substep(contacts)
+        if torques_nm is not None:
+            self._torques.append(np.array(torques_nm, dtype=np.float64))
+        self._substeps += 1
+
+    def step(
+        self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
+    ) -> None:
+        """Add the record of the control step that `action` [A] drove; its torques are those of the last substep.
+
+        Read everything right after the last physics step of the control step.
+
+        Raises:
+            HostError: no substep was recorded, or there is less or more than in record 0.
+        """
+        log = self._require_log()
+        if not self._substeps:
+            problem = f"no physics substep was recorded in control step {len(log)}"
+            raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
+        torques = np.array(self._torques) if self._has_torques else None
+        last, peak = (None, None) if torques is None else (torques[-1], np.abs(torques).max(axis=0))
+        reading = _read(poses, eef, last, peak, state)
+        self._check_families(reading.families(), step=len(log))
+        log.add_step(np.asarray(action, dtype=np.float64), reading)
+        self._torques, self._substeps = [], 0
+
+    def _check_families(self, families: Mapping[str, object], step: int) -> None:
+        names = sorted({*families, *self._families})
+        differs = next((name for name in names if families.get(name) != self._families.get(name)), None)
+        if differs is not None:
+            problem = f"{differs} after control step {step}: not as in record 0"
+            raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        return self._require_log().dropped_pairs()
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+        return self._require_log().build_recording(header)
+
+    def latest_record(self, header: Mapping[str, object]) -> Recording:
+        """Return the newest record alone, as an episode of one record; the recording itself does not change."""
+        return self._require_log().latest_record(header)
+
+    def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
+        """Return the fields of a `Recording` that hold what was read, one row each."""
+        names = tuple(readings[0].poses)
+        with_quat = tuple(name for name in names if readings[0].poses[name][1] is not None)
+        place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
+        torques = {"joint_torque_peak_nm": _stack([reading.torque_peak_nm for reading in readings])}
+        return {
+            "eef_pos_m": _stack([reading.eef and reading.eef[0] for reading in readings]),
+            "eef_quat_wxyz": _stack([reading.eef and reading.eef[1] for reading in readings]),
+            "pos_bodies": [place[name] for name in names],
+            "body_pos_m": _stack_bodies([[reading.poses[name][0] for name in names] for reading in readings]),
+            "quat_bodies": [place[name] for name in with_quat],
+            "body_quat_wxyz": _stack_bodies([[reading.poses[name][1] for name in with_quat] for reading in readings]),
+            "joint_torque_nm": _stack([reading.torque_nm for reading in readings]),
+            "sim_state": _stack([reading.state for reading in readings]),
+            "further": {name: values for name, values in torques.items() if values is not None},
+        }
+
+    def _require_log(self) -> EpisodeLog[_Reading]:
+        if self._log is None:
+            raise HostError("no episode has begun", remedy="Call begin first, after settling.")
+        return self._log
+
+
+class _ContactBuffer:
+    """Contacts of the substeps since the last `take_contacts`, by the places of their shapes."""
+
+    def __init__(self, scene: SceneMap) -> None:
+        self._place_of = scene.place_of
+        self._rows: list[tuple[int, int, int, float]] = []
+        self._substeps = 0
+
+    def __len__(self) -> int:
+        return self._substeps
+
+    def add_substep(self, contacts: Iterable[Contact]) -> None:
+        place_of, substep = self._place_of, self._substeps
+        self._rows += [(substep, place_of(a), place_of(b), float(force)) for a, b, force in contacts]
+        self._substeps += 1
+
+    def take_contacts(self) -> MeasuredContacts:
+        rows, substeps = self._rows, self._substeps
+        self._rows, self._substeps = [], 0
+        substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
+        force_n = np.array([row[3] for row in rows], dtype=np.float64)
+        return MeasuredContacts(substeps, substep, geom1, geom2, force_n)
+
+
+def _floats(values: ArrayLike | None) -> Floats | None:
+    return None if values is None else np.array(values, dtype=np.float64)
+
+
+def _read_pose(pose: Pose) -> tuple[Floats, Floats | None]:
+    return np.array(pose[0], dtype=np.float64), _floats(pose[1])
+
+
+def _read(
+    poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, peak: Floats | None, state: ArrayLike | None
+) -> _Reading:
+    read = {name: _read_pose(pose) for name, pose in poses.items()}
+    return _Reading(read, None if eef is None else _read_pose(eef), torques, peak, _floats(state))
+
+
+def _stack(rows: Sequence[Floats | None]) -> Floats | None:
+    """Return the rows as one array; None where the family is not there."""
+    return None if rows[0] is None else np.stack(rows)  # type: ignore[arg-type]  # as the first, so are all
+
+
+def _stack_bodies(rows: Sequence[Sequence[Floats | None]]) -> Floats | None:
+    """Return the poses of some bodies in each record, [n, P, ...]; None where there are no bodies."""
+    return np.array(rows, dtype=np.float64) if rows[0] else None

@@ -1,0 +1,144 @@
+"""The recorder for any simulator: fed by MuJoCo it records what MuJoCo's own does; a family not told is not there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_recorder.errors import HostError
+from safevla_recorder.recorder import EpisodeRecorder, SceneMap
+
+ROLES = {"table": "furniture", "box": "target", "left": "robot", "right": "robot"}
+SHAPES = {("table", 0): "table", ("box", 0): "box", ("hand", 1): "left", ("hand", 2): "right"}
+TABLE, BOX, LEFT, RIGHT = SHAPES
+UPRIGHT = (1.0, 0.0, 0.0, 0.0)
+HEADER = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": True, "dt": 0.02, "target_object": "box"}
+
+
+def scene(**changes):
+    return SceneMap(**{"shapes": SHAPES, "roles": ROLES, "substep_s": 0.01, "fingers": ((LEFT,), (RIGHT,)), **changes})
+
+
+def poses(height=0.0):
+    return {"box": ((0.0, 0.0, height), UPRIGHT)}
+
+
+def squeezed(changed=None, **families):
+    """Two control steps of two substeps: the box rests, then both fingers press it while it is off the table."""
+    recorder = EpisodeRecorder(scene(**changed or {}))
+    recorder.begin([(BOX, TABLE, 5.0), (LEFT, RIGHT, 1.0)], poses=poses(), **families)
+    for contacts in ([(TABLE, BOX, 6.0)], [(TABLE, BOX, 7.0), (LEFT, BOX, 2.0)]):
+        recorder.substep(contacts)
+    recorder.step([0.5], poses=poses(), **families)
+    for contacts in ([(LEFT, BOX, 3.0), (LEFT, BOX, 4.0)], [(BOX, TABLE, 8.0), (LEFT, BOX, 1.0), (BOX, RIGHT, 9.0)]):
+        recorder.substep(contacts)
+    recorder.step([1.0], poses=poses(0.1), **families)
+    return recorder
+
+
+def rows(recording):
+    names, listed = list(recording.roles), recording.contacts
+    pairs = zip(listed.record.tolist(), listed.a, listed.b, listed.force_n.tolist(), listed.impulse_ns.tolist())
+    return [(record, names[a], names[b], force, round(impulse, 9)) for record, a, b, force, impulse in pairs]
+
+
+def test_peaks_impulses_and_grip_follow_the_rules_of_static_contacts():
+    recording = squeezed().build_recording(HEADER)
+    assert rows(recording) == [
+        (1, "box", "left", 2.0, 0.02),
+        (2, "box", "left", 4.0, 0.08),
+        (2, "box", "right", 9.0, 0.09),
+        (2, "box", "table", 8.0, 0.08),  # it was apart for a substep
+    ]
+    assert recording.gripper_contact.tolist() == [False, False, True]
+    assert [list(recording.roles)[place] for place in recording.gripped[2:]] == ["box"]
+    assert recording.action.tolist() == [[0.5], [1.0]]
+    assert squeezed().dropped_pairs() == (("box", "table"), ("left", "right"))
+
+
+def test_what_is_not_told_is_not_recorded():
+    recording = squeezed({"fingers": None}).build_recording(HEADER)
+    absent = ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "sim_state", "gripper_contact", "gripped")
+    assert [name for name in absent if getattr(recording, name) is not None] == []
+    assert recording.channel("joint_torque_peak_nm") is None
+    recorder = EpisodeRecorder(scene(fingers=None))
+    recorder.begin(None, poses={}, eef=((0, 0, 0), None), state=[1.0])
+    recorder.substep()
+    recorder.step([0.0], poses={}, eef=((0, 0, 1), None), state=[2.0])
+    recording = recorder.build_recording(HEADER)
+    assert (recording.contacts, recording.body_pos_m, recording.eef_quat_wxyz) == (None, None, None)
+    assert recording.eef_pos_m.tolist() == [[0, 0, 0], [0, 0, 1]]
+    assert recorder.latest_record(HEADER).sim_state.tolist() == [[2.0]]
+    assert recorder.dropped_pairs() == ()
+
+
+def test_torques_are_sampled_at_the_last_substep_and_their_peaks_taken_over_all():
+    recorder = EpisodeRecorder(scene())
+    recorder.begin([], poses=poses(), torques_nm=[1.0, -2.0])
+    for torques in ([5.0, -9.0], [-6.0, 3.0]):
+        recorder.substep([], torques)
+    recorder.step([0.0], poses=poses())
+    recording = recorder.build_recording(HEADER)
+    assert recording.joint_torque_nm.tolist() == [[1.0, -2.0], [-6.0, 3.0]]
+    assert recording.channel("joint_torque_peak_nm").tolist() == [[1.0, 2.0], [6.0, 9.0]]
+
+
+def test_parts_of_one_fixture_never_count():
+    recorder = squeezed({"fixtures": [("box", "left")]})
+    assert {row[1:3] for row in rows(recorder.build_recording(HEADER))} == {("box", "right"), ("box", "table")}
+    assert ("box", "left") in recorder.dropped_pairs()
+
+
+def test_the_newest_record_is_the_last_of_the_whole():
+    recorder = squeezed(eef=((1, 2, 3), UPRIGHT), state=[4.0])
+    newest, whole = recorder.latest_record(HEADER), recorder.build_recording(HEADER)
+    assert rows(newest) == [(0, *row[1:]) for row in rows(whole) if row[0] == 2]
+    np.testing.assert_array_equal(newest.body_pos_m, whole.body_pos_m[-1:])
+    assert newest.gripped.tolist() == whole.gripped[-1:].tolist()
+
+
+def test_an_episode_can_begin_again():
+    recorder = squeezed()
+    recorder.begin([], poses=poses())
+    assert recorder.build_recording(HEADER).records == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"roles": {**ROLES, "box": "toy"}}, "box has the role 'toy'.*\n.*robot, target"),
+        ({"roles": {"table": "furniture"}}, "box has no role"),
+        ({"fixtures": [("box", "dor")]}, "dor has no role"),
+        ({"fingers": ((LEFT,), (("hand", 3),))}, r"the shape \('hand', 3\) is not"),
+    ],
+)
+def test_a_scene_that_cannot_be_is_an_error(change, problem):
+    with pytest.raises(HostError, match=problem):
+        scene(**change)
+
+
+def test_what_is_told_differently_later_is_an_error_that_names_it():
+    recorder = EpisodeRecorder(scene())
+    for call in (recorder.dropped_pairs, lambda: recorder.substep([]), lambda: recorder.step([0], poses={})):
+        with pytest.raises(HostError, match="no episode has begun"):
+            call()
+    with pytest.raises(HostError, match="cup has a pose and no role"):
+        recorder.begin([], poses={"cup": ((0, 0, 0), UPRIGHT)})
+    recorder.begin([], poses=poses(), state=[1.0])
+    with pytest.raises(HostError, match="no physics substep was recorded in control step 1"):
+        recorder.step([0.0], poses=poses(), state=[1.0])
+    with pytest.raises(HostError, match="a substep has no contacts, and record 0 has"):
+        recorder.substep()
+    with pytest.raises(HostError, match="a substep has torques, and record 0 has none"):
+        recorder.substep([], [1.0])
+    with pytest.raises(HostError, match="is not in the scene's `shapes`"):
+        recorder.substep([(BOX, "shelf", 1.0)])
+    recorder.substep([])
+    for wrong in (
+        {"poses": poses()},
+        {"poses": poses(), "state": [1.0, 2.0]},
+        {"poses": {"box": ((0, 0, 0), None)}, "state": [1.0]},
+        {"poses": poses(), "state": [1.0], "eef": ((0, 0, 0), UPRIGHT)},
+    ):
+        with pytest.raises(HostError, match="not as in record 0"):
+            recorder.step([0.0], **wrong)
