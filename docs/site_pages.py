@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import site_cards
+import site_gallery
 import site_reference
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -74,7 +75,7 @@ def write_demo_report(_: Sphinx) -> None:
 
 def write_reference(_: Sphinx) -> None:
     """Write the pages that are made from code, where they have changed, and remove those that no code has any more."""
-    made = {**site_reference.build_pages(), **site_cards.build_cards(), "gallery": site_cards.build_gallery()}
+    made = {**site_reference.build_pages(), **site_cards.build_cards(), "gallery": site_gallery.build_gallery()}
     pages = {DOCS / "reference" / f"{name}.md": text for name, text in made.items()}
     for path, text in pages.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Makes the pages of docs/reference from the code: commands, the Python API, the record, files, exit codes.
+"""Makes the pages of docs/reference from the code: commands, the Python API, the record, files, folders, exit codes.
 
 docs/reference_keys.toml says what each key of a file means.
 """
@@ -31,6 +31,7 @@ def build_pages() -> dict[str, str]:
         "api": api_page(),
         "record": record_page(),
         "files": files_page(),
+        "run-folder": run_folder_page(),
         "exit-codes": exit_code_page(),
     }
 
@@ -195,10 +196,9 @@ def _schema_type(value: Mapping[str, Any]) -> str:
 
 
 def files_page() -> str:
-    """Return the page of the TOML files and of the run folder."""
+    """Return the page of the TOML files."""
     from safevla_bench.policies.servers import dialects, entries
     from safevla_bench.protocols import EvaluationProtocol, Inference
-    from safevla_bench.runs.folder import EpisodeRow
     from safevla_bench.specs import file_formats as spec_files
     from safevla_bench.specs import loader as spec_loader
     from safevla_bench.tasks import file_formats as task_files
@@ -214,7 +214,6 @@ def files_page() -> str:
         "Protocols: `--protocol`": (EvaluationProtocol, Inference),
         "Dialects: `--policy-arg dialect=`": (dialects.DialectFile, dialects.RequestField, dialects.ReplyPart),
         "The paper's entries: `--entry`": (entries.PaperEntry,),
-        "The table of episodes: `episodes.parquet`": (EpisodeRow,),
     }  # fmt: skip
     parts = ["# Files and their keys", KEYS["introduction"]]
     for heading, structs in tables.items():
@@ -267,6 +266,38 @@ def _meaning(owner: str, key: str) -> str:
         UNEXPLAINED.add(f"{owner}.{key}")
         return "—"
     return meaning
+
+
+# The run folder
+
+
+def run_folder_page() -> str:
+    """Return the page of the run folder: its files, and the keys of each."""
+    from safevla_bench.runs.folder import EpisodeRow, Frame, Latency, PolicyGreeting
+    from safevla_bench.scores import EpisodeScore
+
+    known = KEYS["run_folder"]
+    parts = ["# The run folder", known["introduction"], "## Files"]
+    parts.append(table(("File", "Content"), [(f"`{name}`", text) for name, text in known["files"].items()]))
+    parts += [
+        "A folder of `safevla_recorder.loop.record` has `run.json` and `raw/` alone. There NNNNNN counts the episodes "
+        "in the order in which they ended, and the files stay.",
+        "## `run.json`",
+        _key_table("run_json"),
+        f"### `volatile`\n\n{known['volatile']}",
+        _key_table("run_json_volatile"),
+        "## `manifest.json`",
+        _key_table("manifest_json"),
+        "## `episodes.parquet`",
+        struct_table(EpisodeRow),
+    ]
+    for struct in (EpisodeScore, Frame, Latency, PolicyGreeting):
+        parts += [f"## {KEYS[struct.__name__]['title']}", struct_table(struct)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _key_table(name: str) -> str:
+    return table(("Key", "Meaning"), [(f"`{key}`", text) for key, text in KEYS[name].items()])
 
 
 # Exit codes

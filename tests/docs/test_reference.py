@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from types import ModuleType
 import click
 import pytest
 
-from safevla_bench.cli import safevla
+from safevla_bench.cli import run_command_line, safevla
+from safevla_bench.runs.parts import RAW
+from safevla_bench.runs.writer import LOCK
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +55,24 @@ def test_every_option_of_every_command_is_on_its_page(reference):
         for parameter in safevla.get_command(context, name).params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 assert parameter.opts[0] in pages[name]
+
+
+def test_the_page_of_the_run_folder_names_every_file_and_key_of_a_run(reference, tmp_path):
+    folder = tmp_path / "run"
+    arguments = ["--host", "fake", "--suite", "fake", "--tasks", "all", "--episodes", "1", "--policy", "scripted:hasty"]
+    run_command_line(["eval", *arguments, "--library", "paper-text", "--out", str(folder)])
+    run_command_line(["frames", str(folder), "--worst", "1", "--no-clips"])
+    known = reference.KEYS["run_folder"]["files"]
+    patterns = [re.sub("N+", r"\\d+", re.escape(name)).replace("EPISODE", "[a-z0-9-]+") for name in known]
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    assert [name for name in files if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []
+    assert len(files) > 8
+    assert {LOCK, f"{RAW}/NNNNNN.npz", f"{RAW}/NNNNNN.json"} <= set(known)
+
+    description = json.loads((folder / "run.json").read_bytes())
+    assert set(description) <= set(reference.KEYS["run_json"])
+    assert set(description["volatile"]) <= set(reference.KEYS["run_json_volatile"])
+    assert set(json.loads((folder / "manifest.json").read_bytes())) == set(reference.KEYS["manifest_json"])
 
 
 @pytest.mark.parametrize("text", ["a [b] *c* _d_ <e> | f", "plain"])
