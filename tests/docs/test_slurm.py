@@ -36,6 +36,7 @@ def submitted(request, tmp_path):
     return submit
 
 
+@pytest.mark.long
 def test_an_array_of_jobs_and_the_job_after_it_give_the_bytes_of_one_run(submitted, tmp_path):
     for number in ("2", "1", "1"):  # in any order, and once more as after a preemption
         submitted(SLURM_ARRAY_TASK_ID=number)

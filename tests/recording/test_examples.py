@@ -35,6 +35,7 @@ class Client:
         return {"actions": np.tile([0.1, 0.0, -0.1, 0.0, 0.0, 0.0, -1.0], (10, 1))}
 
 
+@pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):

@@ -85,7 +85,7 @@ def env():
     made.close()
 
 
-@pytest.mark.parametrize(("suite", "index"), [("libero-goal", 8), ("libero-10", 9)])
+@pytest.mark.parametrize(("suite", "index"), [("libero-goal", 8), pytest.param("libero-10", 9, marks=pytest.mark.long)])
 def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index):
     task, steps = task_of(suite, index), 45
     planned = plan_episodes([task], 2, ["fixed"], load_protocol(), max_steps=steps)[1]
@@ -150,6 +150,7 @@ def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp
     assert [row["init_state_index"] for row in rows(tmp_path / "run")] == [4, 9, None]
 
 
+@pytest.mark.long
 def test_an_episode_without_a_seed_can_be_shown_where_it_was_from_its_fixtures_and_states(tmp_path, env):
     """openpi and OpenVLA seed once: the record then holds where fixtures stand, which no state does."""
     with sb.record(env, policy="mine", out=tmp_path / "run"):

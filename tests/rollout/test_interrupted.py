@@ -46,7 +46,7 @@ def start(lethal):
     return started
 
 
-@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, start, times):
     run = tmp_path / "run"
     process = start("eval", *ASKED, "--workers", "2", "--out", str(run))

@@ -52,6 +52,7 @@ def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
     assert not np.array_equal(*poses)
 
 
+@pytest.mark.long
 def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):
     (none,), (ten,), (moved,) = (
         ran("openpi", wait_steps=0),
@@ -62,6 +63,7 @@ def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):
     assert moved.eef_pos_m.values[2] - ten.eef_pos_m.values[2] > 0.1
 
 
+@pytest.mark.long
 def test_gr00t_s_starts_are_drawn_anew_each_episode_and_repeat(ran):
     one, other = ran("gr00t", episodes=2)
     (again,) = ran("gr00t", episodes=1)

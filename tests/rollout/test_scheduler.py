@@ -174,7 +174,9 @@ def test_an_observer_sees_every_episode_that_workers_run_with_its_record(tmp_pat
     assert (rows[0].episode_id, 20) in seen.stepped_at
 
 
-@pytest.mark.parametrize("how", ["exit", "SIGSEGV", "SIGKILL"])
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.long) for how in ("exit", "SIGSEGV"))]
+)
 def test_an_episode_whose_worker_dies_is_run_again_and_nothing_is_lost_or_doubled(tmp_path, lethal, how):
     once = {"task": "task_0", "how": how, "once": str(tmp_path / "died")}
     rows = roll_out(replace(LETHAL, arguments=once), tmp_path / "died-once", running=ExecutionOptions(workers=2))

@@ -53,6 +53,7 @@ def proposed(path: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
     assert len(make_host("libero").tasks("libero-90")) == 90
     rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
