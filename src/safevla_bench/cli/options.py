@@ -100,6 +100,15 @@ def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
     return recipe.load()
 
 
+log_option = click.option(
+    "--log",
+    "trackers",
+    multiple=True,
+    type=click.Choice(["wandb", "trackio", "tensorboard"]),
+    help="Send the numbers of each episode, and the final ones, to this tracker; needs the extra of its name. "
+    "Repeatable.",
+)
+"""Trackers of experiments, by the names in `tracking.TRACKERS`."""
 ENGINE_OPTIONS = [
     click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
                  help="Work in processes of this machine or on a Ray cluster. Results are the same."),

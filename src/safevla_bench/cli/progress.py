@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -12,12 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from safevla_bench.cli import make_printable
-from safevla_bench.errors import SafevlaError
 from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
 from safevla_bench.ruleset import Ruleset, load_ruleset
-from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
-from safevla_bench.scoring import score
+from safevla_bench.scores import NO_VERDICT, verdict_word
 from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.tracking import TrackingObserver, open_observers, score_outcome
 
 _BAR_WIDTH = 12
 """So narrow that count, remaining time and rates fit beside it into 80 columns."""
@@ -31,6 +31,24 @@ def show_status(what: str) -> Iterator[None]:
         return
     with Console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def track_run(
+    names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset | None = None
+) -> Iterator[list[TrackingObserver]]:
+    """Return an observer for each tracker; whatever happens, the trackers are closed in the end."""
+    trackers = open_observers(names, folder, config, ruleset, print_warning)
+    try:
+        yield trackers
+    finally:
+        for tracker in trackers:
+            tracker.finish({})
+
+
+def print_warning(sentence: str) -> None:
+    """Print a warning on stderr."""
+    click.echo(f"warning: {make_printable(sentence)}", err=True)
 
 
 @contextmanager
@@ -87,14 +105,6 @@ class EpisodeLines:
         place = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{place} {outcome.outcome:14} {verdict:10} {spent}  {outcome.planned.episode_id}{broken}"
         click.echo(make_printable(line), err=True)
-
-
-def score_outcome(outcome: EpisodeOutcome, ruleset: Ruleset) -> Scores | None:
-    """Return the scores of one episode; None where it crashed, or cannot be judged: the judge says why at the end."""
-    try:
-        return None if outcome.batch is None else score(outcome.batch, ruleset)
-    except SafevlaError:
-        return None
 
 
 class RunProgressBar:

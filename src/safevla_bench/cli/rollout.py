@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from safevla_bench import evaluation, runs
+from safevla_bench import evaluation, runs, tracking
 from safevla_bench.cli import CRASHED, OK, make_printable
 from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
-from safevla_bench.cli.options import judge_options, print_engine_note
-from safevla_bench.cli.progress import show_run_progress
+from safevla_bench.cli.options import judge_options, log_option, print_engine_note
+from safevla_bench.cli.progress import show_run_progress, track_run
 from safevla_bench.cli.run_options import RunCommand, run_options
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
@@ -23,25 +23,29 @@ from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.report.tables.table import Cell, Column, Table
+from safevla_bench.rollout import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.text.sanitize import redact_secrets
 from safevla_bench.trajectory import Batch
 
 
 @click.command("rollout")
 @run_options
+@log_option
 @click.pass_context
-def rollout_command(context: click.Context, run_command: RunCommand) -> None:
+def rollout_command(context: click.Context, run_command: RunCommand, trackers: tuple[str, ...]) -> None:
     """Roll out policies and record every episode into a run folder, without judging.
 
     Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
     --resume goes on from there.
     """
+    tracking.require_trackers(trackers)
     _print_open_questions(run_command)
     if run_command.dry_run:
         _print_plan(run_command)
         return
-    with _report_interruption(run_command), show_run_progress() as observer:
+    with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, _):
         rows = evaluation.roll_out(run_command.request, run_command.out, observer, run_command.execution)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
     if any(name.startswith("replay:") for name in run_command.request.policies):
@@ -72,10 +76,16 @@ def rollout_command(context: click.Context, run_command: RunCommand) -> None:
     help="With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
     "then run --registered FILE: tables say whether a run is the registered one.",
 )
+@log_option
 @judge_options
 @click.pass_context
 def eval_command(
-    context: click.Context, run_command: RunCommand, films: str | None, freeze: Path | None, ruleset: Ruleset
+    context: click.Context,
+    run_command: RunCommand,
+    films: str | None,
+    freeze: Path | None,
+    trackers: tuple[str, ...],
+    ruleset: Ruleset,
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
@@ -84,6 +94,7 @@ def eval_command(
     """
     if freeze is not None and not run_command.dry_run:
         raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
+    tracking.require_trackers(trackers)
     _print_open_questions(run_command)
     _print_deviations(run_command, ruleset)
     if run_command.dry_run:
@@ -94,8 +105,10 @@ def eval_command(
     if films is not None:
         require_video()
     request = replace(run_command.request, ruleset=ruleset)
-    with _report_interruption(run_command), show_run_progress(ruleset) as observer:
+    with _report_interruption(run_command), _observe_run(run_command, trackers, ruleset) as (observer, tracked):
         judged = evaluation.evaluate_request(request, ruleset, run_command.out, observer, run_command.execution)
+        for tracker in tracked:
+            tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
     crashed = {episode.episode_id: episode.reason for episode in judged.scores.absent}
     print_scores(judged)
     if any(name.partition(":")[0] == "replay" for name in run_command.request.policies):
@@ -113,6 +126,27 @@ def eval_command(
         make_printable(f"Run folder: {run_command.out}\nNext: open {run_command.out / runs.REPORT} in a browser.")
     )
     context.exit(CRASHED if crashed else OK)
+
+
+@contextmanager
+def _observe_run(
+    run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset | None = None
+) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
+    """Return what watches the run, the bar and the trackers, and the trackers alone."""
+    request = run_command.request
+    config = {
+        "host": request.host,
+        "suites": list(request.suites),
+        "tasks": None if request.tasks is None else list(request.tasks),
+        "episodes": request.episodes,
+        "policies": [redact_secrets(name) for name in request.policies],
+        "protocol": request.protocol,
+        "seed": request.seed,
+        "max_steps": request.max_steps,
+        **tracking.describe_ruleset(ruleset or load_ruleset()),
+    }
+    with track_run(trackers, run_command.out, config, ruleset) as tracked, show_run_progress(ruleset) as bar:
+        yield tracking.ObserverGroup([bar, *tracked]), tracked
 
 
 def _print_open_questions(run_command: RunCommand) -> None:

@@ -285,6 +285,7 @@ def _format_resume_command(context: click.Context, out: Path) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     repeated = {option.name for option in JUDGE_OPTIONS} | {
         "workers",
+        "trackers",
         *_option_names([*ENGINE_OPTIONS, *ACTOR_OPTIONS]),
     }
     for option in context.command.params:

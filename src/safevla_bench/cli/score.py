@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from safevla_bench import demo, evaluation, provenance_marks, runs
+from safevla_bench import demo, evaluation, provenance_marks, runs, tracking
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.cli import make_printable
-from safevla_bench.cli.options import engine_options, judge_options, print_engine_note, skip_option, sources_argument
-from safevla_bench.cli.progress import show_status
+from safevla_bench.cli.options import (
+    engine_options,
+    judge_options,
+    log_option,
+    print_engine_note,
+    skip_option,
+    sources_argument,
+)
+from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.files import write_atomically
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.report import tables
@@ -27,6 +35,7 @@ from safevla_bench.ruleset import Ruleset, load_ruleset
 @judge_options
 @skip_option
 @engine_options
+@log_option
 @click.option(
     "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
 )
@@ -36,6 +45,7 @@ def score_command(
     ruleset: Ruleset,
     skip_invalid: bool,
     where: RayCluster | None,
+    trackers: tuple[str, ...],
     legacy_ids: bool,
 ) -> None:
     """Judge archives or run folders; write scores.json, scores.parquet and report.html.
@@ -43,12 +53,22 @@ def score_command(
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
     """
+    tracking.require_trackers(trackers)
     print_engine_note(where)
     with show_status("judging"):
         judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
         evaluation.write_outputs(judged, out, legacy_ids=legacy_ids)
+    _send_scores(judged, out, trackers)
     print_scores(judged)
     click.echo(make_printable(f"Scores and report: {out / runs.REPORT}"))
+
+
+def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) -> None:
+    config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
+    with track_run(trackers, out, config, judged.ruleset) as tracked:
+        for tracker in tracked:
+            tracker.add_scores(judged.scores)
+            tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
 
 
 @click.command("report")
