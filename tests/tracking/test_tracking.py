@@ -79,12 +79,32 @@ def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):
 @pytest.mark.parametrize("command", ["rollout", "eval"])
 def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeypatch, command):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    run = [command, "--host", "fake", "--suite", "fake", "--policy", "noop", "--log", "wandb", "--out", tmp_path / "run"]
+    run = [
+        command,
+        "--host",
+        "fake",
+        "--suite",
+        "fake",
+        "--policy",
+        "noop",
+        "--log",
+        "wandb",
+        "--out",
+        tmp_path / "run",
+    ]
     code, _, err = safevla(*run)
     assert code == 2
     assert "--log wandb needs wandb, which is not installed" in err
     assert "pip install" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_former_runs_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "trackio").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    if "trackio" not in sys.modules:
+        with pytest.raises(RunError, match="not installed"):
+            tracking.require_trackers(["trackio"])
 
 
 def test_a_tracker_that_cannot_begin_is_an_error_before_the_run(safevla, tmp_path, monkeypatch):
@@ -149,7 +169,7 @@ def test_a_broken_off_run_closes_its_trackers(tmp_path):
 
 def fake_package(monkeypatch, name, **members):
     package = ModuleType(name)
-    package.__spec__ = SimpleNamespace(name=name)
+    package.__spec__ = SimpleNamespace(name=name, origin=f"{name}.py")
     for member, value in members.items():
         setattr(package, member, value)
     monkeypatch.setitem(sys.modules, name, package)

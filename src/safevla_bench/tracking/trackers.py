@@ -115,7 +115,8 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
 def require_trackers(names: Sequence[str]) -> None:
     """Raise `RunError` for the first tracker whose package is not installed."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder `wandb` of former runs looks like a package without files
             raise RunError(f"--log {name} needs {name}, which is not installed", remedy=install_command(name))
 
 
