@@ -28,7 +28,7 @@ help: ## list the targets
 .PHONY: demo
 demo: check $(VENV)/.libero-stamp ## roll out two built-in policies on real LIBERO, judge them, write a report
 	@rm -rf runs/demo
-	$(BIN)/safevla eval --host libero --suite libero-object --suite libero-spatial --tasks 0,2,4 --episodes 2 \
+	$(BIN)/safevla eval --host libero --suite libero-object --suite libero-spatial --task 0,2,4 --episodes 2 \
 	    --policy scripted:careful --policy scripted:hasty --out runs/demo
 
 .PHONY: robocasa

@@ -26,10 +26,10 @@ ONE_CORE = {"LP_NUM_THREADS": "0", "OMP_NUM_THREADS": "1"}
 TASKS = {"libero-spatial": (0, 7), "libero-object": (0, 5), "libero-goal": (0, 9), "libero-10": (2, 9)}
 CAMERAS, SIDE, STEPS, LOOKS = ("agentview", "robot0_eye_in_hand"), 256, 40, 5
 CHECKS = (
-    ("libero-object", ("--tasks", "0,1", "--episodes", "3", "--policy", "noop")),
-    ("libero-goal", ("--tasks", "0,9", "--episodes", "4", "--policy", "noop", "--workers", "2")),
-    ("libero-spatial", ("--tasks", "0", "--episodes", "2", "--replan", "5")),
-    ("libero-10", ("--tasks", "2", "--episodes", "2", "--replan", "50")),
+    ("libero-object", ("--task", "0,1", "--episodes", "3", "--policy", "noop")),
+    ("libero-goal", ("--task", "0,9", "--episodes", "4", "--policy", "noop", "--workers", "2")),
+    ("libero-spatial", ("--task", "0", "--episodes", "2", "--replan", "5")),
+    ("libero-10", ("--task", "2", "--episodes", "2", "--replan", "50")),
 )
 """Suites and the rest of a command; `--replan` stands for an openpi server's policy."""
 
@@ -73,7 +73,7 @@ def measure_task(suite: str, index: int, cameras: tuple[str, ...], clock: Clock)
 def measure_start(clock_children: Clock, task: dict[str, float]) -> float:
     """Return the seconds of a command beside its episode: imports, and judging it."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = ("--tasks", "0", "--episodes", "1", "--policy", "noop", "--max-steps", "1", "--out", f"{folder}/run")
+        asked = ("--task", "0", "--episodes", "1", "--policy", "noop", "--max-steps", "1", "--out", f"{folder}/run")
         start = clock_children()
         run_command("libero-object", asked)
         return clock_children() - start - task["make_s"] - task["reset_s"] - 11 * task["step_s"]

@@ -16,6 +16,9 @@ from typing import Any
 import click
 import msgspec
 
+from safevla_bench.cli import GROUPS, safevla
+from safevla_bench.cli.sections import Command
+
 DOCS = Path(__file__).parent
 UNEXPLAINED: set[str] = set()
 """Keys of files that docs/reference_keys.toml does not explain; a test holds that there are none."""
@@ -40,14 +43,12 @@ def build_pages() -> dict[str, str]:
 
 
 def command_pages() -> dict[str, str]:
-    """Return one page for each command of `safevla`, subcommands on the page of their group."""
+    """Return one page for each command of `safevla`."""
     group, context = _command_line()
     return {name: _command_page(command, name, context) for name, command in _visible(group, context)}
 
 
 def _command_line() -> tuple[click.Group, click.Context]:
-    from safevla_bench.cli import safevla
-
     return safevla, click.Context(safevla, info_name="safevla")
 
 
@@ -61,11 +62,18 @@ def _visible(group: click.Group, context: click.Context) -> Iterator[tuple[str, 
 def _command_index() -> str:
     group, context = _command_line()
     names = [(name, command.get_short_help_str(200)) for name, command in _visible(group, context)]
-    rows = [f"| [`safevla {name}`](commands/{name}.md) | {escape_markdown(line)} |" for name, line in names]
+    lines = dict(names)
+    tables = [
+        f"## {heading}\n\n| Command | |\n|---|---|\n"
+        + "\n".join(f"| [`safevla {name}`](commands/{name}.md) | {escape_markdown(lines[name])} |" for name in commands)
+        for heading, commands in GROUPS.items()
+    ]
     tree = "\n".join(f"commands/{name}" for name, _ in names)
     return "\n".join(
-        ["# Commands", "", _help_markdown(group.help or ""), "", "| Command | |", "|---|---|", *rows, "",
-         "Every command prints this with `--help`. What a command's exit code means: [exit codes](exit-codes.md).", "",
+        ["# Commands", "", _help_markdown(group.help or ""), "",
+         "Every command prints this with `--help`. What a command's exit code means: [exit codes](exit-codes.md). "
+         "The Tab key completes commands and options: [running](../running.md#completion-in-the-shell).", "",
+         "\n\n".join(tables), "",
          f"```{{toctree}}\n:hidden:\n\n{tree}\n```", ""]
     )  # fmt: skip
 
@@ -74,13 +82,12 @@ def _command_page(command: click.Command, name: str, parent: click.Context, dept
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     parts = [f"{'#' * depth} {context.command_path}", f"```text\n{usage}\n```", _help_markdown(command.help or "")]
-    options = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
-    if options:
-        parts.append("\n\n".join(f"`{names}`\n: {escape_markdown(text) or '—'}" for names, text in options))
+    assert isinstance(command, Command)
+    for heading, options in command.option_sections(context).items():
+        listed = "\n\n".join(f"`{names}`\n: {escape_markdown(text) or '—'}" for names, text in options)
+        parts.append(f"{'#' * (depth + 1)} {heading}\n\n{listed}")
     if command.epilog:
         parts.append(_help_markdown(command.epilog))
-    if isinstance(command, click.Group):
-        parts += [_command_page(inner, name, context, depth + 1) for name, inner in _visible(command, context)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -150,8 +157,8 @@ def record_page() -> str:
     schema = sb.record_schema()
     parts = [
         "# The record",
-        "One episode is one JSON object: in `.jsonl` one per line. `safevla schema` prints this as JSON Schema, "
-        "`safevla validate` checks files against it. Archives in Parquet and raw "
+        "One episode is one JSON object: in `.jsonl` one per line. `safevla validate --schema` prints this as JSON "
+        "Schema, `safevla validate` checks files against it. Archives in Parquet and raw "
         "episodes in `.npz` hold the same fields.",
     ]
     for name, text in (("Trajectory", "An episode"), ("Step", "A step"), ("Contact", "A contact")):

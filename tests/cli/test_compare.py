@@ -212,17 +212,17 @@ def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
 
 
 def test_samplesize_shows_ways_to_see_a_difference(safevla):
-    code, out, _ = safevla("samplesize", "--detect", "5")
+    code, out, _ = safevla("compare", "--plan", "5")
     assert code == 0
     for part in ("To tell 80 % from 75 %", "independent episodes", "paired, outcomes unrelated", "1094", "Wilson"):
         assert part in out
-    alone = json.loads(safevla("samplesize", "--detect", "5", "--discordant", "0.1", "--format", "json")[1])
+    alone = json.loads(safevla("compare", "--plan", "5", "--discordant", "0.1", "--format", "json")[1])
     assert [one["name"] for one in alone["designs"]] == ["paired, as given"]
 
 
-@pytest.mark.parametrize("arguments", [["--detect", "0"], ["--detect", "60", "--baseline", "0.5"], []])
+@pytest.mark.parametrize("arguments", [["--plan", "0"], ["--plan", "60", "--baseline", "0.5"], []])
 def test_samplesize_refuses_what_cannot_be(safevla, arguments):
-    assert safevla("samplesize", *arguments)[0] == 2
+    assert safevla("compare", *arguments)[0] == 2
 
 
 # Gates

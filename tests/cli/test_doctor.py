@@ -65,7 +65,7 @@ def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla)
     with websockets(openpi(lambda request, number: reply)) as peer:
         code, out, _ = safevla("doctor", "--server", peer.url)
         (command,) = [line.partition("eval: safevla ")[2] for line in out.splitlines() if "eval: safevla" in line]
-        planned = safevla(*command.split()[:-2], "--tasks", "0", "--dry-run")
+        planned = safevla(*command.split()[:-2], "--task", "0", "--dry-run")
     assert code == OK
     assert "           'prompt' str\n" in out
     assert out.endswith("\nAll is well. Next: the command after eval\n")

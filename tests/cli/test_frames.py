@@ -40,7 +40,7 @@ def made(tmp_path_factory):
     from safevla_bench import cli
 
     folder = tmp_path_factory.mktemp("frames")
-    run = ["rollout", "--host", "fake", "--suite", "fake", "--tasks", "0,1,2", "--policy", "scripted:hasty"]
+    run = ["rollout", "--host", "fake", "--suite", "fake", "--task", "0,1,2", "--policy", "scripted:hasty"]
     cli.run_command_line([*run, "--max-steps", "60", "--out", str(folder / "run")])
     (folder / "tight.toml").write_text(TIGHT)
     return folder
@@ -147,7 +147,7 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
 
 def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tmp_path):
     out = tmp_path / "run"
-    run = ["eval", "--host", "fake", "--suite", "fake", "--tasks", 0, "--policy", "noop", "--max-steps", 4]
+    run = ["eval", "--host", "fake", "--suite", "fake", "--task", 0, "--policy", "noop", "--max-steps", 4]
     code, said, _ = safevla(*run, "--out", out, "--video", "all")
     assert code == 0
     assert "Films: 1" in said

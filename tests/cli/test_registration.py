@@ -9,7 +9,7 @@ PLAN = (
     "fake",
     "--suite",
     "fake",
-    "--tasks",
+    "--task",
     "0",
     "--episodes",
     "2",

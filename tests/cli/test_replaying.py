@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--episodes", 2, "--max-steps", 8]
+FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 2, "--max-steps", 8]
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def test_a_replay_prints_what_was_played_and_how_far_it_went(safevla, tmp_path, 
 
 
 def test_a_recording_that_does_not_fit_is_a_mistake_and_leaves_no_folder(safevla, tmp_path, recorded):
-    asked = ["--host", "fake", "--suite", "fake", "--tasks", "1", "--policy", f"replay:{recorded}"]
+    asked = ["--host", "fake", "--suite", "fake", "--task", "1", "--policy", f"replay:{recorded}"]
     code, _, err = safevla("eval", *asked, "--out", tmp_path / "again")
     assert (code, (tmp_path / "again").exists()) == (2, False)
     assert "The recording holds fake/task_0." in err
 
 
 def test_a_dry_run_of_a_replay_plans_its_recorded_length(safevla, recorded):
-    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--episodes", 2, "--policy", f"replay:{recorded}"]
+    asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 2, "--policy", f"replay:{recorded}"]
     code, out, _ = safevla("rollout", *asked, "--dry-run")
     assert code == 0
     assert "2 episodes, at most 16 steps" in out
@@ -51,16 +51,20 @@ def test_stopped_episodes_are_counted_and_a_run_goes_on_by_the_same_rule(safevla
     assert "stop_on_violation.library" in err
 
 
-def test_import_prints_rates_and_what_was_not_recorded(safevla, tmp_path):
+def test_results_of_others_are_printed_as_rates_and_what_was_not_recorded(safevla, tmp_path):
     tasks = [{"task_group": "libero_goal", "task_id": 3, "metrics": {"successes": [True, False]}}]
     file = tmp_path / "eval_info.json"
     file.write_text(json.dumps({"per_task": tasks}))
-    code, out, _ = safevla("import", file)
+    code, out, _ = safevla("score", file)
     assert code == 0
     assert "50.0" in out
     assert "not recorded" in out
-    (table,) = json.loads(safevla("import", file, "--format", "json")[1])
+    (table,) = json.loads(safevla("score", file, "--format", "json")[1])
     assert [cell["value"] for cell in table["rows"][0][-3:]] == [None, None, None]
     code, _, err = safevla("score", file, "--out", tmp_path / "scored")
     assert code == 2
-    assert f"safevla import {file}" in err
+    assert "nothing to judge" in err
+    for command in (("episodes", file), ("convert", file, tmp_path / "a.parquet"), ("tables", file)):
+        code, _, err = safevla(*command)
+        assert code == 2
+        assert "`safevla score` prints its success rates" in err

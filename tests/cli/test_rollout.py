@@ -27,7 +27,7 @@ def unfinished(safevla, tmp_path, monkeypatch):
             yield outcome
 
     monkeypatch.setattr(rollout, "run_serially", two)
-    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
+    asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
     printed = safevla("eval", *asked, "--out", tmp_path / "run")
     monkeypatch.undo()
     return printed
@@ -41,7 +41,7 @@ def test_an_interrupted_run_says_what_is_done_and_the_command_that_continues_it(
     assert "2 of 4 episodes are done and kept" in err
     assert command in err
     assert safevla(*command.split()[1:])[0] == 0
-    again = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
+    again = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
     assert safevla("eval", *again, "--workers", 2, "--out", tmp_path / "whole")[0] == 0
     assert contents(run) == contents(tmp_path / "whole")
 
@@ -51,7 +51,7 @@ def test_what_is_done_can_be_scored_and_is_said_to_be_incomplete(safevla, tmp_pa
     assert code == 0
     assert "An interrupted run is among these" in out
     assert json.loads((tmp_path / "scored" / "scores.json").read_text())["aggregate"]["n"] == 2
-    assert safevla("report", tmp_path / "run", "--out", tmp_path / "page.html")[0] == 0
+    assert safevla("score", tmp_path / "run", "--report", tmp_path / "page.html")[0] == 0
 
 
 def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_command(safevla, tmp_path, unfinished):
@@ -66,7 +66,7 @@ def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_co
     ("other", "named"),
     [
         (["--seed", 1], "seed: the run has 0, asked is 1"),
-        (["--tasks", "0"], "tasks"),
+        (["--task", "0"], "tasks"),
         (["--episodes", 3], "episodes: the run has 2, asked is 3"),
         (["--policy", "noop"], "policies[0].policy"),
         (["--max-steps", 5], "max_steps: the run has 6, asked is 5"),
@@ -93,14 +93,14 @@ def test_resuming_where_there_is_no_run_needs_the_whole_request_and_begins_it(sa
     assert code == 2
     assert "there is no run to resume" in err
     assert not (tmp_path / "run").exists()
-    asked = [*FAKE, "--tasks", "0", "--policy", "noop", "--out", tmp_path / "run"]
+    asked = [*FAKE, "--task", "0", "--policy", "noop", "--out", tmp_path / "run"]
     assert safevla("rollout", "--resume", *asked)[0] == 0
     assert safevla("rollout", "--resume", *asked)[0] == 0  # nothing is left to do
 
 
 def test_a_crashed_episode_stays_crashed_unless_it_is_to_be_retried(safevla, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    asked = [*FAKE, "--tasks", "0,2", "--policy", "noop", "--out"]
+    asked = [*FAKE, "--task", "0,2", "--policy", "noop", "--out"]
     assert safevla("eval", *asked, run)[0] == 4
     assert safevla("eval", "--resume", "--out", run)[0] == 4
     monkeypatch.setattr("safevla_bench.hosts.fake.host.CRASH_AFTER", -1)
@@ -149,7 +149,7 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
     given = ["speed=1", "scripted:careful:speed=2", "a:url=ws://host:80/x=y"]
     asked = [word for one in given for word in ("--policy-arg", one)]
     named = ["--policy", "a", "--policy", "scripted:careful"]
-    assert safevla("rollout", *FAKE, "--tasks", "0", *named, *asked, "--out", tmp_path / "run")[0] == 0
+    assert safevla("rollout", *FAKE, "--task", "0", *named, *asked, "--out", tmp_path / "run")[0] == 0
     assert made == {"a": {"speed": "1", "url": "ws://host:80/x=y"}, "scripted:careful": {"speed": "2"}}
     held = json.loads((tmp_path / "run" / "run.json").read_text())
     assert {one["policy"]: one["arguments"] for one in held["policies"]} == made
@@ -175,7 +175,7 @@ def test_an_argument_for_nobody_is_refused(safevla, tmp_path, given, named):
 
 
 def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(safevla, tmp_path):
-    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random"]
+    asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random"]
     for number in (1, 2):
         shard = tmp_path / f"shard-{number}"
         assert safevla("rollout", *asked, "--shard", f"{number}/2", "--out", shard)[0] == 0
@@ -189,7 +189,7 @@ def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(saf
 
 
 def test_a_shard_is_resumed_as_no_other_piece(safevla, tmp_path):
-    asked = [*FAKE, "--tasks", "0,1", "--policy", "random", "--out", tmp_path / "run"]
+    asked = [*FAKE, "--task", "0,1", "--policy", "random", "--out", tmp_path / "run"]
     assert safevla("rollout", *asked, "--shard", "1/2")[0] == 0
     code, _, err = safevla("rollout", *asked, "--resume", "--shard", "2/2")
     assert code == 2
@@ -197,7 +197,7 @@ def test_a_shard_is_resumed_as_no_other_piece(safevla, tmp_path):
 
 
 def test_a_plan_of_a_shard_shows_its_episodes_only(safevla):
-    asked = [*FAKE, "--tasks", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
+    asked = [*FAKE, "--task", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
     code, out, _ = safevla("eval", *asked, "--shard", "2/2")
     assert code == 0
     assert "3 episodes, at most 18 steps" in out
@@ -207,7 +207,7 @@ def test_a_plan_of_a_shard_shows_its_episodes_only(safevla):
 
 def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_TASKS", (*host._TASKS, ("new", "do something new")))
-    new = ["--host", "fake", "--suite", "fake", "--tasks", "3", "--policy", "noop", "--max-steps", "6"]
+    new = ["--host", "fake", "--suite", "fake", "--task", "3", "--policy", "noop", "--max-steps", "6"]
     code, _, err = safevla("eval", *new, "--out", tmp_path / "run")
     assert code == 2
     assert "task_3" in err
@@ -217,7 +217,7 @@ def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
 
 
 def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
-    asked = [*FAKE, "--tasks", "0,1", "--episodes", 2, "--policy", "random"]
+    asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random"]
     for form in ("jsonl", "parquet"):
         assert safevla("eval", *asked, "--archive", form, "--out", tmp_path / form)[0] == 0
     assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
@@ -231,7 +231,7 @@ def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
 
 
 def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_path):
-    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0,1", "--episodes", 3, "--policy", "noop"]
+    asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", 3, "--policy", "noop"]
     code, out, _ = safevla("eval", *asked, "--workers", 4, "--dry-run", "--out", tmp_path / "run")
     assert code == 0
     assert "6 episodes, at most 240 steps; nothing has been run or written" in out
@@ -252,7 +252,7 @@ def test_the_time_to_expect_stands_before_its_bounds():
 def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
-    asked = [*FAKE, "--tasks", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
+    asked = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
     code, _, err = safevla(command, *asked)
     assert code == 0
     assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err

@@ -18,7 +18,7 @@ from safevla_bench.text.sanitize import is_secret_name, redact_secrets
 from stub_servers import Gr00tServer, chunk, openpi, vla_eval, websockets
 
 SECRET = "pl4nted-s3cret"
-FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "3"]
+FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "3"]
 QUICK = [f"--policy-arg={one}" for one in ("cameras=agentview,none", "connect_timeout_s=0.3", "timeout_s=5")]
 WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
 LOOKS = """
@@ -139,7 +139,7 @@ def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, 
         assert everything("eval", *FAKE, *both, "--workers", "2", "--out", run) == 0
         assert peer.headers == [f"Api-Key {SECRET}"]
     assert list(tmp_path.glob("title-*"))
-    for words in (["score", run, "--out", run], ["episodes", run], ["report", run, "--out", tmp_path / "page"]):
+    for words in (["score", run, "--out", run], ["episodes", run], ["score", run, "--report", tmp_path / "page"]):
         assert everything(*words) == 0
     assert everything("verify", run) in (0, 1)
 

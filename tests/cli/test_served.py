@@ -8,7 +8,7 @@ from safevla_bench import runs
 from safevla_bench.policies.servers.codecs import OPENPI
 from stub_servers import chunk, openpi, websockets
 
-FAKE = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--episodes", "3"]
+FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]
 ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]
 PATIENT = [word for one in ARGUMENTS for word in ("--policy-arg", one)]
 QUICK = ["--policy-arg", "cameras=agentview,none", "--policy-arg", "connect_timeout_s=0.2"]

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def run(safevla, tmp_path):
     """A judged run of the fake host."""
-    options = ("--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "8", "--policy", "noop")
+    options = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "8", "--policy", "noop")
     assert safevla("eval", *options, "--out", tmp_path / "run")[0] == 0
     return tmp_path / "run"
 
@@ -75,7 +75,7 @@ def test_an_option_of_judging_overrides_what_is_remembered_and_default_forgets_i
 
 def test_runs_that_were_judged_by_different_rules_are_not_mixed_in_silence(safevla, run, tmp_path):
     safevla("score", run, "--set", "joint_torque=1.5", "--out", run)
-    options = ("--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "8", "--policy", "random")
+    options = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "8", "--policy", "random")
     safevla("eval", *options, "--out", tmp_path / "other")
     code, _, err = safevla("episodes", run, tmp_path / "other")
     assert code == 2

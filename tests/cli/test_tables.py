@@ -156,7 +156,7 @@ def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
 
 
 def test_an_ordinary_report_has_no_such_mark(safevla, archive, tmp_path):
-    safevla("report", archive, "--out", tmp_path / "r.html")
+    safevla("score", archive, "--report", tmp_path / "r.html")
     assert "Applicability off" not in (tmp_path / "r.html").read_text()
 
 

@@ -1,4 +1,4 @@
-"""`safevla tags propose`: a file that --registry reads, without a simulator."""
+"""`safevla tasks --propose`: a file that --registry reads, without a simulator."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def folder(tmp_path):
 
 
 def test_a_proposal_is_a_registry_file_that_tasks_lists(safevla, folder, tmp_path):
-    code, out, err = safevla("tags", "propose", "--bddl", folder)
+    code, out, err = safevla("tasks", "--propose", folder)
     assert code == 0
     assert "2 tasks" in err
     assert "--registry" in err
     (tmp_path / "tags.toml").write_text(out)
-    code, out, _ = safevla("tasks", "--benchmark", "kitchen", "--registry", tmp_path / "tags.toml", "--format", "json")
+    code, out, _ = safevla("tasks", "--suite", "kitchen", "--registry", tmp_path / "tags.toml", "--format", "json")
     assert code == 0
     assert [(row["task_id"], row["template"]) for row in json.loads(out)] == [("a", "pnp-basic"), ("b", "pnp-basic")]
     assert "held_object_tilt_world_15deg" in json.loads(out)[0]["active_specs"]
 
 
 def test_json_holds_reasons_and_questions(safevla, folder):
-    code, out, _ = safevla("tags", "propose", "--bddl", folder / "a.bddl", "--format", "json")
+    code, out, _ = safevla("tasks", "--propose", folder / "a.bddl", "--format", "json")
     (row,) = json.loads(out)
     assert code == 0
     assert row["reasons"] == ["(on mug_1 plate_1): an object set down on something"]
@@ -43,7 +43,7 @@ def test_json_holds_reasons_and_questions(safevla, folder):
 @pytest.mark.parametrize("path", ["none.bddl", "kitchen"])
 def test_what_is_no_task_file_is_an_error_that_names_it(safevla, tmp_path, path):
     (tmp_path / "kitchen").mkdir()
-    code, out, err = safevla("tags", "propose", "--bddl", tmp_path / path)
+    code, out, err = safevla("tasks", "--propose", tmp_path / path)
     assert (code, out) == (2, "")
     assert path in err
     assert "Name a" in err

@@ -59,7 +59,7 @@ def test_every_option_of_every_command_is_on_its_page(reference):
 
 def test_the_page_of_the_run_folder_names_every_file_and_key_of_a_run(reference, tmp_path):
     folder = tmp_path / "run"
-    arguments = ["--host", "fake", "--suite", "fake", "--tasks", "all", "--episodes", "1", "--policy", "scripted:hasty"]
+    arguments = ["--host", "fake", "--suite", "fake", "--task", "all", "--episodes", "1", "--policy", "scripted:hasty"]
     run_command_line(["eval", *arguments, "--library", "paper-text", "--out", str(folder)])
     run_command_line(["frames", str(folder), "--worst", "1", "--no-clips"])
     known = reference.KEYS["run_folder"]["files"]

@@ -106,7 +106,7 @@ def test_places_of_fixtures_differ_from_reset_to_reset():
 def test_import_takes_the_harness_s_folder(capsys):
     from safevla_bench import cli
 
-    assert cli.run_command_line(["import", str(FOLDER)]) == 0
+    assert cli.run_command_line(["score", str(FOLDER)]) == 0
     said = capsys.readouterr().out
     assert "libero" in said.lower()
     assert "--policy replay:" in said

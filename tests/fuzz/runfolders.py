@@ -23,7 +23,7 @@ from safevla_bench.ruleset import load_ruleset
 
 COMMANDS = (
     ("score", "RUN", "--out", "OUT"),
-    ("report", "RUN", "--out", "OUT.html"),
+    ("score", "RUN", "--report", "OUT.html"),
     ("verify", "RUN"),
     ("tables", "RUN", "--format", "json", "--out", "OUT.json"),
     ("episodes", "RUN"),

@@ -118,7 +118,7 @@ class Cell:
             )
 
     def words(self) -> list[str]:
-        asked = ["rollout", "--host", self.request.host, "--suite", "fake", "--tasks", "0,1", "--episodes", "3"]
+        asked = ["rollout", "--host", self.request.host, "--suite", "fake", "--task", "0,1", "--episodes", "3"]
         asked += ["--max-steps", str(self.request.max_steps), "--policy", self.request.policies[0]]
         asked += [f"--policy-arg={name}={value}" for name, value in self.request.arguments.items()]
         return [*asked, "--workers", str(self.running.workers), "--out", str(self.run)]

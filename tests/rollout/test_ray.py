@@ -366,7 +366,7 @@ def command(*words: str) -> subprocess.Popen[str]:
 
 def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_actor_dies(tmp_path, held):
     (tmp_path / "go").touch()
-    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--max-steps", "6", "--policy", "held"]
+    asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--policy", "held"]
     asked += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]
     run = tmp_path / "run"
     process = command("rollout", *asked, "--out", str(run))
@@ -384,7 +384,7 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
 
 def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
     (tmp_path / "held").mkdir()
-    asked = ["--host", "fake", "--suite", "fake", "--tasks", "0,1", "--max-steps", "6", "--policy", "noop"]
+    asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
     asked += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
     here = ["--engine", "ray", "--address", nodes.address, "--actor-cpus", "0.5", "--workers", "1"]
     process = command("rollout", *asked, *here, "--out", str(tmp_path / "run"))

@@ -163,7 +163,7 @@ def damaged(run, part, kind):
 @pytest.mark.parametrize("kind", ["cut", "missing", "two members"])
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
     lost = damaged(run, part, kind)
-    with pytest.raises(CollectedError, match="--salvage") as raised:
+    with pytest.raises(CollectedError, match="--skip-invalid") as raised:
         evaluation.judge([run], load_ruleset())
     assert str(part) in str(raised.value)
     gone = [one.place.episode for one in raised.value.errors if one.place.episode]
@@ -229,10 +229,10 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
     flip(part, inside(part, 1, "content"))
     code, _, err = safevla("score", run, "--out", tmp_path / "scores")
     assert code == 2
-    assert "--salvage" in err
+    assert "--skip-invalid" in err
     assert "Traceback" not in err
     assert not (tmp_path / "scores").exists()
-    code, out, _ = safevla("score", run, "--out", run, "--salvage")
+    code, out, _ = safevla("score", run, "--out", run, "--skip-invalid")
     assert code == 0
     assert "1 episode lost in damaged files" in out
     held = json.loads((run / "scores.json").read_text())
@@ -240,11 +240,11 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
     page = (run / "report.html").read_text().replace("<wbr>", "")
     assert ids(1)[0] in page
     assert "1 episode lost" in page
-    code, out, _ = safevla("tables", run, "--salvage", "--which", "main")
+    code, out, _ = safevla("tables", run, "--skip-invalid", "--which", "main")
     assert "1 episode lost in damaged files." in out
-    code, out, _ = safevla("gate", run, "--salvage", "--min-safety", "0")
+    code, out, _ = safevla("gate", run, "--skip-invalid", "--min-safety", "0")
     assert code == 3
-    code, out, _ = safevla("convert", run, tmp_path / "out.jsonl", "--salvage")
+    code, out, _ = safevla("convert", run, tmp_path / "out.jsonl", "--skip-invalid")
     assert "1 episode lost in damaged files" in out
     code, out, _ = safevla("validate", run)
     assert (code, "1 lost" in out) == (2, True)
@@ -252,7 +252,7 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
 
 def test_the_scores_of_a_salvaged_run_can_be_verified(safevla, run, part):
     flip(part, inside(part, 1, "content"))
-    safevla("score", run, "--out", run, "--salvage")
+    safevla("score", run, "--out", run, "--skip-invalid")
     found = {one.check: one.verdict for one in verify.verify_run(run).findings}
     assert found["archive parts"] == "differs"
     assert found["scores.json"] == "agrees"
@@ -267,17 +267,19 @@ def test_damage_that_came_after_the_judgement_is_found(safevla, run, part):
 
 def test_a_comparison_leaves_out_the_pair_that_was_lost_and_says_so(safevla, run, part, made):
     flip(part, inside(part, 1, "content"))
-    code, out, err = safevla("compare", run, made["jsonl"], "--salvage")
+    code, out, err = safevla("compare", run, made["jsonl"], "--skip-invalid")
     assert code == 0, err
     assert "1 pair was left out: one side crashed, was stopped, or lost its record there" in " ".join(out.split())
     assert "1 episode lost in damaged files" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("command", [("episodes",), ("sensitivity",), ("stl", "G[0,T](max_contact_force < 9)")])
+@pytest.mark.parametrize(
+    "command", [("episodes",), ("sensitivity",), ("show", "--formula", "G[0,T](max_contact_force < 9)")]
+)
 def test_every_listing_says_what_it_lacks(safevla, run, part, command):
     flip(part, inside(part, 1, "content"))
     name, *formula = command
-    code, out, err = safevla(name, *formula, run, "--salvage")
+    code, out, err = safevla(name, *formula, run, "--skip-invalid")
     assert code == 0, err
     assert "1 episode lost in damaged files" in out
 
@@ -310,7 +312,7 @@ def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monk
     run = unfinished(made, tmp_path, monkeypatch)
     held = run / "raw" / "000001.npz"
     flip(held, held.stat().st_size // 2)
-    with pytest.raises(CollectedError, match="--salvage"):
+    with pytest.raises(CollectedError, match="--skip-invalid"):
         evaluation.judge([run], load_ruleset())
     judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(1)

@@ -132,7 +132,7 @@ def test_wandb_gets_configuration_steps_and_summary(safevla, tmp_path, monkeypat
 
     fake_package(monkeypatch, "wandb", init=init)
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    run = ["--host", "fake", "--suite", "fake", "--tasks", "0", "--policy", "noop", "--max-steps", "3"]
+    run = ["--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "3"]
     code, _, err = safevla("eval", *run, "--log", "wandb", "--out", tmp_path / "run")
     assert (code, begun[-1]) == (0, "finished"), err
     assert (begun[0]["project"], begun[0]["name"]) == ("mine", "run")

@@ -47,12 +47,12 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 def detect_suffix(path: Path) -> str:
     """Return the suffix that names a file's form; raise `RecordError` for a form that is not supported."""
     if path.name == _RESULTS:
-        remedy = f"Read its success rates with `safevla import {path}`."
+        remedy = f"Read its success rates with `safevla score {path}`."
         raise RecordError("holds results of LeRobot and no trajectories", remedy=remedy, place=Place(file=str(path)))
     for suffix in _READ:
         if path.name.endswith(suffix):
             return suffix
-    remedy = f"Archives are files ending in {', '.join(_READ)}. Results of other tools: safevla import."
+    remedy = f"Archives are files ending in {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 

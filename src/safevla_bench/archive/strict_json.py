@@ -24,7 +24,7 @@ from safevla_recorder.channels import POSES
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a tree to one of its values."""
 _REMEDY_JSON = "Write one JSON object a line, in UTF-8, with finite numbers."
-_REMEDY_TYPE = "See `safevla schema` for the fields of a record, their types and units."
+_REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, their types and units."
 
 
 class _RepeatedKeyObject(dict[str, object]):

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 import click
+from click.shell_completion import CompletionItem
 
+from safevla_bench.cli.former_commands import FORMER_COMMANDS
 from safevla_bench.errors import SafevlaError
 from safevla_bench.text.sanitize import escape_controls, redact_secrets
 from safevla_bench.version import __version__
@@ -29,46 +31,52 @@ _MEMORY = (
     "Free some and give the command again, with fewer --workers where it had several; a run goes on with --resume."
 )
 
-# Command -> module and one line of help; a command's module is imported when the command is used.
-_COMMANDS: Mapping[str, tuple[str, str]] = {
-    "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
-    "rollout": ("rollout", "Roll out policies and record them, without judging."),
-    "merge": ("data", "Join the shards of a run into the run folder that one run would have made."),
-    "score": ("score", "Judge recorded episodes and write scores and a report."),
-    "report": ("score", "Write the HTML report of recorded episodes to one file."),
-    "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
-    "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
-    "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
-    "show": ("inspect", "Explain one episode: what it broke, when, which bodies, by how much."),
-    "stl": ("inspect", "Ask a formula of recorded episodes: robustness, verdict, deciding record."),
-    "compare": ("compare", "Compare policies on the same episodes: differences, intervals, tests."),
-    "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
-    "samplesize": ("compare", "Plan how many episodes it takes to see a difference."),
-    "gate": ("check", "Pass or fail a run by its numbers, for continuous integration."),
-    "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
-    "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
-    "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
-    "board": ("tables", "Write a static site that ranks policies by Safety."),
-    "specs": ("catalog", "List the safety specifications, or explain one."),
-    "tasks": ("catalog", "List tasks with the specifications that apply to them."),
-    "protocols": ("protocols", "List evaluation protocols, show one, or show where two differ."),
-    "entries": ("protocols", "List the paper's entries: policies, suites, checkpoints, servers."),
-    "doctor": ("check", "Examine this machine: simulators, graphics, disk; each finding with its remedy."),
-    "tags": ("catalog", "Propose tags for task files of your own."),
-    "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
-    "serve": ("protocols", "Serve a policy over openpi's protocol."),
-    "validate": ("data", "Check archives against the trajectory contract."),
-    "import": ("data", "Read success rates that other tools wrote, and say what they lack."),
-    "convert": ("data", "Convert archives to another form, bit for bit."),
-    "schema": ("data", "Print the JSON Schema of a trajectory record."),
+# Group -> command -> module and one line of help; a command's module is imported when the command is used.
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Run": {
+        "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
+        "rollout": ("rollout", "Roll out policies and record them, without judging."),
+        "merge": ("data", "Join the shards of a run into the run folder that one run would have made."),
+        "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
+        "serve": ("protocols", "Serve a policy over openpi's protocol."),
+        "doctor": ("check", "Examine this machine or a policy server; each finding with its remedy."),
+    },
+    "Judge": {
+        "score": ("score", "Judge recorded episodes and write scores and a report."),
+        "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
+        "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
+        "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
+        "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
+    },
+    "Compare": {
+        "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
+        "gate": ("check", "Pass or fail a run by its numbers, for continuous integration."),
+        "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
+        "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
+    },
+    "Publish": {
+        "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
+        "board": ("tables", "Write a static site that ranks policies by Safety."),
+    },
+    "Reference": {
+        "specs": ("catalog", "List the safety specifications, explain one, or check your own."),
+        "tasks": ("catalog", "List tasks with the specifications that apply, or propose tags for your own."),
+        "protocols": ("protocols", "List or compare evaluation protocols, dialects and the paper's entries."),
+    },
+    "Data": {
+        "convert": ("data", "Convert archives to another form, bit for bit."),
+        "validate": ("data", "Check archives against the trajectory contract, or print its JSON Schema."),
+        "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 _EPILOG = """\b
 Examples:
   safevla demo
-  safevla eval --host libero --suite libero-object --tasks 0,9 --episodes 2 \\
+  safevla eval --host libero --suite libero-object --task 0,9 --episodes 2 \\
       --policy scripted:careful --policy scripted:hasty --out runs/first
-  safevla score runs/first --out runs/rescored --library paper-text
+  safevla score runs/first --library paper-text --out runs/rescored
   safevla episodes runs/first --unsafe --sort vsi
   safevla show runs/first 3
   safevla specs --explain held_object_tilt_world_15deg
@@ -80,17 +88,17 @@ Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided, 4 don
 
 
 class LazyCommandGroup(click.Group):
-    """A command group that imports a command's module on first use, so that help is fast."""
+    """A command group that imports a command's module on first use, so that help and completion are fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by name, importing its module; None where there is none."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"safevla_bench.cli.{_COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"safevla_bench.cli.{COMMANDS[cmd_name][0]}")
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
@@ -98,17 +106,28 @@ class LazyCommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name, by its former name too."""
         name = args[0]
-        if name not in _COMMANDS and not name.startswith("-"):
-            close = difflib.get_close_matches(name, _COMMANDS, n=2, cutoff=0.6)
+        if name in FORMER_COMMANDS:
+            former = FORMER_COMMANDS[name]
+            click.echo(former.note(name), err=True)
+            args = former.translate(args[1:])
+        elif name not in COMMANDS and not name.startswith("-"):
+            close = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
             suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
             raise click.UsageError(f"there is no command {name!r}{suggestion}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+        """Write the groups of commands without importing any."""
+        width = max(map(len, COMMANDS))
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin so, without importing any."""
+        return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
 
 
 @click.group(cls=LazyCommandGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""`safevla specs`, `tasks` and `tags`: specifications, tasks, and proposals of tags for new tasks."""
+"""`safevla specs` and `tasks`: specifications, tasks, and proposals of tags for new tasks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import specs, stl, tasks
+from safevla_bench.cli import sections
 from safevla_bench.cli.options import paper_format_option
 from safevla_bench.errors import SpecError
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
@@ -20,7 +21,7 @@ from safevla_bench.text.numbers import format_compact
 from safevla_bench.text.sanitize import escape_controls
 
 
-@click.command("specs")
+@sections.command("specs")
 @click.option("--library", default="default", metavar="NAME|FILE", show_default=True, help="The library to list.")
 @click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
 @click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
@@ -56,23 +57,43 @@ def specs_command(library: str, explain: str | None, template: bool, check: Path
 _ROWS = {"json": specs.spec_rows, "paper": specs.paper_spec_rows}
 
 
-@click.command("tasks")
-@click.option("--benchmark", metavar="NAME", help="Only this benchmark, such as libero-goal.")
+@sections.command("tasks")
+@sections.option("--suite", metavar="NAME", former=("--benchmark",), help="Only this suite, such as libero-goal.")
 @click.option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Add a file's tasks.")
 @click.option("--capabilities", multiple=True, metavar="NAME", help="What a host is taken to measure. Repeatable.")
+@click.option("--propose", multiple=True, type=click.Path(path_type=Path), metavar="FILE|DIR",
+              help="Propose tags for a task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
 @paper_format_option
-def tasks_command(benchmark: str | None, registry: tuple[Path, ...], capabilities: tuple[str, ...], form: str) -> None:
+def tasks_command(
+    suite: str | None,
+    registry: tuple[Path, ...],
+    capabilities: tuple[str, ...],
+    propose: tuple[Path, ...],
+    form: str,
+) -> None:
     """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not.
 
     The rows of --format paper are read back by --registry. They hold families of tasks as one row with `patterns`.
-    """
+
+    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --registry reads. No
+    simulator is needed. Every choice comes with its reason, and with questions for a person where something had to be
+    assumed: could it spill? must the drawer be opened first? Answer them before you use the numbers.
+
+    \b
+    safevla tasks --propose my_tasks > my_tags.toml
+    safevla eval --host libero --suite my_tasks --registry my_tags.toml --max-steps 300 \\
+        --policy NAME --out runs/mine
+    """  # noqa: D301  (click wants the character itself)
+    if propose:
+        if suite or registry or capabilities or form == "paper":
+            raise click.UsageError("--propose reads task files alone; of the other options it takes --format json.")
+        _propose_tags(propose, form)
+        return
     if form == "paper":
-        paper_rows = tasks.paper_task_rows(tasks.registry(registry), benchmark, capabilities)
+        paper_rows = tasks.paper_task_rows(tasks.registry(registry), suite, capabilities)
         click.echo(json.dumps(paper_rows, indent=2))
         return
-    rows = tasks.task_listings(
-        tasks.registry(registry), specs.library(), benchmark=benchmark, capabilities=capabilities
-    )
+    rows = tasks.task_listings(tasks.registry(registry), specs.library(), benchmark=suite, capabilities=capabilities)
     if form == "json":
         click.echo(json.dumps(rows, indent=2))
         return
@@ -153,27 +174,8 @@ def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -
         click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())
 
 
-@click.group("tags")
-def tags_command() -> None:
-    """Propose templates and tags for tasks. `safevla tasks` lists those of the registry."""
-
-
-@tags_command.command("propose")
-@click.option("--bddl", "paths", required=True, multiple=True, type=click.Path(path_type=Path), metavar="FILE|DIR",
-              help="A task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["toml", "json"]), default="toml", show_default=True,
-              help="toml is what --registry reads.")  # fmt: skip
-def propose_command(paths: tuple[Path, ...], form: str) -> None:
-    """Propose template and tags for tasks of your own from their BDDL files. No simulator is needed.
-
-    Every choice comes with its reason, and with questions for a person where something had to be assumed: could it
-    spill? must the drawer be opened first? Answer them before you use the numbers.
-
-    \b
-    safevla tags propose --bddl my_tasks > my_tags.toml
-    safevla eval --host libero --suite my_tasks --registry my_tags.toml --max-steps 300 \\
-        --policy NAME --out runs/mine
-    """  # noqa: D301  (click wants the character itself)
+def _propose_tags(paths: Sequence[Path], form: str) -> None:
+    """Print proposals for task files: TOML that --registry reads, or JSON."""
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
     if form == "json":

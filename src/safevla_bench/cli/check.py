@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 
 from safevla_bench import doctor, evaluation, gates, verify
-from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, sections
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
@@ -31,7 +31,7 @@ from safevla_bench.text.sanitize import escape_controls
 _SHARE = click.FloatRange(0, 1)
 
 
-@click.command("gate")
+@sections.command("gate")
 @sources_argument
 @click.option("--min-sr", type=_SHARE, metavar="SHARE", help="The least success rate, such as 0.8.")
 @click.option("--min-safety", type=_SHARE, metavar="SHARE", help="The least Safety.")
@@ -137,7 +137,7 @@ def gate_command(
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("verify")
+@sections.command("verify")
 @click.argument("run", type=_PATH, metavar="RUN")
 @click.option("--replay", type=click.IntRange(min=0), default=0, metavar="K", help="Play K episodes again in the host.")
 @click.option("--library", metavar="NAME|FILE", help="The library that judged, where it was a file.")
@@ -216,7 +216,7 @@ def _show_replay_progress(total: int) -> Iterator[verify.ProgressCallback]:
 _BAD_LEVELS: tuple[doctor.Level, ...] = ("error", "warning")
 
 
-@click.command("doctor")
+@sections.command("doctor")
 @click.option("--host", metavar="NAME", help="Look at this simulator; what it lacks is an error.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where a run would be written.")
 @click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")

@@ -1,19 +1,28 @@
-"""`safevla compare`, `sensitivity` and `samplesize`: differences between policies and the influence of thresholds."""
+"""`safevla compare` and `sensitivity`: differences between policies and the influence of thresholds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from safevla_bench import compare, evaluation, provenance_marks, runs, sensitivity
-from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli import sections
+from safevla_bench.cli.options import (
+    format_option,
+    judge_options,
+    optional_sources_argument,
+    require_sources,
+    skip_option,
+    sources_argument,
+)
+from safevla_bench.cli.planning import plan_options, print_plan
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
-from safevla_bench.compare import sample_size
 from safevla_bench.registration import REGISTERED, check_registrations, describe_registrations
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import Roster, Table, comparison
@@ -32,8 +41,8 @@ confidence_option = click.option(
 )
 
 
-@click.command("compare")
-@sources_argument
+@sections.command("compare")
+@optional_sources_argument
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
 @click.option(
     "--across-seeds",
@@ -72,9 +81,10 @@ confidence_option = click.option(
 )
 @confidence_option
 @click.option("--seed", default=0, show_default=True, help="Of the bootstrap and the re-labelling tests.")
-@judge_options
 @skip_option
 @format_option
+@plan_options
+@judge_options
 def compare_command(
     sources: tuple[Path, ...],
     policies: tuple[str, ...],
@@ -88,9 +98,10 @@ def compare_command(
     metrics: tuple[str, ...],
     confidence: float,
     seed: int,
-    ruleset: Ruleset,
     skip_invalid: bool,
     form: str,
+    planned: Mapping[str, Any] | None,
+    ruleset: Ruleset,
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
 
@@ -103,7 +114,16 @@ def compare_command(
 
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
     task. Safety over all suites is the primary verdict; the others are exploratory, and adjusted for their number.
+
+    --plan says how many episodes of each policy it takes to tell two rates apart, independent and paired. The
+    difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
+    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs). --task-count plans for
+    tasks like these, which may take more tasks and not more episodes; --sequential also plans a look after each pair.
     """
+    if planned is not None:
+        print_plan(planned, confidence, form, sequential=sequential)
+        return
+    require_sources(sources)
     how = compare.ComparisonOptions(
         metrics=metrics or compare.METRICS,
         confidence=confidence / 100,
@@ -138,7 +158,7 @@ def compare_command(
     click.echo(render_text(comparison.difference_table(comparison_report)), nl=False)
 
 
-@click.command("sensitivity")
+@sections.command("sensitivity")
 @sources_argument
 @click.option(
     "--sweep",
@@ -254,77 +274,6 @@ def _ablate_thresholds(
     if means:
         tables.append(host_mean_table(means, ablated, roster))
     return document, [*tables, *([comparison.ranking_table(ranking)] if ranking else [])]
-
-
-@click.command("samplesize")
-@click.option(
-    "--detect",
-    required=True,
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    metavar="POINTS",
-    help="The difference to see, in percentage points.",
-)
-@click.option("--baseline", default=0.8, show_default=True, type=click.FloatRange(0, 1), help="The rate of one policy.")
-@click.option(
-    "--power",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="The chance of seeing it where it is there.",
-)
-@click.option("--paired", is_flag=True, help="Only plan pairs: both policies on the same episodes.")
-@click.option(
-    "--discordant",
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="SHARE",
-    help="Share of pairs in which the policies differ, from a pilot run; else a range is shown.",
-)
-@click.option("--sequential", is_flag=True, help="Also plan `compare --sequential`: a look after each pair.")
-@click.option("--tasks", type=click.IntRange(min=2), metavar="N", help="Plan for tasks like these, with N of them.")
-@click.option(
-    "--task-spread",
-    type=click.FloatRange(0, 100),
-    default=10.0,
-    show_default=True,
-    metavar="POINTS",
-    help="With --tasks: how much the true difference varies between tasks (standard deviation).",
-)
-@confidence_option
-@format_option
-def samplesize_command(
-    detect: float,
-    baseline: float,
-    power: float,
-    paired: bool,
-    discordant: float | None,
-    sequential: bool,
-    tasks: int | None,
-    task_spread: float,
-    confidence: float,
-    form: str,
-) -> None:
-    """Plan how many episodes of each policy it takes to tell two rates apart, independent and paired.
-
-    The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
-    differ; `safevla compare` of a pilot run shows that share (only A + only B, over the pairs). --tasks plans for
-    tasks like these, which may take more tasks and not more episodes.
-    """
-    request = sample_size.SampleSizeRequest(
-        difference=detect / 100,
-        baseline=baseline,
-        power=power,
-        confidence=confidence / 100,
-        discordant=discordant,
-        only_paired=paired or discordant is not None,
-        sequential=sequential,
-        tasks=tasks,
-        task_spread=task_spread / 100,
-    )
-    plan = sample_size.plan_sample_size(request)
-    if form == "json":
-        _print_json(plan)
-        return
-    click.echo("\n".join(render_text(table) for table in comparison.sample_size_tables(plan)), nl=False)
 
 
 def _print_json(document: object) -> None:

@@ -1,4 +1,4 @@
-"""`safevla validate`, `schema`, `convert`, `merge` and `import`: archives, run folders and foreign results."""
+"""`safevla validate`, `convert` and `merge`: archives and run folders."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ from pathlib import Path
 import click
 import msgspec
 
-from safevla_bench import archive, foreign, runs
+from safevla_bench import archive, runs
 from safevla_bench.archive import schema
-from safevla_bench.cli import OK, USER_ERROR, make_printable
-from safevla_bench.cli.options import format_option, skip_option, sources_argument
+from safevla_bench.cli import OK, USER_ERROR, make_printable, sections
+from safevla_bench.cli.options import (
+    format_option,
+    optional_sources_argument,
+    require_sources,
+    skip_option,
+    sources_argument,
+)
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.report.render import render_json, render_text
-from safevla_bench.report.tables import external
 from safevla_bench.trajectory import Batch
 
 
-@click.command("schema")
-def schema_command() -> None:
-    """Print the JSON Schema of one episode: fields, types, units."""
-    click.echo(json.dumps(schema(), indent=2))
-
-
-@click.command("validate")
-@sources_argument
+@sections.command("validate")
+@optional_sources_argument
+@click.option("--schema", "wants_schema", is_flag=True, help="Print the JSON Schema of one episode instead.")
 @format_option
 @click.pass_context
-def validate_command(context: click.Context, sources: tuple[Path, ...], form: str) -> None:
+def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
     """Check archives or run folders against the trajectory contract.
 
     Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
+    --schema needs no SOURCE; it says fields, types and units.
     """
+    if wants_schema:
+        click.echo(json.dumps(schema(), indent=2))
+        return
+    require_sources(sources)
     reports = [_check_source(source) for source in sources]
     if form == "json":
         click.echo(json.dumps([_report_document(report) for report in reports], indent=2))
@@ -82,7 +86,7 @@ def _report_document(report: _SourceReport) -> dict[str, object]:
     }
 
 
-@click.command("convert")
+@sections.command("convert")
 @sources_argument
 @click.argument("destination", metavar="DESTINATION")
 @skip_option
@@ -117,7 +121,7 @@ def _read_valid_episodes(scan: runs.Scan, skip_invalid: bool) -> Iterator[Batch]
         raise RunError("there are no episodes to convert", remedy="Name sources that hold valid episodes.")
 
 
-@click.command("merge")
+@sections.command("merge")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SHARD...")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The run folder to make.")
 def merge_command(shards: tuple[Path, ...], out: Path) -> None:
@@ -131,26 +135,4 @@ def merge_command(shards: tuple[Path, ...], out: Path) -> None:
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     click.echo(make_printable(f"Run folder: {out} ({len(rows)} episodes{left_out})"))
     folder = shlex.quote(str(out))
-    click.echo(make_printable(f"Next: safevla score {folder} --out {folder}"))
-
-
-@click.command("import")
-@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-@format_option
-def import_command(sources: tuple[Path, ...], form: str) -> None:
-    """Read results of other tools that hold successes but no trajectories, and print SR with intervals.
-
-    FILE is LeRobot's eval_info.json, or a recording-*.sqlite of vla-evaluation-harness or its output folder. Neither
-    holds contacts or poses of objects, so Safety, SBU and VSI are unknown. They are printed as not recorded, never as
-    zero. LIBERO recordings of the harness hold actions: safevla eval --policy replay:FOLDER plays and judges them.
-
-    \b
-    To have the same policy judged, record it: safevla eval, or safevla_bench.record in your own loop.
-    """  # noqa: D301  (click wants the character itself)
-    files = [file for path in sources for file in (foreign.recording_files(path) if path.is_dir() else ()) or [path]]
-    tables = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
-    if form == "json":
-        click.echo(render_json(tables), nl=False)
-        return
-    click.echo("\n".join(render_text(table) for table in tables))
-    click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
+    click.echo(make_printable(f"Next: safevla score {folder}"))

@@ -10,8 +10,8 @@ import click
 from matplotlib.figure import Figure
 
 from safevla_bench import evaluation, sensitivity
-from safevla_bench.cli import make_printable
-from safevla_bench.cli.options import judge_options, skip_option, sources_argument
+from safevla_bench.cli import make_printable, sections
+from safevla_bench.cli.options import choose_output, judge_options, skip_option, sources_argument
 from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
@@ -38,9 +38,14 @@ _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
-@click.command("figures", epilog=_EPILOG)
+@sections.command("figures", epilog=_EPILOG)
 @sources_argument
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to write; else figures/ of the one run.",
+)
 @click.option(
     "--which",
     callback=_parse_names(_WHICH),
@@ -73,7 +78,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 @skip_option
 def figures_command(
     sources: tuple[Path, ...],
-    out: Path,
+    out: Path | None,
     which: tuple[str, ...],
     forms: tuple[drawing.FigureFormat, ...],
     pooled: bool,
@@ -90,6 +95,7 @@ def figures_command(
     """
     if pooled and one_panel:
         raise click.UsageError("--pooled and --one-panel are two layouts; choose one.")
+    folder = choose_output(out, sources, "figures")
     layout: tradeoff.TradeoffLayout = "pooled" if pooled else "cells" if one_panel else "suites"
     specs = ruleset.library
     requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
@@ -102,19 +108,18 @@ def figures_command(
         registry=ruleset.registry,
         progress=progress,
     )
-    make_folder(out)
+    make_folder(folder)
     for name in which:
-        _write_figure(out / name, drawing.FIGURES[name].draw(shown), forms, drawing.FIGURES[name].description)
+        _write_figure(folder / name, drawing.FIGURES[name].draw(shown), forms, drawing.FIGURES[name].description)
     rescore = evaluation.make_rescorer(judged)
     for one in requests:
         sweep = sensitivity.sweep_threshold(judged.scores, specs, one, rescore)
         figure = sweeping.draw_sweep(sweeping.prepare_sweep(sweep, specs))
-        _write_figure(out / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
+        _write_figure(folder / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
     print_warnings(judged)
     print_missing(judged)
-    click.echo(
-        make_printable(f"{(len(which) + len(requests)) * len(forms)} files in {out}: {', '.join(forms)} of each.")
-    )
+    count = (len(which) + len(requests)) * len(forms)
+    click.echo(make_printable(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each."))
 
 
 def _write_figure(stem: Path, figure: Figure, forms: tuple[drawing.FigureFormat, ...], shows: str) -> None:

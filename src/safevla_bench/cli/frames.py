@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from safevla_bench import evaluation, frames, hosts, runs
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import judge_options, skip_option
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
@@ -54,7 +54,7 @@ class FilmChoice(click.ParamType[str]):
         return value
 
 
-@click.command("frames")
+@sections.command("frames")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "--episode", "asked", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
@@ -118,9 +118,7 @@ def frames_command(
     size_mb = sum((run / runs.FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     count = "1 episode" if len(shown_keys) == 1 else f"{len(shown_keys)} episodes"
     click.echo(make_printable(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
-    click.echo(
-        make_printable(f"Next: safevla report {shlex.quote(str(run))} --out {shlex.quote(str(run / runs.REPORT))}")
-    )
+    click.echo(make_printable(f"Next: safevla score {shlex.quote(str(run))}"))
 
 
 def require_video() -> None:

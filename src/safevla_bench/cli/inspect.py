@@ -1,4 +1,4 @@
-"""`safevla episodes`, `safevla show` and `safevla stl`: list, explain and query recorded episodes."""
+"""`safevla episodes` and `safevla show`: list, explain and query recorded episodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from safevla_bench import evaluation, runs
+from safevla_bench.cli import sections
 from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
@@ -28,7 +29,7 @@ _KINDS_EPILOG = "\n".join(
 )
 
 
-@click.command("episodes", epilog=_KINDS_EPILOG)
+@sections.command("episodes", epilog=_KINDS_EPILOG)
 @sources_argument
 @click.option(
     "--unsafe", is_flag=True, help="Only unsafe episodes, worst first; with --spec, only those that violate it."
@@ -39,7 +40,7 @@ _KINDS_EPILOG = "\n".join(
 @click.option("--axis", type=click.Choice(get_args(Axis)), help="Only those that violate a specification of this axis.")
 @click.option("--policy", metavar="NAME", help="Only this policy's episodes.")
 @click.option("--suite", metavar="NAME", help="Only this suite's.")
-@click.option("--task", metavar="TASK", help="Only this task's, such as task_3 or libero-goal/task_3.")
+@click.option("--task", metavar="TASK", help="Only this task's, such as 3, task_3 or libero-goal/task_3.")
 @click.option("--outcome", metavar="NAME", help="Only this outcome: success, failure, timeout, crashed and the like.")
 @click.option(
     "--sort",
@@ -115,20 +116,52 @@ def episodes_command(
         print_missing(judged)
 
 
-@click.command("show")
-@sources_argument
-@click.argument("episode", metavar="EPISODE")
+def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Take the last word as the parameter `episode`, unless a formula is asked of all."""
+    has_episode = context.params.get("formula") is None
+    if has_episode and len(words) < 2:
+        raise click.UsageError("Missing argument 'EPISODE'.", context)
+    context.params["episode"] = str(words[-1]) if has_episode else ""
+    return words[:-1] if has_episode else words
+
+
+@sections.command("show")
+@click.argument(
+    "sources",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="SOURCE... [EPISODE]",
+    callback=_split_episode,
+)
 @click.option("--all", "every", is_flag=True, help="Plot every specification, not only what was broken or nearest.")
-@judge_options
+@click.option(
+    "--formula", is_eager=True, metavar="FORMULA", help="Ask this formula of every episode instead, whatever its task."
+)
 @skip_option
 @format_option
+@judge_options
 def show_command(
-    sources: tuple[Path, ...], episode: str, every: bool, ruleset: Ruleset, skip_invalid: bool, form: str
+    sources: tuple[Path, ...],
+    episode: str,
+    every: bool,
+    formula: str | None,
+    skip_invalid: bool,
+    form: str,
+    ruleset: Ruleset,
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
     EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends.
+
+    --formula asks a formula in signal temporal logic of every episode, for instance
+    'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
+    robustness was found: the smallest margin under G, the greatest under F. An episode that lacks a field which the
+    formula reads is listed as such. Nothing is scored.
     """
+    if formula is not None:
+        _ask_formula(formula, sources, skip_invalid, form)
+        return
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
@@ -143,18 +176,8 @@ def show_command(
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
 
 
-@click.command("stl")
-@click.argument("formula", metavar="FORMULA")
-@sources_argument
-@skip_option
-@format_option
-def stl_command(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:
-    """Ask a formula in signal temporal logic of every episode, whatever its task.
-
-    For instance 'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where
-    the robustness was found: the smallest margin under G, the greatest under F. An episode that lacks a field which the
-    formula reads is listed as such. Nothing is scored.
-    """
+def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:
+    """Print what a formula says of every episode."""
     parsed = query.parse_query(formula)
     scan = runs.Scan(sources)
     with show_status("asking"):

@@ -11,38 +11,43 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from safevla_bench.cli import sections
 from safevla_bench.errors import Place, RunError
 from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.runs import RUN
 from safevla_bench.specs.file_formats import LIBRARY_NAMES
 from safevla_bench.text.sanitize import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+judge_option = partial(sections.option, section=sections.JUDGING)
+_ray_option = partial(sections.option, section=sections.RAY)
+
 _JUDGE_OPTIONS = [
-    click.option("--library", default="default", metavar="NAME|FILE", show_default=True,
+    judge_option("--library", default="default", metavar="NAME|FILE", show_default=True,
                  help="Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows)."),
-    click.option("--specs", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    judge_option("--specs", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
                  help="Add the specifications of a file. Repeatable."),
-    click.option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    judge_option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
                  help="Add tasks, templates and benchmarks of a file. Repeatable."),
-    click.option("--capabilities", multiple=True, metavar="NAME",
+    judge_option("--capabilities", multiple=True, metavar="NAME",
                  help="What a host is taken to measure, such as libero-full; for its benchmarks only. Repeatable."),
-    click.option("--missing", type=click.Choice(["error", "deactivate"]), default="error", show_default=True,
+    judge_option("--missing", type=click.Choice(["error", "deactivate"]), default="error", show_default=True,
                  help="An active specification whose fields a record lacks: stop, or leave it out with that reason."),
-    click.option("--applicability", type=click.Choice(["on", "off"]), default="on", show_default=True,
+    judge_option("--applicability", type=click.Choice(["on", "off"]), default="on", show_default=True,
                  help="off: judge every specification whose signals exist, as if there were no tags. An ablation; "
                       "not to be published."),
-    click.option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
+    judge_option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
                  help="Of severities; paper: the percentile bootstrap, which covers too seldom where few are unsafe."),
-    click.option("--set", "thresholds", multiple=True, metavar="SPEC=VALUE",
+    judge_option("--set", "thresholds", multiple=True, metavar="SPEC=VALUE",
                  help="Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Repeatable."),
 ]  # fmt: skip
 
@@ -57,8 +62,9 @@ def judge_options(command: F) -> F:
         options = {name: given.pop(name) for name in _JUDGE_NAMES}
         intervals = given.pop("intervals")
         sources = next((given[name] for name in ("sources", "runs", "run") if name in given), ())
+        judges = given.get("formula") is None
         ruleset = (
-            _remembered_rules(sources)
+            (_remembered_rules(sources) if judges else None)
             or _registered_rules(given.get("run_command"))
             or load_ruleset(
                 options["library"],
@@ -110,19 +116,19 @@ log_option = click.option(
 )
 """Trackers of experiments, by the names in `tracking.TRACKERS`."""
 ENGINE_OPTIONS = [
-    click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
-                 help="Work in processes of this machine or on a Ray cluster. Results are the same."),
-    click.option("--address", metavar="HOST:PORT|auto",
-                 help="The head of the Ray cluster, or auto for the one that this machine belongs to. Default: "
-                      "RAY_ADDRESS, else Ray is started on this machine for the command."),
+    _ray_option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+                help="Work in processes of this machine or on a Ray cluster. Results are the same."),
+    _ray_option("--address", metavar="HOST:PORT|auto",
+                help="The head of the Ray cluster, or auto for the one that this machine belongs to. Default: "
+                     "RAY_ADDRESS, else Ray is started on this machine for the command."),
 ]  # fmt: skip
 ACTOR_OPTIONS = [
-    click.option("--actor-cpus", type=float, default=1.0, show_default=True, metavar="N",
-                 help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
-    click.option("--actor-gpus", type=float, default=0.0, show_default=True, metavar="N",
-                 help="GPUs of a node that each reserves, such as 0.25."),
-    click.option("--actor-episodes", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-                 help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
+    _ray_option("--actor-cpus", type=float, default=1.0, show_default=True, metavar="N",
+                help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
+    _ray_option("--actor-gpus", type=float, default=0.0, show_default=True, metavar="N",
+                help="GPUs of a node that each reserves, such as 0.25."),
+    _ray_option("--actor-episodes", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+                help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
 ]  # fmt: skip
 
 
@@ -168,11 +174,28 @@ paper_format_option = click.option(
 sources_argument = click.argument(
     "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE..."
 )
-skip_option = click.option(
+optional_sources_argument = click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE...]")
+
+
+def require_sources(sources: Sequence[Path]) -> None:
+    """Raise click's error of a missing argument where there are no sources."""
+    if not sources:
+        raise click.UsageError("Missing argument 'SOURCE...'.")
+
+
+def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
+    """Return where to write: `out`, else this place in the run folder, where the sources are one."""
+    if out is not None:
+        return out
+    if len(sources) == 1 and (sources[0] / RUN).is_file():
+        return sources[0].joinpath(*names)
+    raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
+
+
+skip_option = sections.option(
     "--skip-invalid",
-    "--salvage",
-    "skip_invalid",
     is_flag=True,
+    former=("--salvage",),
     help="Take the valid episodes, of damaged files too, and count the others.",
 )
 
@@ -254,13 +277,20 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
 def _parse_table(
     values: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
 ) -> Iterator[tuple[str, object]]:
+    former = {
+        former.lstrip("-"): option
+        for option in options.values()
+        if isinstance(option, sections.Option)
+        for former in option.former
+    }
+    known = {**former, **options}
     for name, value in values.items():
         place = Place(file=str(path), field=f"{table}{name}")
-        if name not in options:
+        if name not in known:
             near = difflib.get_close_matches(name, options, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else f"Keys here: {', '.join(options)}."
             raise RunError("there is no such key", remedy=remedy, place=place)
-        option = options[name]
+        option = known[name]
         assert option.name is not None
         yield option.name, _parse_value(value, option, place, context)
 

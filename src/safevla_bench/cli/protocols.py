@@ -1,4 +1,4 @@
-"""`safevla protocols` and `entries`: evaluation protocols, dialects, and the paper's entries."""
+"""`safevla protocols` and `serve`: evaluation protocols, dialects, and the paper's entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from safevla_bench import protocols
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import format_option
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.policies import make_policy
@@ -17,16 +17,25 @@ from safevla_bench.policies.servers import connection, dialects, endpoint, entri
 from safevla_bench.report.published import PAPER, PublishedCell, load_published
 
 
-@click.command("protocols")
+@sections.command("protocols")
 @click.argument("names", nargs=-1, metavar="[A [B]]")
+@click.option(
+    "--entries", "of_paper", is_flag=True, help="List the paper's entries instead, or show all about the one named A."
+)
 @format_option
-def protocols_command(names: tuple[str, ...], form: str) -> None:
+def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None:
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
     `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. The preset,
     safevla-bench, is the paper's own. `--policy-arg dialect=A` asks a server in the dialect A: the images, states and
     texts of a request, and what a reply means.
+
+    --entries lists the policies and suites that the paper evaluates, with sources. `safevla eval --entry NAME --server
+    URL` runs one: all its suites, tasks and episodes.
     """
+    if of_paper:
+        _show_entries(names, form)
+        return
     if len(names) > 2:
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
     dialect_names = [name for name in names if name in dialects.dialect_names()]
@@ -47,14 +56,11 @@ def protocols_command(names: tuple[str, ...], form: str) -> None:
         _print_rows(protocols.compare_protocols(*chosen), names, form)
 
 
-@click.command("entries")
-@click.argument("name", required=False)
-@format_option
-def entries_command(name: str | None, form: str) -> None:
-    """List the policies and suites that the paper evaluates, or show all about one, with sources.
-
-    `safevla eval --entry NAME --server URL` runs one: all its suites, tasks and episodes.
-    """
+def _show_entries(names: tuple[str, ...], form: str) -> None:
+    """Print the paper's entries, or all about one."""
+    if len(names) > 1:
+        raise click.UsageError("Name one entry, or none for the list of them.")
+    name = names[0] if names else None
     shown = entries.paper_entries() if name is None else (entries.find_entry(name),)
     if form == "json":
         click.echo(json.dumps(msgspec.to_builtins(shown if name is None else shown[0]), indent=2))
@@ -63,7 +69,9 @@ def entries_command(name: str | None, form: str) -> None:
             [_entry_columns(entry) for entry in shown],
             ("entry", "policy", "training", "suites", "asked as", "protocol"),
         )
-        click.echo("\nNext: safevla entries NAME shows its checkpoints, its server's command and what is unknown.")
+        click.echo(
+            "\nNext: safevla protocols --entries NAME shows its checkpoints, its server's command and what is unknown."
+        )
     else:
         _print_entry(shown[0])
 
@@ -242,7 +250,7 @@ def _format_dialect_value(value: object, key: str) -> str:
 _OWN = ("127.0.0.1", "::1", "localhost")
 
 
-@click.command("serve")
+@sections.command("serve")
 @click.option("--policy", "name", required=True, metavar="NAME[:ARG]", help="What acts, such as python:module:factory.")
 @click.option("--policy-arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for it. Repeatable.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), show_default=True, help="0 = any that is free.")

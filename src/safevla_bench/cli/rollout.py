@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluation, runs, tracking
-from safevla_bench.cli import CRASHED, OK, make_printable
+from safevla_bench.cli import CRASHED, OK, make_printable, sections
 from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.options import judge_options, log_option, print_engine_note
 from safevla_bench.cli.progress import show_run_progress, track_run
@@ -30,7 +30,7 @@ from safevla_bench.text.sanitize import redact_secrets
 from safevla_bench.trajectory import Batch
 
 
-@click.command("rollout")
+@sections.command("rollout")
 @run_options
 @log_option
 @click.pass_context
@@ -56,11 +56,11 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
     _report_invalid(run_command)
     _report_crashes(run_command, crashed)
     folder = shlex.quote(str(run_command.out))
-    click.echo(make_printable(f"Records: {run_command.out}\nNext: safevla score {folder} --out {folder}"))
+    click.echo(make_printable(f"Records: {run_command.out}\nNext: safevla score {folder}"))
     context.exit(CRASHED if crashed else OK)
 
 
-@click.command("eval")
+@sections.command("eval")
 @run_options
 @click.option(
     "--video",

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from safevla_bench import evaluation, rollout, runs
+from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     ACTOR_OPTIONS,
     ENGINE_OPTIONS,
@@ -36,7 +37,8 @@ _PLAN_OPTIONS = [
                  help="An argument for the host, such as split=pretrain for robocasa. Repeatable."),
     click.option("--suite", "suites", multiple=True, metavar="NAME",
                  help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
-    click.option("--tasks", default="all", metavar="0,3|0-4|all", show_default=True, help="Tasks of each suite."),
+    sections.option("--task", "tasks", default="all", metavar="0,3|0-4|all", show_default=True, former=("--tasks",),
+                    help="Tasks of each suite."),
     click.option("--episodes", type=click.IntRange(min=1), metavar="N",
                  help="Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: 50 in "
                       "robocasa, 1 elsewhere; of a replay, all that were recorded."),
@@ -46,7 +48,7 @@ _PLAN_OPTIONS = [
                       "openvla:HOST, or a plug-in's. Repeatable."),
     click.option("--entry", metavar="NAME",
                  help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
-                      "suites, tasks and episodes, or the given ones. `safevla entries` lists them."),
+                      "suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),
     click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
                  help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
     click.option("--protocol", metavar="NAME",
@@ -238,9 +240,9 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
         return None
     indices: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
+        first, _, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
         if not first.isdecimal() or not (last.isdecimal() or not last):
-            raise RunError(f"--tasks {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
+            raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
         indices += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(indices))
 

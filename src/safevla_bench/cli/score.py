@@ -1,4 +1,4 @@
-"""`safevla score`, `safevla report` and `safevla demo`: judge recorded episodes."""
+"""`safevla score` and `safevla demo`: judge recorded episodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
-from safevla_bench import demo, evaluation, provenance_marks, runs, tracking
+from safevla_bench import demo, evaluation, foreign, provenance_marks, runs, tracking
 from safevla_bench.baseline import measure_baseline
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import (
+    choose_output,
     engine_options,
+    format_option,
     judge_options,
     log_option,
     print_engine_note,
@@ -20,47 +22,79 @@ from safevla_bench.cli.options import (
     sources_argument,
 )
 from safevla_bench.cli.progress import show_status, track_run
+from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.report import tables
-from safevla_bench.report.render import render_text
-from safevla_bench.report.tables import notices
+from safevla_bench.report.render import render_json, render_text
+from safevla_bench.report.tables import external, notices
 from safevla_bench.report.tables.catalog import ABLATED
 from safevla_bench.ruleset import Ruleset, load_ruleset
 
 
-@click.command("score")
+@sections.command("score")
 @sources_argument
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write.")
-@judge_options
-@skip_option
-@engine_options
-@log_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; else into the one run folder."
+)
+@click.option(
+    "--report", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write the HTML report alone, to FILE."
+)
 @click.option(
     "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
 )
+@skip_option
+@format_option
+@log_option
+@judge_options
+@engine_options
 def score_command(
     sources: tuple[Path, ...],
-    out: Path,
-    ruleset: Ruleset,
-    skip_invalid: bool,
-    where: RayCluster | None,
-    trackers: tuple[str, ...],
+    out: Path | None,
+    page: Path | None,
     legacy_ids: bool,
+    skip_invalid: bool,
+    form: str,
+    trackers: tuple[str, ...],
+    ruleset: Ruleset,
+    where: RayCluster | None,
 ) -> None:
     """Judge archives or run folders; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
+
+    Results of other tools that hold successes alone (LeRobot's eval_info.json, a recording of vla-evaluation-harness
+    or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
+    SBU and VSI are unknown: not recorded, never zero.
     """
+    results = [file for path in sources for file in foreign.find_results(path)]
+    if results and all(foreign.find_results(path) for path in sources):
+        if out is not None or page is not None:
+            remedy = "Leave out --out and --report: its success rates are printed."
+            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0])))
+        _print_results(results, form)
+        return
+    if page is not None and (out is not None or legacy_ids or trackers):
+        raise click.UsageError("--report writes the page alone; --out, --legacy-ids and --log are about the scores.")
+    folder = choose_output(out, sources) if page is None else None
     tracking.require_trackers(trackers)
     print_engine_note(where)
     with show_status("judging"):
         judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
-        evaluation.write_outputs(judged, out, legacy_ids=legacy_ids)
-    _send_scores(judged, out, trackers)
+        if folder is not None:
+            evaluation.write_outputs(judged, folder, legacy_ids=legacy_ids)
+            _send_scores(judged, folder, trackers)
+        elif page is not None:
+            write_atomically(page, evaluation.render_report(judged))
+    if form == "json":
+        click.echo(render_json([_cells_table(judged)]), nl=False)
+        return
+    if folder is None:
+        click.echo(make_printable(f"Report: {page}"))
+        return
     print_scores(judged)
-    click.echo(make_printable(f"Scores and report: {out / runs.REPORT}"))
+    click.echo(make_printable(f"Scores and report: {folder / runs.REPORT}"))
 
 
 def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) -> None:
@@ -71,29 +105,30 @@ def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) 
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
 
 
-@click.command("report")
-@sources_argument
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page to write.")
-@judge_options
-@skip_option
-def report_command(sources: tuple[Path, ...], out: Path, ruleset: Ruleset, skip_invalid: bool) -> None:
-    """Judge archives or run folders and write the report, one self-contained HTML page."""
-    with show_status("judging"):
-        judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
-        write_atomically(out, evaluation.render_report(judged))
-    click.echo(make_printable(f"Report: {out}"))
+def _print_results(files: Sequence[Path], form: str) -> None:
+    """Print the success rates in files of other tools."""
+    found = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
+    if form == "json":
+        click.echo(render_json(found), nl=False)
+        return
+    click.echo("\n".join(render_text(table) for table in found))
+    click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
 def print_scores(judged: evaluation.Judged) -> None:
     """Print the table of cells, warnings, and the episodes that were not scored."""
-    cells, total = judged.summarize_scores()
-    click.echo(render_text(tables.headline_table(cells, total, privileged=judged.privileged)))
+    click.echo(render_text(_cells_table(judged)))
     for sentence in judged.describe_policies():
         click.echo(make_printable(sentence))
     print_warnings(judged)
     if judged.ruleset.is_ablation:
         click.echo(ABLATED)
     print_missing(judged)
+
+
+def _cells_table(judged: evaluation.Judged) -> tables.Table:
+    cells, total = judged.summarize_scores()
+    return tables.headline_table(cells, total, privileged=judged.privileged)
 
 
 def print_missing(judged: evaluation.Judged) -> None:
@@ -120,7 +155,7 @@ def print_warnings(judged: evaluation.Judged) -> None:
 # The demo
 
 
-@click.command("demo")
+@sections.command("demo")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -12,9 +12,9 @@ from typing import get_args
 import click
 
 from safevla_bench import evaluation, training, viewers
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.frames import report_skipped, show_frame_progress
-from safevla_bench.cli.options import judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import choose_output, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -25,7 +25,7 @@ from safevla_bench.ruleset import Ruleset
 _SUFFIX = {"text": "txt"}
 
 
-@click.command("tables")
+@sections.command("tables")
 @click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE...]")
 @click.option("--which", multiple=True, metavar="LIST",
               help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
@@ -187,9 +187,17 @@ _VIEWER_FORMS: Mapping[str, Callable[[viewers.Timeline], bytes]] = {
 
 
 _DATASET = "lerobot"
+_FILE_NAMES = {
+    "safevla-csv": "safevla.csv",
+    "submission": "submission.json",
+    "rerun": "episode.rrd",
+    "mcap": "episode.mcap",
+    _DATASET: "lerobot",
+}
+"""Form -> its file in a run folder."""
 
 
-@click.command("export")
+@sections.command("export")
 @sources_argument
 @click.option(
     "--format",
@@ -199,7 +207,10 @@ _DATASET = "lerobot"
     help="What to write.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="FILE|DIR", help="The file or folder to write."
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="The file or folder to write; else one in the one run folder.",
 )
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
 @click.option("--cameras", metavar="LIST", help="lerobot: pictures of these, such as agentview,robot0_eye_in_hand.")
@@ -211,7 +222,7 @@ _DATASET = "lerobot"
 def export_command(
     sources: tuple[Path, ...],
     form: str,
-    out: Path,
+    out: Path | None,
     episode: str | None,
     cameras: str | None,
     image_size: int,
@@ -237,15 +248,16 @@ def export_command(
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
     if cameras is not None and form != _DATASET:
         raise click.UsageError(f"--cameras is for {_DATASET}.")
+    file = choose_output(out, sources, _FILE_NAMES[form])
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     if form == _DATASET:
-        _export_dataset(judged, out, cameras, image_size)
+        _export_dataset(judged, file, cameras, image_size)
     else:
         content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
-        _save_file(out, content)
+        _save_file(file, content)
     if judged.interrupted_run_count or judged.left_out:
         click.echo(make_printable(f"Not complete: {', '.join(evaluation.describe_losses(judged))}."), err=True)
-    click.echo(make_printable(f"{form}: {out}"))
+    click.echo(make_printable(f"{form}: {file}"))
 
 
 def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, image_size: int) -> None:
@@ -275,15 +287,20 @@ def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) 
     )
 
 
-@click.command("board")
+@sections.command("board")
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN...]")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to write the site.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to write the site; of one run folder, else its board/.",
+)
 @click.option("--title", default="Safety board", show_default=True, help="What the board is called.")
 @click.option("--reports/--no-reports", default=True, show_default=True, help="Add a full report of each policy.")
 @judge_options
 @skip_option
 def board_command(
-    runs: tuple[Path, ...], out: Path, title: str, reports: bool, ruleset: Ruleset, skip_invalid: bool
+    runs: tuple[Path, ...], out: Path | None, title: str, reports: bool, ruleset: Ruleset, skip_invalid: bool
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 
@@ -294,9 +311,10 @@ def board_command(
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
     again, it replaces the board in DIR. An ablation (--applicability off) is refused.
     """
-    board.check_folder(out)
+    folder = choose_output(out, runs, "board")
+    board.check_folder(folder)
     with show_status("judging and drawing"):
         files = evaluation.build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid)
-        board.write_folder(files, out)
-    click.echo(make_printable(f"Board: {out / board.INDEX}   (open it in a browser; {len(files)} pages)"))
+        board.write_folder(files, folder)
+    click.echo(make_printable(f"Board: {folder / board.INDEX}   (open it in a browser; {len(files)} pages)"))
     click.echo("Next: put the folder on any web server, or add runs and write it again.")

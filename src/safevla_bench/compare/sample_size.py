@@ -74,7 +74,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
         SafevlaError: the other rate would leave 0 to 1, fewer pairs differ than the rates do, or there is one task.
     """
     if request.tasks is not None and request.tasks < 2:
-        raise SafevlaError("one task says nothing about others", remedy="Give --tasks 2 or more.")
+        raise SafevlaError("one task says nothing about others", remedy="Give --task-count 2 or more.")
     rates = (request.baseline, _other_rate(request))
     designs = [] if request.only_paired else [_unpaired_design(request, *rates)]
     return SampleSizePlan(
@@ -93,7 +93,7 @@ def _other_rate(request: SampleSizeRequest) -> float:
     valid_rates = [one for one in sides if 0 <= one <= 1]
     if not valid_rates:
         problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
-        raise SafevlaError(problem, remedy="Give a smaller --detect or another --baseline.")
+        raise SafevlaError(problem, remedy="Give a smaller --plan or another --baseline.")
     return min(valid_rates, key=lambda candidate: abs(candidate - 0.5))
 
 

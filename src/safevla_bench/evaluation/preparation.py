@@ -163,7 +163,7 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     tasks = {task.index: task for task in host.tasks(suite)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
-        remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --benchmark {suite}` lists them."
+        remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
     chosen = list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
     unusable = [task for task in chosen if task.unusable]
@@ -171,7 +171,7 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
         reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
         problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
         usable = [str(task.index) for task in tasks.values() if not task.unusable]
-        remedy = f"Its other tasks can: --tasks {','.join(usable)}." if usable else "Install what is missing."
+        remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
         raise HostError(problem, remedy=remedy)
     return [task for task in chosen if not task.unusable]
 

@@ -23,6 +23,7 @@ __all__ = [
     "ForeignEpisode",
     "ForeignResults",
     "RecordedActions",
+    "find_results",
     "read_demonstrations",
     "read_recorded_actions",
     "read_results",
@@ -43,6 +44,9 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
+EVAL_INFO = "eval_info.json"
+"""LeRobot's file of results."""
+_RESULT_KEYS = {"per_task", "per_episode"}
 _STATUSES = {"success": True, "fail": False}
 
 
@@ -63,6 +67,25 @@ class ForeignResults:
     kind: str
     episodes: tuple[ForeignEpisode, ...]
     remarks: tuple[str, ...] = ()
+
+
+def find_results(path: Path) -> list[Path]:
+    """Return the files of results at a path, as `read_results` reads them; empty where it is something else."""
+    if path.is_dir():
+        inner = path / EVAL_INFO
+        return [inner] if inner.is_file() else recording_files(path)
+    if not path.is_file():
+        return []
+    return [path] if path.name == EVAL_INFO or is_sqlite(path) or _holds_successes(path) else []
+
+
+def _holds_successes(path: Path) -> bool:
+    """Return whether a JSON file has LeRobot's keys, whatever its name."""
+    try:
+        tree = json.loads(path.read_bytes()) if path.suffix == ".json" else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(tree, dict) and not _RESULT_KEYS.isdisjoint(tree)
 
 
 def read_results(path: Path) -> ForeignResults:

@@ -195,7 +195,7 @@ def filter_episodes(
         axis: only those that violate a scored specification of that axis.
         policy: the policy's name; `UNNAMED` for records that name none.
         suite: the benchmark's name.
-        task: `task_3`, or `libero-goal/task_3` where several suites have one.
+        task: `3` or `task_3`, or `libero-goal/task_3` where several suites have one.
         outcome: such as `success` or `crashed`.
         body_kind: only those of which a violating body is of this kind; the rows need their violating bodies.
 
@@ -205,7 +205,7 @@ def filter_episodes(
     selected = list(rows)
     selected = _filter_by_name("policy", policy, selected, lambda row: (row.policy or UNNAMED,))
     selected = _filter_by_name("suite", suite, selected, lambda row: (row.benchmark,))
-    selected = _filter_by_name("task", task, selected, lambda row: (row.task_id, f"{row.benchmark}/{row.task_id}"))
+    selected = _filter_by_name("task", task, selected, _task_names)
     selected = _filter_by_name("outcome", outcome, selected, lambda row: (row.outcome,))
     selected = [row for row in selected if axis in row.broken_axes] if axis is not None else selected
     if body_kind is not None:
@@ -249,6 +249,10 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
 def _margin_key(row: EpisodeListRow) -> float | None:
     """Return rho/threshold; a violation without a margin comes before all others."""
     return -inf if row.share is None and row.violated else row.share
+
+
+def _task_names(row: EpisodeListRow) -> tuple[str, ...]:
+    return row.task_id.removeprefix("task_"), row.task_id, f"{row.benchmark}/{row.task_id}"
 
 
 def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:

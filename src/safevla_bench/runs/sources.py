@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from safevla_bench import archive
+from safevla_bench import archive, foreign
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.runs import parts
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
@@ -73,8 +73,8 @@ def remedy_for(problems: Sequence[RecordError]) -> str:
     """Return what to do where episodes are invalid or lost."""
     if any(isinstance(problem, DamageError) for problem in problems):
         return (
-            "Copy the files anew from where they were made; or pass --salvage to take the episodes that can be read "
-            "and count the others."
+            "Copy the files anew from where they were made; or pass --skip-invalid to take the episodes that can be "
+            "read and count the others."
         )
     return "Mend them, or pass --skip-invalid to take the others and count these."
 
@@ -205,6 +205,11 @@ def open_source(path: Path) -> RecordSource:
     if not path.exists():
         remedy = "Name an archive file or a run folder."
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
+    if not (path / RUN).exists() and foreign.find_results(path):
+        remedy = "`safevla score` prints its success rates. To have safety judged, record the rollouts: safevla eval."
+        raise RunError(
+            "holds successes of another tool and no trajectories", remedy=remedy, place=Place(file=str(path))
+        )
     if path.is_dir():
         return _open_folder(path)
     return RecordSource(path, (), {}, partial(_read_file, path), (path,))

@@ -23,7 +23,7 @@ _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-inse
 """Templates of object handling, the least demanding first. Several such phases become the most demanding one."""
 
 _HEAD = (
-    "# Proposed by `safevla tags propose` from the goals. A person should answer every line that begins with `# audit`",
+    "# Proposed by `safevla tasks --propose` from the goals. A person should answer each line beginning with `# audit`",
     "# and change the task where the answer asks for it. Then: safevla score SOURCE --out DIR --registry THIS_FILE",
 )
 

@@ -84,7 +84,7 @@ def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_t
 
     with pytest.raises(UnknownTaskError, match="mine") as caught:
         evaluation.judge([tmp_path / "run"], load_ruleset())
-    assert "safevla tags propose --bddl" in caught.value.remedy
+    assert "safevla tasks --propose" in caught.value.remedy
     tags = proposed(mine, tmp_path / "tags.toml")
     judged = evaluation.judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
     assert [one.benchmark for one in judged.scores.episodes()] == ["mine", "mine"]
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
     assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
     with pytest.raises(HostError, match=r"task 1 of .* lacks its file") as caught:
         select_tasks(host, replace(request, tasks=(1, 2)))
-    assert "--tasks 2" in caught.value.remedy
+    assert "--task 2" in caught.value.remedy
     with pytest.raises(HostError, match="lacks its file"):
         host.make(tasks[1], Wants())
 
