@@ -44,6 +44,19 @@ class FakeConformance(HostConformance):
             env.step(CLOSE)
         return "block"
 
+    def move_object(self, env, seed):
+        body = self.hold(env, seed)
+        for _ in range(4):
+            env.step(np.array([0.5, 0, 1, 0, 0, 0, 1.0]))
+        return body
+
+    def upright(self, task, episode, camera, size):
+        """The block as seen from above, x running down."""
+        image = np.zeros((*size, 3), dtype=np.uint8)
+        row, column = ((0.5 + episode.body_pos_m.episode_poses(0)[1][0, 0, :2]) * size).astype(int)
+        image[row - 2 : row + 3, column - 2 : column + 3] = 255
+        return image
+
     def close_on_nothing(self, env, seed):
         env.reset(seed)
         for _ in range(5):

@@ -15,6 +15,7 @@ import numpy as np
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost
 from safevla_bench.hosts.fake.viewer import FakeStage
+from safevla_bench.interface import Wants
 
 _counter = itertools.count()
 
@@ -303,6 +304,54 @@ class NewtonMillimetres(Edited):
 
     def edit(self, batch):
         return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 1000.0))
+
+
+class SevenZeros(Edited):
+    """Fills in what it does not measure."""
+
+    breaks = "test_torques_and_their_limits_are_there_together"
+
+    def edit(self, batch):
+        return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 0.0))
+
+
+class Lagging(Edited):
+    """What is held is recorded where it was a control step before."""
+
+    breaks = "test_poses_are_those_of_the_end_of_the_control_step"
+
+    def edit(self, batch):
+        held = batch.gripped[-3:]
+        if len(batch.gripped) < 15 or self._wants != Wants(privileged=True) or (held < 0).any():
+            return batch
+        channel = batch.body_pos_m.channel
+        rows = channel.values.reshape(len(batch.gripped), -1)
+        return replace(
+            batch,
+            body_pos_m=replace(
+                batch.body_pos_m, channel=replace(channel, values=np.vstack([rows[:1], rows[:-1]]).reshape(-1))
+            ),
+        )
+
+
+class Falling(Mutant):
+    """Begins while the cup is in the air, however long it may wait."""
+
+    breaks = "test_settling_goes_on_until_objects_rest"
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        if seed.rest_steps:
+            self._world.objects["cup"] = self._world.objects["cup"] + [0, 0, 0.3]
+            self._records[0] = replace(self._records[0], state=self._world.to_state(0.0))
+        return seen
+
+
+class Overturned(Mutant):
+    breaks = "test_images_are_upright"
+
+    def _render_image(self):
+        return super()._render_image()[::-1]
 
 
 class Leaking(Mutant):

@@ -165,7 +165,7 @@ class EpisodeRecorder:
         Raises:
             HostError: no episode has begun, a shape is not in the scene, or there is less or more than in record 0.
         """
-        self._require_log()
+        self.require_episode()
         for name, given, expected in (
             ("contacts", contacts is not None, self._has_contacts),
             ("torques", torques_nm is not None, self._has_torques),
@@ -191,7 +191,7 @@ class EpisodeRecorder:
         Raises:
             HostError: no substep was recorded, or there is less or more than in record 0.
         """
-        log = self._require_log()
+        log = self.require_episode()
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(log)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
@@ -211,15 +211,15 @@ class EpisodeRecorder:
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
-        return self._require_log().dropped_pairs()
+        return self.require_episode().dropped_pairs()
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
-        return self._require_log().build_recording(header)
+        return self.require_episode().build_recording(header)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
         """Return the newest record alone, as an episode of one record; the recording itself does not change."""
-        return self._require_log().latest_record(header)
+        return self.require_episode().latest_record(header)
 
     def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold what was read, one row each."""
@@ -239,7 +239,8 @@ class EpisodeRecorder:
             "further": {name: values for name, values in torques.items() if values is not None},
         }
 
-    def _require_log(self) -> EpisodeLog[_Reading]:
+    def require_episode(self) -> EpisodeLog[_Reading]:
+        """Return the records so far, or raise `HostError` where no episode has begun."""
         if self._log is None:
             raise HostError("no episode has begun", remedy="Call begin first, after settling.")
         return self._log

@@ -2,20 +2,27 @@
 
 An entry point names a factory that returns a `Host`: `arguments` are its keyword parameters, all text and none
 required. What its signature does not take is refused before it is called. Making a host imports no simulator.
+
+An entry point of the same name in the group ``safevla_bench.registries`` names the file with the tags of its tasks.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
-from safevla_bench.errors import HostError
-from safevla_bench.interface import Host
+from safevla_bench.errors import HostError, PluginError
+from safevla_bench.interface import EpisodeSeed, Host, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup
 
 GROUP = "safevla_bench.hosts"
+REGISTRIES = "safevla_bench.registries"
+"""Group of the entry points that name a host's file of tags: `module:attribute`, a path."""
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 
-__all__ = ["GROUP", "host_names", "make_host"]
+__all__ = ["GROUP", "REGISTRIES", "episode_header", "host_names", "make_host", "registry_files"]
 
 
 def host_names() -> tuple[str, ...]:
@@ -33,3 +40,55 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Host:
     """
     made: Host = _HOSTS.make(name, arguments)
     return made
+
+
+def registry_files(name: str) -> tuple[Path, ...]:
+    """Return the files with the tags of a host's tasks that its distribution names, by entry points of `REGISTRIES`.
+
+    Raises:
+        PluginError: the entry point cannot be loaded, or names no file; names its distribution.
+    """
+    return tuple(_registry_file(entry) for entry in entry_points(group=REGISTRIES, name=name))
+
+
+def _registry_file(entry: EntryPoint) -> Path:
+    owner = entry.dist.name if entry.dist else "an unnamed distribution"
+    remedy = f"Its entry point {entry.value!r} is to be the path of a .toml file. Repair, upgrade or uninstall {owner}."
+    try:
+        value = entry.load()
+    except Exception as error:  # it can fail in any way while it is imported
+        problem = f"the registry of host {entry.name!r} fails to load: {type(error).__name__}: {error}"
+        raise PluginError(problem, remedy=remedy) from error
+    if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
+        raise PluginError(f"the registry of host {entry.name!r} is no file: {value}", remedy=remedy)
+    return Path(value)
+
+
+def episode_header(
+    task: Task,
+    seed: EpisodeSeed,
+    *,
+    success: bool,
+    dt: float,
+    target_object: str | None,
+    versions: Mapping[str, str],
+    **further: object,
+) -> dict[str, object]:
+    """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds.
+
+    `further` are other fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`, `embodiment` and
+    `dropped_pairs`.
+    """
+    return {
+        "episode_id": f"{task.benchmark}/{task.task_id}/init_{seed.init_state_index:03d}",
+        "benchmark": task.benchmark,
+        "task_id": task.task_id,
+        "instruction": task.instruction,
+        "success": success,
+        "dt": dt,
+        "target_object": target_object,
+        "env_seed": seed.env_seed,
+        "init_state_index": seed.init_state_index,
+        "versions": dict(versions),
+        **further,
+    }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Action, EpisodeSeed, Host, HostEnv, Task, Wants
+from safevla_bench.interface import Action, Camera, EpisodeSeed, Host, HostEnv, StagingHost, Task, Wants
 from safevla_bench.trajectory import Batch
 
 Floats = NDArray[np.float64]
@@ -101,8 +101,10 @@ _RULES_OF_HOOKS: Mapping[str, str] = {
     "hold": "test_what_both_fingers_hold_is_named",
     "close_on_nothing": "test_a_gripper_closed_on_nothing_holds_nothing",
     "touch_with_one_finger": "test_one_finger_is_no_grip",
+    "move_object": "test_poses_are_those_of_the_end_of_the_control_step",
+    "upright": "test_images_are_upright",
 }
-_RULE_OF_IMAGES = "test_images_are_of_the_wanted_size"
+_RULES_OF_IMAGES = ("test_images_are_of_the_wanted_size", "test_images_are_upright")
 
 
 class HostRules:
@@ -151,10 +153,29 @@ class HostRules:
         """Reset, then act until one finger and not the other touches a body; returns its name."""
         raise NotImplementedError
 
+    def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
+        """Reset, then act until a tracked body has moved by some centimetres; returns its name."""
+        raise NotImplementedError
+
+    def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+        """Return record 0 as the camera sees it, [H, W, 3], with what is above at the top: rendered by other means.
+
+        The host's own `stage` does, unless this is overridden.
+        """
+        host = self.host()
+        if not isinstance(host, StagingHost):
+            raise NotImplementedError
+        stage = host.stage(task, episode)
+        try:
+            return stage.render(0, Camera(camera), size).image
+        finally:
+            stage.close()
+
     def __init_subclass__(cls) -> None:
         """Take away the rules that cannot apply: of a hook set to None, of images where no camera is wanted."""
         applies = {rule: getattr(cls, hook) is not None for hook, rule in _RULES_OF_HOOKS.items()}
-        applies[_RULE_OF_IMAGES] = any(wants.cameras for wants in cls.other_wants)
+        has_cameras = any(wants.cameras for wants in cls.other_wants)
+        applies |= {rule: has_cameras and applies.get(rule, True) for rule in _RULES_OF_IMAGES}
         for rule, is_wanted in applies.items():
             # A base may have taken away what this class wants again; the class that defines the rule keeps it.
             defined = next((attribute for base in cls.__mro__ if (attribute := vars(base).get(rule))), None)

@@ -14,6 +14,7 @@ from safevla_bench.hosts.conformance.base import (
     Floats,
     HostRules,
     TrialRun,
+    call_hook,
     first_difference,
     require,
     run_actions,
@@ -24,11 +25,13 @@ from safevla_bench.interface import (
     Action,
     Coordinate,
     Coordinated,
+    EpisodeSeed,
     HostEnv,
     Observation,
     SelectiveEnv,
     Stage,
     StagingHost,
+    Wants,
     Watchable,
 )
 from safevla_bench.trajectory import Batch, select_record
@@ -95,6 +98,20 @@ class TaskRules(HostRules):
         require(not difference, f"{run}: settling by `Task.still` differs from the host's own in {difference}.")
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
+    def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
+        if len(run.task.still) != len(run.env.action_low):
+            return  # another rule
+        still = np.array([run.task.still] * 2)
+        batch = run_actions(run.env, replace(self.seed, wait_steps=0, rest_steps=_REST_STEPS), still)
+        bodies, positions = batch.body_pos_m.episode_poses(0)
+        speeds = np.linalg.norm(np.diff(positions, axis=0), axis=2).max(axis=0, initial=0) / run.env.dt_s
+        for body, speed in zip(bodies, speeds, strict=True):
+            name = batch.body_label(int(body))
+            require(
+                speed <= _AT_REST_M_PER_S,
+                f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}.",
+            )
+
     def test_making_the_host_imports_no_simulator(self) -> None:
         if not self.needs:
             return
@@ -114,10 +131,14 @@ class TaskRules(HostRules):
 # What a host may be able to do
 
 
+_REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
+
+
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
 _NEAR_M = 0.01
 """A record may be of the start of its last substep, its state of the end: how far anything goes between, and more."""
 _SHOWN_M = 1e-4
+_LATE = 0.6
 _PICTURE = (48, 64)
 _LOOKS = 3
 """Steps between two looks at the images."""
@@ -199,6 +220,29 @@ class OptionalRules(HostRules):
         for name, off in _position_gaps(batch, coordinates):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
+    def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
+        host, trial = self.host(), self.trials[0]
+        env = _ObservedEnv(host.make(trial.find_task(host), Wants(privileged=True)))
+        try:
+            body = call_hook(lambda: self.move_object(env, self.seed), "move_object")
+            batch = env.recorded()
+            places = np.array([seen.privileged.body_pos_m[body] for seen in env.seen if seen.privileged])
+            if not len(places):
+                places = _state_positions(batch, env.inner, body)
+        finally:
+            env.close()
+        recorded = {batch.body_label(int(k)): place for place, k in enumerate(batch.body_pos_m.episode_poses(0)[0])}
+        require(body in recorded, f"{trial}: {body} was moved, and its pose is not recorded.")
+        path = batch.body_pos_m.episode_poses(0)[1][:, recorded[body]]
+        if len(places) != len(path):
+            pytest.skip("neither coordinates() nor privileged state tells where the body is")
+        moved = float(np.linalg.norm(np.diff(places, axis=0), axis=1).sum())
+        off = float(np.linalg.norm(path - places, axis=1).sum())
+        require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m: too little to tell.")
+        # One substep behind is right: MuJoCo computes poses at its start. One control step behind comes to 1.
+        late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps off; read them right after the last"
+        require(off <= _LATE * moved, f"{late} physics step.")
+
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
         host, batch = self.host(), run.batch
         if not isinstance(host, StagingHost):
@@ -227,6 +271,37 @@ class OptionalRules(HostRules):
             require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
             off = float(np.linalg.norm(at - positions[step, place]))
             require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
+
+
+class _ObservedEnv:
+    """An environment that keeps the observations since the last reset."""
+
+    def __init__(self, inner: HostEnv) -> None:
+        self.inner, self.seen = inner, list[Observation]()
+        self.task, self.dt_s = inner.task, inner.dt_s
+        self.action_low, self.action_high = inner.action_low, inner.action_high
+
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        self.seen = [self.inner.reset(seed)]
+        return self.seen[0]
+
+    def step(self, action: Action) -> tuple[Observation, bool]:
+        seen, success = self.inner.step(action)
+        self.seen.append(seen)
+        return seen, success
+
+    def recorded(self) -> Batch:
+        return self.inner.recorded()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _state_positions(batch: Batch, env: HostEnv, body: str) -> Floats:
+    """Return where the recorded states have a body, [n, 3]; no rows where the host does not say."""
+    places = env.coordinates() if isinstance(env, Coordinated) else ()
+    first = next((each.first for each in places if (each.name, each.kind, each.size) == (body, "position", 3)), None)
+    return np.empty((0, 3)) if first is None else batch.sim_state.episode_rows(0)[:, first : first + 3]
 
 
 def _is_readable(observation: Observation, camera: str) -> bool:

@@ -6,9 +6,11 @@ They concern lengths, names, roles and units, contacts and the grip, and an epis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, InvalidActionError, SafevlaError
 from safevla_bench.hosts.conformance.base import (
@@ -56,7 +58,14 @@ class RecordRules(HostRules):
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
         require(recorded == expected, f"{run}: the header says {recorded}, the episode was {expected}.")
-        require(bool(header.torque_limit_nm), f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
+
+    def test_torques_and_their_limits_are_there_together(self, run: TrialRun) -> None:
+        has_torques, limits = bool(run.batch.joint_torque_nm.present.all()), run.batch.headers[0].torque_limit_nm
+        embodiment = run.batch.headers[0].embodiment
+        require(bool(limits) or not has_torques, f"{run}: no torque limits for the embodiment {embodiment!r}.")
+        if has_torques:
+            zeros = not run.batch.joint_torque_nm.values.any()
+            require(not zeros, f"{run}: all torques are zero; leave them out where the arm has none (`arm_dofs=()`).")
 
     def test_exactly_the_targets_have_the_role_target(self, run: TrialRun) -> None:
         primary = run.batch.headers[0].target_object
@@ -99,6 +108,8 @@ class RecordRules(HostRules):
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **paths}.items():
             far = float(np.abs(path).max(initial=0))
             require(far <= self.workspace_m, f"{run}: {name} is {far:g} m from the origin; positions are in metres.")
+        if not batch.eef_pos_m.present.all():
+            return
         speed = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
         require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in metres.")
 
@@ -116,6 +127,8 @@ class RecordRules(HostRules):
         if not run.batch.joint_torque_nm.present.all():
             return
         limits = np.array(run.batch.headers[0].torque_limit_nm)
+        if not limits.size:
+            return  # another rule
         ratio = float((np.abs(run.batch.joint_torque_nm.episode_rows(0)) / limits).max(initial=0))
         require(ratio < _TOO_STRONG, f"{run}: a torque is {ratio:g} times its limit; torques are in newton metres.")
 
@@ -240,6 +253,22 @@ class RepeatRules(HostRules):
                 fits = image.dtype == np.uint8 and image.shape == (*wants.image_size, 3)
                 require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
+    def test_images_are_upright(self) -> None:
+        wants = next(wants for wants in self.other_wants if wants.cameras)
+        host = self.host()
+        task = self.trials[0].find_task(host)
+        env = host.make(task, wants)
+        images, episode = env.reset(self.seed).images, env.recorded()
+        env.close()
+        for camera, image in images.items():
+            expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
+            if image.shape != expected.shape:
+                return  # another rule
+            turned = {"upside down": image[::-1], "mirrored": image[:, ::-1], "turned by 180°": image[::-1, ::-1]}
+            off = {name: _mean_difference(picture, expected) for name, picture in turned.items()}
+            nearest = min(off, key=off.__getitem__)
+            require(_mean_difference(image, expected) <= off[nearest], f"The image of {camera} is {nearest}.")
+
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
         skip_unless_repeatable(run)
 
@@ -276,6 +305,10 @@ class RepeatRules(HostRules):
                 pytest.fail(f"{run}: before a reset it must raise HostError, not {error!r}.", pytrace=False)
             pytest.fail(f"{run}: it works before a reset.", pytrace=False)
         env.close()
+
+
+def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
+    return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
 def _first_false(same: Sequence[bool]) -> int:
