@@ -62,11 +62,12 @@ class RegisteredRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     recipe: RulesetRecipe
 
 
-class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A policy by its name, with its arguments."""
+class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A policy by its name, with its arguments; `spec` makes one that has a name of its own."""
 
     policy: str
     arguments: dict[str, str]
+    spec: str | None = None
 
 
 class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -294,18 +295,21 @@ def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) ->
     }
     document = msgspec.to_builtins(registration)
     yield from list_differences({name: document[name] for name in described}, _plain(described), _WORDS)
-    here = {policy.get("policy"): policy.get("arguments") for policy in run.get("policies", ())}
+    here = {policy.get("policy"): policy for policy in run.get("policies", ())}
     yield from _compare_policies(registration, here)
 
 
-def _compare_policies(registration: Registration, here: Mapping[str, object]) -> Iterator[str]:
-    """Yield the policies of a run, name -> arguments, that are not registered, or with other arguments."""
-    registered = {policy.policy: policy.arguments for policy in registration.policies}
-    for name, arguments in here.items():
+def _compare_policies(registration: Registration, here: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the policies of a run, by name, that are not registered, or made otherwise."""
+    registered = {policy.policy: policy for policy in registration.policies}
+    for name, policy in here.items():
         if name not in registered:
             yield f"the policy {name} is not registered"
-        else:
-            yield from list_differences(registered[name], arguments, _WORDS, f"arguments of {name}")
+            continue
+        yield from list_differences(registered[name].arguments, policy.get("arguments"), _WORDS, f"arguments of {name}")
+        yield from list_differences(
+            registered[name].spec or name, policy.get("spec") or name, _WORDS, f"spec of {name}"
+        )
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
@@ -327,7 +331,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
 
 def compare_registrations(registration: Registration, asked: Registration) -> Iterator[str]:
     """Yield in what a plan differs from the registered one."""
-    here = {policy.policy: policy.arguments for policy in asked.policies}
+    here = {policy.policy: msgspec.to_builtins(policy) for policy in asked.policies}
     yield from _compare_policies(registration, here)
     yield from (
         f"the policy {policy.policy} is left out" for policy in registration.policies if policy.policy not in here

@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench import evaluation, runs
 from safevla_bench.cli import sections
-from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import SourceType, format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
@@ -130,8 +130,8 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     "sources",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="SOURCE... [EPISODE]",
+    type=SourceType(),
+    metavar="[NAME=]SOURCE... [EPISODE]",
     callback=_split_episode,
 )
 @click.option("--all", "every", is_flag=True, help="Plot every specification, not only what was broken or nearest.")

@@ -22,7 +22,7 @@ from safevla_bench.cli import sections
 from safevla_bench.errors import Place, RunError
 from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.ruleset import Ruleset, load_ruleset
-from safevla_bench.runs import RUN
+from safevla_bench.runs import RUN, NamedSource
 from safevla_bench.specs.file_formats import LIBRARY_NAMES
 from safevla_bench.text.sanitize import escape_controls
 
@@ -171,10 +171,19 @@ paper_format_option = click.option(
     help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back.",
 )  # fmt: skip
 
-sources_argument = click.argument(
-    "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE..."
-)
-optional_sources_argument = click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE...]")
+
+class SourceType(click.Path):
+    """A run folder or an archive, with a name for its policy where `NAME=` stands before it."""
+
+    name = "source"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, a `NamedSource` where it has a name."""
+        return value if isinstance(value, Path) else NamedSource.parse(value)
+
+
+sources_argument = click.argument("sources", nargs=-1, required=True, type=SourceType(), metavar="[NAME=]SOURCE...")
+optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
 
 
 def require_sources(sources: Sequence[Path]) -> None:
@@ -187,7 +196,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     """Return where to write: `out`, else this place in the run folder, where the sources are one."""
     if out is not None:
         return out
-    if len(sources) == 1 and (sources[0] / RUN).is_file():
+    if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
         return sources[0].joinpath(*names)
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
 

@@ -12,7 +12,7 @@ from safevla_bench import protocols
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import format_option
 from safevla_bench.cli.run_options import policy_arguments
-from safevla_bench.policies import make_policy
+from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import connection, dialects, endpoint, entries, serve
 from safevla_bench.report.published import PAPER, PublishedCell, load_published
 
@@ -251,7 +251,9 @@ _OWN = ("127.0.0.1", "::1", "localhost")
 
 
 @sections.command("serve")
-@click.option("--policy", "name", required=True, metavar="NAME[:ARG]", help="What acts, such as python:module:factory.")
+@click.option(
+    "--policy", "policy", required=True, metavar="[NAME=]POLICY", help="What acts, such as python:module:factory."
+)
 @click.option("--policy-arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for it. Repeatable.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), show_default=True, help="0 = any that is free.")
 @click.option(
@@ -267,15 +269,17 @@ _OWN = ("127.0.0.1", "::1", "localhost")
 )
 @click.option("--key-file", type=click.Path(), metavar="FILE", help="A file with that key.")
 def serve_command(
-    name: str, arguments: tuple[str, ...], port: int, bind: str, seed: int, key_env: str | None, key_file: str | None
+    policy: str, arguments: tuple[str, ...], port: int, bind: str, seed: int, key_env: str | None, key_file: str | None
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
 
     A connection is an episode. Policies that see the simulator's own state cannot be served.
     """
     connection.require_library("websockets", "openpi")
+    own_name, spec = split_name(policy)
+    name = own_name or spec
     given = policy_arguments(arguments, name)
-    served = serve.ServedPolicy(name, lambda: make_policy(name, given), seed, given)
+    served = serve.ServedPolicy(name, lambda: make_policy(spec, given), seed, given)
     key = endpoint.read_key(key_env, key_file)
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]

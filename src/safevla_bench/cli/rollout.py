@@ -48,7 +48,7 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
     with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, _):
         rows = evaluation.roll_out(run_command.request, run_command.out, observer, run_command.execution)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
-    if any(name.startswith("replay:") for name in run_command.request.policies):
+    if _is_replay(run_command):
         _report_replays(runs.read_sources([run_command.out])[0])
     _report_stopped(run_command, sum(row.outcome == "stopped" for row in rows))
     _report_decision(run_command)
@@ -111,7 +111,7 @@ def eval_command(
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
     crashed = {episode.episode_id: episode.reason for episode in judged.scores.absent}
     print_scores(judged)
-    if any(name.partition(":")[0] == "replay" for name in run_command.request.policies):
+    if _is_replay(run_command):
         _report_replays(judged.batch)
     _report_stopped(run_command, judged.scores.outcome.count("stopped"))
     _report_decision(run_command)
@@ -196,6 +196,12 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
             again = f"{run_command.resume_command} --retry-crashed"
             click.echo(f"{done} of {planned} episodes have ended. With a server there again:\n  {again}", err=True)
         raise
+
+
+def _is_replay(run_command: RunCommand) -> bool:
+    """Return whether a recording is replayed."""
+    request = run_command.request
+    return any(request.policy_spec(name).partition(":")[0] == "replay" for name in request.policies)
 
 
 def _report_replays(batch: Batch | None) -> None:

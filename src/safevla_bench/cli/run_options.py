@@ -26,6 +26,7 @@ from safevla_bench.cli.options import (
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
+from safevla_bench.policies import check_name, split_name
 from safevla_bench.registration import read_registration
 from safevla_bench.text.sanitize import redact_secrets
 
@@ -42,10 +43,11 @@ _PLAN_OPTIONS = [
     click.option("--episodes", type=click.IntRange(min=1), metavar="N",
                  help="Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: 50 in "
                       "robocasa, 1 elsewhere; of a replay, all that were recorded."),
-    click.option("--policy", "policies", multiple=True, metavar="NAME[:ARG]",
-                 help="The policy: noop, random, scripted:careful, scripted:hasty, replay:PATH (recorded actions), "
-                      "python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, "
+    click.option("--policy", "policies", multiple=True, metavar="[NAME=]POLICY",
+                 help="The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
+                      "(recorded actions), python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, "
                       "openvla:HOST, or a plug-in's. Repeatable."),
+    click.option("--name", metavar="NAME", help="The name of the one policy in every output; as --policy NAME=POLICY."),
     click.option("--entry", metavar="NAME",
                  help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
                       "suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),
@@ -131,6 +133,7 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     out = how["out"] or Path()
     is_resumed = how["resume"] and (out / runs.RUN).exists()
     what = {**what, **_expand_entry(what)}
+    what = {**what, **_name_policies(what["policies"], what["name"])}
     if not is_resumed and not what["registered"]:
         what = {**what, **_expand_replay(what)}
     if is_resumed:
@@ -156,7 +159,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     fields = {
         name: value for one, given in what.items() for name, value in _request_fields(one, given, what["policies"])
     }
-    if fields["episodes"] is None and _replays_alone(what["policies"]):
+    if fields["episodes"] is None and _replays_alone(what):
         fields["episodes"] = evaluation.RECORDED
     elif fields["episodes"] is None and what["protocol"] is not None:
         fields["episodes"] = evaluation.PROTOCOL
@@ -185,12 +188,14 @@ def _recorded_request(
     for name, value in what.items():
         if _is_given(context, name) or (what["entry"] and name in evaluation.ENTRY_OPTIONS and value is not None):
             fields.update(_request_fields(name, value, policies))
+    if what["policies"]:
+        fields["policy_specs"] = what["policy_specs"]
     return replace(recorded, **fields)
 
 
 def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:
     """Return the request's fields that an option fills."""
-    if name == "entry":
+    if name in ("entry", "name"):
         return []
     if name == "registered":
         return [("registration", read_registration(value))] if value else []
@@ -219,18 +224,37 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
 
 
-def _replays_alone(policies: Sequence[str]) -> bool:
+def _name_policies(policies: Sequence[str], name: str | None) -> dict[str, Any]:
+    """Return the names of the policies, and the specs of those whose name is not their spec."""
+    pairs = [split_name(text) for text in policies]
+    if name is not None:
+        if len(pairs) != 1 or pairs[0][0] is not None:
+            remedy = "Name each of several: --policy NAME=POLICY."
+            raise RunError("--name is for the one --policy (or --entry) of the command", remedy=remedy)
+        pairs = [(check_name(name), pairs[0][1])]
+    return {
+        "policies": tuple(spec if own_name is None else own_name for own_name, spec in pairs),
+        "policy_specs": {own_name: spec for own_name, spec in pairs if own_name is not None and own_name != spec},
+    }
+
+
+def _specs(what: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> spec of the policies."""
+    return {name: what["policy_specs"].get(name, name) for name in what["policies"]}
+
+
+def _replays_alone(what: Mapping[str, Any]) -> bool:
     """Return whether recordings are replayed and no other policy runs."""
-    return bool(policies) and all(policy.startswith("replay:") for policy in policies)
+    return bool(what["policies"]) and all(spec.startswith("replay:") for spec in _specs(what).values())
 
 
 def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the host and the suites of the recordings to be replayed, where they are not given."""
-    if not _replays_alone(what["policies"]) or (what["host"] and what["suites"]):
+    if not _replays_alone(what) or (what["host"] and what["suites"]):
         return {}
     everyone, single = _parse_arguments(what["arguments"], what["policies"])
-    arguments = {name: {**everyone, **single.get(name, {})} for name in what["policies"]}
-    filled = evaluation.replay_fields(arguments)
+    replays = [(spec, {**everyone, **single.get(name, {})}) for name, spec in _specs(what).items()]
+    filled = evaluation.replay_fields(replays)
     return {name: value for name, value in filled.items() if not what[name] and value}
 
 

@@ -14,7 +14,14 @@ import click
 from safevla_bench import evaluation, training, viewers
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.frames import report_skipped, show_frame_progress
-from safevla_bench.cli.options import choose_output, judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import (
+    SourceType,
+    choose_output,
+    judge_options,
+    optional_sources_argument,
+    skip_option,
+    sources_argument,
+)
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -26,7 +33,7 @@ _SUFFIX = {"text": "txt"}
 
 
 @sections.command("tables")
-@click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE...]")
+@optional_sources_argument
 @click.option("--which", multiple=True, metavar="LIST",
               help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
 @click.option(
@@ -288,7 +295,7 @@ def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) 
 
 
 @sections.command("board")
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN...]")
+@click.argument("runs", nargs=-1, type=SourceType(), metavar="[[NAME=]RUN...]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -40,7 +40,8 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
         indices=request.tasks,
         episodes_per_task=request.episodes,
         policies=tuple(
-            RegisteredPolicy(policy=name, arguments=request.policy_options(name)) for name in request.policies
+            RegisteredPolicy(policy=name, arguments=request.policy_options(name), spec=request.policy_specs.get(name))
+            for name in request.policies
         ),
         protocol=rollout.load_protocol(request.protocol).episode_values(),
         seed=request.seed,
@@ -58,7 +59,7 @@ def _require_registrable(request: Request) -> None:
     if request.shard is not None:
         remedy = "Freeze without --shard; --shard I/N --registered FILE then runs a piece of it."
         raise RunError("a registration is of the whole plan, not of a shard", remedy=remedy)
-    replayed = [name for name in request.policies if name.partition(":")[0] == "replay"]
+    replayed = [name for name in request.policies if request.policy_spec(name).partition(":")[0] == "replay"]
     if replayed:
         remedy = "Register the runs that are still to be made."
         raise RunError(f"{replayed[0]} repeats what has been run, and cannot be registered beforehand", remedy=remedy)
@@ -97,6 +98,7 @@ def registered_request(registration: Registration) -> Request:
         tasks=registration.indices,
         episodes=registration.episodes_per_task,
         policies=tuple(policy.policy for policy in registration.policies),
+        policy_specs={policy.policy: policy.spec for policy in registration.policies if policy.spec},
         policy_arguments={policy.policy: policy.arguments for policy in registration.policies},
         protocol=str(registration.protocol["name"]),
         seed=registration.seed,

@@ -37,7 +37,7 @@ def judge(
         SignalError: a record lacks a field that an active specification reads.
         UnknownTaskError: a task without an entry.
     """
-    sources = [Path(path) for path in paths]
+    sources = [runs.NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
     records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
     records.require_valid(skip_invalid=skip_invalid)
@@ -152,7 +152,7 @@ def load_policy_results(
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, runs.open_sources(paths), strict=True):
-        judged = judge([path], ruleset, skip_invalid=skip_invalid)
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
         (source,) = judged.sources
         of_source = split_by_policy(
             replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),

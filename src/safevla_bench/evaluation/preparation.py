@@ -54,7 +54,9 @@ def prepare_run(request: Request) -> PreparedRun:
     rules = rollout.load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
     made = {
-        name: request.policy_objects[name] if name in request.policy_objects else policies.make_policy(name, arguments)
+        name: request.policy_objects[name]
+        if name in request.policy_objects
+        else policies.make_policy(request.policy_spec(name), arguments)
         for name, arguments in options.items()
     }
     _check_servers(made, tasks)
@@ -82,6 +84,7 @@ def prepare_run(request: Request) -> PreparedRun:
         renders=any(policy.wants.cameras for policy in made.values()),
         stopping=(request.ruleset or load_ruleset()) if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
+        specs=dict(request.policy_specs),
     )
     described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
@@ -137,7 +140,7 @@ def _policy_options(request: Request, policy: str) -> dict[str, str]:
     """Return the arguments of a policy; those of an entry include its servers."""
     served = (
         {entries.SERVER: " ".join(request.servers)}
-        if entries.MARK in policy.partition(":")[0] and request.servers
+        if entries.MARK in request.policy_spec(policy).partition(":")[0] and request.servers
         else {}
     )
     return {**served, **request.policy_options(policy)}
@@ -222,6 +225,7 @@ def _describe_run(
         "policies": [
             {
                 "policy": name,
+                **({"spec": request.policy_specs[name]} if name in request.policy_specs else {}),
                 "arguments": request.policy_options(name),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,

@@ -35,6 +35,8 @@ class Request:
     `recorded` = each that the recording of a replay holds, and no task without.
     """
     policies: tuple[str, ...] = ()
+    policy_specs: Mapping[str, str] = field(default_factory=dict)
+    """What makes a policy that has a name of its own, name -> such as `python:module:factory`; else the name does."""
     policy_objects: Mapping[str, Policy] = field(default_factory=dict)
     """Those of `policies` that exist already, by name; they are not closed, and cannot be sent to other processes."""
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +66,10 @@ class Request:
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
 
+    def policy_spec(self, policy: str) -> str:
+        """Return what makes a policy: `python:module:factory`, `replay:PATH`, an entry; mostly its name."""
+        return self.policy_specs.get(policy, policy)
+
     def policy_options(self, policy: str) -> dict[str, str]:
         """Return the arguments of a policy: those of all policies, and its own in their place."""
         return {**self.arguments, **self.policy_arguments.get(policy, {})}
@@ -91,6 +97,7 @@ class Request:
             tasks=options.indices,
             episodes=options.episodes,
             policies=tuple(policy.policy for policy in options.policies),
+            policy_specs={policy.policy: policy.spec for policy in options.policies if policy.spec},
             policy_arguments={policy.policy: policy.arguments for policy in options.policies},
             servers=options.volatile.servers,
             protocol=options.protocol.name,
@@ -122,6 +129,7 @@ _OWN_LOOP = "own loop"
 class _RunPolicy(msgspec.Struct):
     policy: str
     arguments: dict[str, str]
+    spec: str | None = None
 
 
 class _RunProtocol(msgspec.Struct):
@@ -179,11 +187,11 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 """The options that an entry stands for."""
 
 
-def replay_fields(policies: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Return the `host` and `suites` of the recordings of replays, name -> arguments; empty where they do not say."""
+def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
+    """Return the `host` and `suites` of the recordings of replays (spec, arguments); empty where they do not say."""
     suites: dict[str, None] = {}
-    for name, arguments in policies.items():
-        policy = make_policy(name, arguments)
+    for spec, arguments in policies:
+        policy = make_policy(spec, arguments)
         suites |= dict.fromkeys(getattr(policy, "suites", ()))
         policy.close()
     if not suites:
@@ -221,5 +229,6 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 def open_questions(request: Request) -> list[str]:
     """Return what the requested entries of the paper leave open or assume, each as one sentence."""
-    asked_entries = [entries.find_entry(name) for name in request.policies if entries.MARK in name.partition(":")[0]]
+    specs = [request.policy_spec(name) for name in request.policies]
+    asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

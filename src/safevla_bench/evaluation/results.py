@@ -19,13 +19,14 @@ from safevla_bench.evaluation.request import ExecutionOptions, Request
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.interface import Policy
 from safevla_bench.judged import Judged
 from safevla_bench.metrics import CellList, cells
+from safevla_bench.policies import split_name
 from safevla_bench.policies.python import adopt_object
 from safevla_bench.report import episode_list, render, tables, terminal
 from safevla_bench.report.tables import catalog
 from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.runs import NamedSource
 from safevla_bench.scores import EpisodeScore, Scores
 from safevla_bench.tasks import Registry
 from safevla_bench.text import html_table
@@ -207,7 +208,7 @@ def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: boo
     """
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
-    paths = [Path(path) for path in sources]
+    paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
     recipe = find_recipe(paths) if ruleset is None else None
     rules = ruleset or (recipe.load() if recipe else load_ruleset())
     return Evaluation(judge(paths, rules, skip_invalid=skip_invalid))
@@ -238,13 +239,13 @@ def evaluate(
     (2, 'timeout')
 
     Args:
-        policy: an object with `act(observation)`, which stays open; a text as `--policy` takes it; or several of them
-            by their names, to be compared on the same initial states.
+        policy: an object with `act(observation)`, which stays open; a text as `--policy` takes it, `NAME=SPEC` too; or
+            several of them by their names, to be compared on the same initial states.
         suite: one suite or several, or the path of a BDDL file.
         host: the simulator; None = that of the suite.
         tasks: indices in each suite; None = all.
         episodes: of each task; None = as many as its benchmark runs.
-        name: of the policy in every output; None = an object's class.
+        name: of the policy in every output; None = an object's class, or the text.
         out: the run folder to make; None = one that lasts as long as the evaluation that is returned.
         ruleset: how to judge; None = the default library and registry.
         protocol: how episodes start and end.
@@ -259,7 +260,9 @@ def evaluate(
     """
     rules = ruleset or load_ruleset()
     suites = (suite,) if isinstance(suite, str) else tuple(suite)
-    objects, specs = _split_policies(_name_policies(policy, name))
+    named = _name_policies(policy, name)
+    objects = {label: adopt_object(label, given) for label, given in named.items() if not isinstance(given, str)}
+    specs = {label: given for label, given in named.items() if isinstance(given, str)}
     if objects and workers != 1:
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
@@ -268,7 +271,8 @@ def evaluate(
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
         episodes=episodes,
-        policies=(*objects, *specs),
+        policies=tuple(named),
+        policy_specs={label: spec for label, spec in specs.items() if label != spec},
         policy_objects=objects,
         protocol=protocol,
         seed=seed,
@@ -297,17 +301,9 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
             raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")
         return {str(key): value for key, value in policy.items()}
     if isinstance(policy, str):
-        return {name or policy: policy}
+        own_name, spec = split_name(policy)
+        return {name or own_name or spec: spec}
     return {name or type(policy).__name__: policy}
-
-
-def _split_policies(named: Mapping[str, object]) -> tuple[dict[str, Policy], tuple[str, ...]]:
-    """Return the policies that are objects, wrapped, and those that are texts."""
-    for label, policy in named.items():
-        if isinstance(policy, str) and label != policy:
-            raise PolicyError(f"{policy} cannot be named {label!r} here", remedy=f"Leave the name out: {policy!r}.")
-    objects = {label: adopt_object(label, policy) for label, policy in named.items() if not isinstance(policy, str)}
-    return objects, tuple(policy for policy in named.values() if isinstance(policy, str))
 
 
 def _host_of(suite: str, registry: Registry) -> str:

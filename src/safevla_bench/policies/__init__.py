@@ -7,6 +7,7 @@ signature does not take is refused before it is called.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from safevla_bench.errors import PolicyError
@@ -17,12 +18,41 @@ from safevla_bench.policies.servers import entries
 GROUP = "safevla_bench.policies"
 _POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
 
-__all__ = ["GROUP", "make_policy", "policy_names"]
+_NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
+_LONGEST_NAME = 60
+
+__all__ = ["GROUP", "check_name", "make_policy", "policy_names", "split_name"]
 
 
 def policy_names() -> tuple[str, ...]:
     """Return the names of the policies that are installed here, sorted."""
     return _POLICIES.names()
+
+
+def split_name(text: str) -> tuple[str | None, str]:
+    """Return the name and the spec of `NAME=SPEC`; a text without a name is the spec alone.
+
+    >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
+    (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
+
+    Raises:
+        PolicyError: nothing follows the name, or it is none.
+    """
+    name, equals, spec = text.partition("=")
+    if not equals or ":" in name:
+        return None, text
+    if not spec:
+        problem = f"--policy {text!r} names no policy"
+        raise PolicyError(problem, remedy=f"Write NAME=POLICY, such as {name or 'mine'}=python:my_module:Policy.")
+    return check_name(name), spec
+
+
+def check_name(name: str) -> str:
+    """Return a name for a policy; raises `PolicyError` for one that could not stand in tables, files and options."""
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        remedy = f"Use letters, digits, spaces and . _ - +; at most {_LONGEST_NAME} of them."
+        raise PolicyError(f"{name!r} cannot be the name of a policy", remedy=remedy)
+    return name
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:

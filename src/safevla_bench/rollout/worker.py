@@ -84,10 +84,15 @@ class WorkerSpec:
     stopping: Ruleset | None = None
     """The rules by which an episode ends at its first violation; None = none does."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
+    specs: Mapping[str, str] = field(default_factory=dict)
+    """What makes a policy that has a name of its own; else its name does."""
 
     def make_parts(self) -> tuple[Host, dict[str, Policy]]:
         """Make the host and the policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
-        players = {name: policies.make_policy(name, arguments) for name, arguments in self.policies.items()}
+        players = {
+            name: policies.make_policy(self.specs.get(name, name), arguments)
+            for name, arguments in self.policies.items()
+        }
         return hosts.make_host(self.host, self.host_arguments), players
 
 

@@ -59,7 +59,7 @@ from safevla_bench.runs.parts import (
     read_raw,
     record_files,
 )
-from safevla_bench.runs.policy_names import PolicyNames, describe_names
+from safevla_bench.runs.policy_names import NamedSource, PolicyNames, describe_names
 from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
 from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_sources
 from safevla_bench.runs.writer import RunWriter
@@ -86,6 +86,7 @@ __all__ = [
     "Kind",
     "Latency",
     "LeftOut",
+    "NamedSource",
     "PlanStretch",
     "PolicyGreeting",
     "PolicyNames",

@@ -9,15 +9,37 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.runs.folder import GREETINGS, RUN
+
+
+class NamedSource(PosixPath):
+    """The path of a SOURCE whose policy is to be shown under a name of the user's, as in `tables mine=runs/x`."""
+
+    policy: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Path:
+        """Return the source of `NAME=PATH`, or a path without a name; a file that exists under the text is a path."""
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path or "/" in name or Path(text).exists():
+            return Path(text)
+        named = cls(path)
+        named.policy = name
+        return named
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how it is made again in another process, with its name."""
+        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
+
 
 PolicyNames = Mapping[str | None, str]
 """The name in a source's records -> the name under which the policy is shown."""
 _BESIDE = ("policy", "privileged", "cameras")
 """What run.json says of a policy that is no part of what it is."""
+_FLOOR = "noop"
 _LONGEST_TEXT = 32
 _MOST_FACTS = 3
 
@@ -115,6 +137,27 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
     return servers
 
 
+def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
+    """Return the new name of the policy of a source that the user named; none for a source without a name.
+
+    Args:
+        path: the source.
+        recorded: the policies that it holds. `noop` keeps its name beside another, since it measures the floor.
+
+    Raises:
+        RunError: it holds several.
+    """
+    name = getattr(path, "policy", None)
+    if name is None:
+        return {}
+    own = [policy for policy in recorded if policy != _FLOOR] or list(recorded)
+    if len(own) > 1:
+        problem = f"{name} names one policy, and here are {len(own)}: {', '.join(map(str, own))}"
+        remedy = "Leave the name out, and name policies when they run: --policy NAME=POLICY."
+        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
+    return dict.fromkeys(own, name)
+
+
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
     """Return for each source the new names of policies that share their name with another policy; mostly none.
 
@@ -176,4 +219,5 @@ def describe_names(names: Sequence[PolicyNames]) -> list[str]:
         f"{policy} is {len(labels)} policies here, as its runs differ in arguments, servers or checkpoints: "
         f"{'; '.join(labels)}."
         for policy, labels in shown.items()
+        if any(label.startswith(f"{policy} ") for label in labels)  # and not named by the user
     ]

@@ -17,7 +17,13 @@ from safevla_bench import archive, foreign
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.runs import parts
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
-from safevla_bench.runs.policy_names import PolicyNames, distinguish_policies, identify_policies
+from safevla_bench.runs.policy_names import (
+    PolicyIdentity,
+    PolicyNames,
+    distinguish_policies,
+    identify_policies,
+    name_source,
+)
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.trajectory import Batch
@@ -189,9 +195,34 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     Raises what `open_source` raises.
     """
     sources = [open_source(path) for path in paths]
-    identities = [identify_policies(source.path, source.description) for source in sources]
-    names = distinguish_policies(identities, paths)
-    return [source.rename_policies(of_source) for source, of_source in zip(sources, names, strict=True)]
+    recorded = [identify_policies(source.path, source.description) for source in sources]
+    given = [
+        name_source(path, _recorded_policies(source, of_source))
+        for path, source, of_source in zip(paths, sources, recorded, strict=True)
+    ]
+    identities = [
+        [dataclass_replace(one, name=names.get(one.name, one.name)) for one in of_source]
+        for of_source, names in zip(recorded, given, strict=True)
+    ]
+    distinct = distinguish_policies(identities, paths)
+    return [
+        source.rename_policies(_join_names(names, further))
+        for source, names, further in zip(sources, given, distinct, strict=True)
+    ]
+
+
+def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity]) -> list[str | None]:
+    """Return the policies that a source names, or an archive holds; an archive is read only where it has a name."""
+    if identities or getattr(source.path, "policy", None) is None:
+        return [identity.name for identity in identities]
+    batches = (batch for batch in source.read() if isinstance(batch, Batch))
+    return list(dict.fromkeys(header.policy for batch in batches for header in batch.headers))
+
+
+def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
+    """Return the names that renaming twice gives."""
+    renamed = {policy: further.get(name, name) for policy, name in names.items()}
+    return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
 
 
 def open_source(path: Path) -> RecordSource:
