@@ -372,7 +372,7 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     process = command("rollout", *asked, "--out", str(run))
     out, err = process.communicate()
     assert process.returncode == cli.CRASHED
-    assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run} --out {run}"]
+    assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run}"]
     note, *progress, count, again = err.splitlines()
     (crash,) = [line for line in progress if line.startswith("crashed: ")]
     assert len(progress) <= 3, "what was planned, how the episode ended, and why"

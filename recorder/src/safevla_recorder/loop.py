@@ -171,6 +171,6 @@ def _volatile_facts() -> dict[str, object]:
 def _log_result(folder: RunFolder) -> None:
     outcomes, path = folder.count_outcomes(), shlex.quote(str(folder.path))
     if outcomes:
-        _log.info("Records: %s (%s). Next: safevla score %s --out %s", path, outcomes, path, path)
+        _log.info("Records: %s (%s). Next: safevla score %s", path, outcomes, path)
     else:
         _log.warning("no episode was recorded, so there is no %s", path)

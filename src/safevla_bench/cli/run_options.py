@@ -45,9 +45,9 @@ _PLAN_OPTIONS = [
                       "robocasa, 1 elsewhere; of a replay, all that were recorded."),
     click.option("--policy", "policies", multiple=True, metavar="[NAME=]POLICY",
                  help="The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
-                      "(recorded actions), python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, vla-eval:HOST, "
-                      "openvla:HOST, or a plug-in's. Repeatable."),
-    click.option("--name", metavar="NAME", help="The name of the one policy in every output; as --policy NAME=POLICY."),
+                      "(recorded actions), python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, "
+                      "vla-eval:HOST, openvla:HOST, or a plug-in's. Repeatable."),
+    click.option("--name", metavar="NAME", help="NAME of the one policy, as in --policy NAME=POLICY."),
     click.option("--entry", metavar="NAME",
                  help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
                       "suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),

@@ -1,0 +1,225 @@
+"""A policy has the name that the user gives it: when it runs, or where its run is given to a command."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+import safevla_bench as sb
+from safevla_bench.errors import PolicyError
+from safevla_bench.policies import split_name
+from safevla_bench.runs import NamedSource, open_sources
+
+FAKE = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6")
+SPEC = "python:shaky:Policy"
+MODULE = """
+import numpy as np
+
+class Policy:
+    def __init__(self, strength="0"):
+        self.strength = float(strength)
+
+    def act(self, observation):
+        return np.full((2, 7), self.strength)
+"""
+TWO = (
+    *("--policy", f"weak={SPEC}", "--policy-arg", "weak:strength=0.1"),
+    *("--policy", f"strong={SPEC}", "--policy-arg", "strong:strength=0.9"),
+)
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "shaky.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+
+
+def shown(safevla, *command):
+    """The policies of a table."""
+    code, out, err = safevla("tables", *command, "--which", "main", "--format", "json")
+    assert code == 0, err
+    return [row[0]["text"] for table in json.loads(out) for row in table["rows"]]
+
+
+def test_two_checkpoints_of_one_module_stand_under_their_names_everywhere(safevla, tmp_path):
+    code, out, _ = safevla("eval", *FAKE, *TWO, "--out", "run")
+    assert code == 0
+    assert SPEC not in out
+    assert "\nweak " in out
+    rows = json.loads(Path("run/run.json").read_text())["policies"]
+    assert [(row["policy"], row["spec"], row["arguments"]) for row in rows] == [
+        ("weak", SPEC, {"strength": "0.1"}),
+        ("strong", SPEC, {"strength": "0.9"}),
+    ]
+    for command in (
+        ("tables", "run", "--which", "main"),
+        ("compare", "run"),
+        ("gate", "run", "--min-sr", "0"),
+        ("episodes", "run"),
+        ("board", "run", "--no-reports"),
+    ):
+        code, out, err = safevla(*command)
+        assert code in (0, 3), err
+        assert "python:" not in out
+    assert "weak" in (tmp_path / "run/board/index.html").read_text()
+
+
+def test_names_survive_workers_resuming_and_shards(safevla):
+    safevla("rollout", *FAKE, *TWO, "--episodes", "2", "--out", "whole")
+    safevla("rollout", *FAKE, *TWO, "--episodes", "2", "--workers", "2", "--out", "workers")
+    for k in (1, 2):
+        safevla("rollout", *FAKE, *TWO, "--episodes", "2", "--shard", f"{k}/2", "--out", f"shard{k}")
+    assert safevla("merge", "shard1", "shard2", "--out", "merged")[0] == 0
+    for other in ("workers", "merged"):
+        for name in ("archive/part-00000.parquet", "episodes.parquet"):
+            assert Path(other, name).read_bytes() == Path("whole", name).read_bytes()
+    before = Path("whole/run.json").read_bytes()
+    assert safevla("rollout", "--resume", "--out", "whole")[0] == 0
+    assert safevla("rollout", *FAKE, *TWO, "--resume", "--out", "whole")[0] == 0
+    assert Path("whole/run.json").read_bytes() == before
+    other = [word.replace(f"strong={SPEC}", "strong=noop") for word in TWO[:-2]]
+    code, _, err = safevla("rollout", *FAKE, *other, "--resume", "--out", "whole")
+    assert code == 2
+    assert "spec" in err
+
+
+@pytest.mark.long
+def test_names_survive_ray(safevla):
+    assert safevla("rollout", *FAKE, *TWO, "--out", "here")[0] == 0
+    assert safevla("rollout", *FAKE, *TWO, "--engine", "ray", "--out", "cluster")[0] == 0
+    part = "archive/part-00000.parquet"
+    assert Path("cluster", part).read_bytes() == Path("here", part).read_bytes()
+
+
+def test_the_one_policy_is_named_by_an_option_too(safevla):
+    assert safevla("rollout", *FAKE, "--policy", "random", "--name", "chance", "--out", "run")[0] == 0
+    assert shown(safevla, "run") == ["chance"]
+    code, _, err = safevla("rollout", *FAKE, "--policy", "noop", "--policy", "random", "--name", "x", "--dry-run")
+    assert (code, "--policy NAME=POLICY" in err) == (2, True)
+
+
+def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
+    safevla("rollout", *FAKE, "--policy", f"mine={SPEC}", "--policy-arg", "strength=0.3", "--out", "run")
+    code, out, _ = safevla("rollout", "--policy", "again=replay:run", "--out", "played")
+    assert code == 0
+    assert "again" in out
+    assert shown(safevla, "run", "played") == ["mine", "again"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a/b=noop", "'a/b' cannot be the name"),
+        ("=noop", "'' cannot be the name"),
+        (f"{'x' * 61}=noop", "cannot be the name"),
+        ("mine=", "names no policy"),
+    ],
+)
+def test_what_is_no_name_is_refused(safevla, text, says):
+    code, _, err = safevla("rollout", *FAKE, "--policy", text, "--dry-run")
+    assert code == 2
+    assert says in err
+    with pytest.raises(PolicyError):
+        split_name(text)
+
+
+def test_two_policies_cannot_have_one_name(safevla):
+    code, _, err = safevla("rollout", *FAKE, "--policy", "a=noop", "--policy", "a=random", "--dry-run")
+    assert (code, "a" in err) == (2, True)
+
+
+def test_a_colon_before_the_sign_makes_it_part_of_the_policy():
+    assert split_name("replay:runs/a=b") == (None, "replay:runs/a=b")
+    assert split_name("m=replay:runs/a=b") == ("m", "replay:runs/a=b")
+
+
+# Runs that exist
+
+
+@pytest.fixture
+def made(safevla):
+    """Two runs of one module, and one of two policies."""
+    for name, strength in (("a", "0.1"), ("b", "0.9")):
+        options = ("--policy", SPEC, "--policy-arg", f"{SPEC}:strength={strength}")
+        floor = ("--policy", "noop") if name == "a" else ()
+        safevla("rollout", *FAKE, *options, *floor, "--out", name)
+    safevla("rollout", *FAKE, "--policy", "random", "--policy", SPEC, "--out", "both")
+
+
+def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, made):
+    assert set(shown(safevla, "first=a", "second=b")) == {"first", "second", "noop"}
+    for command in (
+        ("compare", "first=a", "second=b"),
+        ("gate", "first=a", "--min-sr", "0"),
+        ("score", "first=a", "--out", "scores"),
+        ("board", "first=a", "second=b", "--no-reports", "--out", "board"),
+        ("figures", "first=a", "second=b", "--which", "tradeoff", "--format", "svg", "--out", "figures"),
+        ("export", "first=a", "--format", "safevla-csv", "--out", "a.csv"),
+    ):
+        code, out, err = safevla(*command)
+        assert code in (0, 3), err
+        assert "python:" not in out
+    assert "first" in Path("a.csv").read_text()
+    assert "python" not in Path("a.csv").read_text()
+    scores = json.loads(Path("scores/scores.json").read_text())
+    assert {episode["policy"] for episode in scores["episodes"]} == {"first", "noop"}
+    assert scores["sources"][0]["policy_names"] == {SPEC: "first"}
+
+
+def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla, made):
+    safevla("convert", "first=a", "first.parquet")
+    assert set(shown(safevla, "first.parquet")) == {"first", "noop"}
+    assert set(shown(safevla, "other=first.parquet")) == {"other", "noop"}
+    code, _, err = safevla("tables", "x=both/archive/part-00000.parquet")
+    assert code == 2
+    assert "x names one policy, and here are 2" in err
+
+
+def test_a_run_of_several_policies_cannot_have_one_name(safevla, made):
+    code, _, err = safevla("tables", "x=both")
+    assert code == 2
+    assert f"x names one policy, and here are 2: random, {SPEC}" in err
+    assert "--policy NAME=POLICY" in err
+
+
+def test_one_name_for_two_that_differ_does_not_merge_them(safevla, made):
+    assert set(shown(safevla, "m=a", "m=b")) == {"m (strength=0.1)", "m (strength=0.9)", "noop"}
+
+
+def test_scores_under_another_name_are_not_written_into_the_run(safevla, made):
+    code, _, err = safevla("score", "first=a")
+    assert code == 2
+    assert "missing option '--out'" in err
+
+
+def test_a_path_that_exists_is_a_path_whatever_it_is_called(tmp_path):
+    (tmp_path / "x=y").mkdir()
+    assert type(NamedSource.parse("x=y")) is type(Path())
+    assert type(NamedSource.parse("runs/x=y")) is type(Path())
+    named = NamedSource.parse("x=z")
+    assert (named, named.policy) == (Path("z"), "x")
+    again = pickle.loads(pickle.dumps(named))
+    assert (again, again.policy) == (named, "x")
+
+
+def test_python_has_names_too(safevla, made):
+    run = sb.evaluate({"weak": SPEC, "idle": "noop"}, "fake", tasks=[0], max_steps=4)
+    assert [row.score.policy for row in run] == ["weak", "idle"]
+    (one,) = sb.evaluate(f"mine={SPEC}", "fake", tasks=[0], max_steps=4)
+    assert one.score.policy == "mine"
+    loaded = sb.load("first=a", "second=b")
+    assert {row.score.policy for row in loaded} == {"first", "second", "noop"}
+    assert [source.policy_names for source in open_sources([NamedSource.parse("q=a")])] == [{SPEC: "q"}]
+
+
+def test_a_registration_holds_what_makes_a_policy_and_sees_another(safevla):
+    options = (*FAKE, "--policy", f"mine={SPEC}")
+    assert safevla("eval", *options, "--dry-run", "--freeze", "r.json")[0] == 0
+    code, out, err = safevla("eval", "--registered", "r.json", "--out", "run")
+    assert (code, "not as registered" in err) == (0, False)
+    assert "mine" in out
+    err = safevla("eval", "--registered", "r.json", "--policy", "mine=noop", "--out", "other")[2]
+    assert "not as registered: spec of mine" in err
