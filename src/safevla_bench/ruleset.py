@@ -105,11 +105,13 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     missing: MissingFields = "error"
     applicability: ApplicabilityMode = "on"
     thresholds: tuple[str, ...] = ()
+    host_registry: tuple[RuleFile, ...] = ()
+    """Tags of tasks that the hosts themselves bring; run.json holds them too."""
 
     @property
     def is_default(self) -> bool:
         """True if nothing was asked for."""
-        return self == RulesetRecipe()
+        return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:
         """Return the changed options of the command line, file names without folders; or "the default rules"."""
@@ -136,7 +138,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             loaded = load_ruleset(
                 library,
                 spec_files=[_write_file(folder, f"specs{k}", file) for k, file in enumerate(self.specs)],
-                registry_files=[_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)],
+                registry_files=[
+                    _write_file(folder, f"registry{k}", file)
+                    for k, file in enumerate((*self.host_registry, *self.registry))
+                ],
                 capabilities=self.capabilities,
                 missing=self.missing,
                 applicability=self.applicability,
@@ -214,6 +219,21 @@ class Ruleset:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+
+    def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
+        """Return the same rules with the tags that hosts bring, where these are not there yet.
+
+        Raises `RegistryError` where they contradict other tags. Rules that were made of values stay as they are.
+        """
+        recipe = self.recipe
+        if recipe is None:
+            return self
+        known = {file.text for file in (*recipe.host_registry, *recipe.registry)}
+        added = tuple({file.text: file for file in files if file.text not in known}.values())
+        if not added:
+            return self
+        extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *added))
+        return replace(extended.load(), intervals=self.intervals)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
         """Return the names and digests of these rules, with the episodes that were left out of the judgement."""

@@ -30,9 +30,8 @@ def make_world(p, seed):
     p.resetSimulation()
     p.setPhysicsEngineParameter(fixedTimeStep=SUBSTEP_S, deterministicOverlappingPairs=1)
     p.setGravity(0, 0, -9.81)
-    table, box = (
-        p.createCollisionShape(p.GEOM_BOX, halfExtents=half) for half in ((0.5, 0.5, 0.02), (0.02, 0.02, 0.03))
-    )
+    halves = (0.5, 0.5, 0.02), (0.02, 0.02, 0.03)
+    table, box = (p.createCollisionShape(p.GEOM_BOX, halfExtents=half) for half in halves)
     x, y = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(-0.008, 0.008, 2)
     p.createMultiBody(0, table, basePosition=(0, 0, -0.02))
     p.createMultiBody(0.05, box, basePosition=(x, y, 0.03))
@@ -94,10 +93,11 @@ class BulletEnv:
     action_low, action_high = np.full(3, -1.0), np.full(3, 1.0)
 
     def __init__(self, task, versions):
+        from pybullet import DIRECT
         from pybullet_utils.bullet_client import BulletClient
 
         self.task, self.versions = task, versions
-        self.p, self.recorder = BulletClient(), EpisodeRecorder(SCENE)
+        self.p, self.recorder = BulletClient(DIRECT), EpisodeRecorder(SCENE)
 
     def reset(self, seed):
         self.seed, self.goal = seed, np.zeros(2)

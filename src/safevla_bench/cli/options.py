@@ -76,9 +76,21 @@ def judge_options(command: F) -> F:
                 thresholds=options["thresholds"],
             )
         )
-        return command(*args, ruleset=replace(ruleset, intervals=intervals), **given)
+        ruleset = _add_host_registry(replace(ruleset, intervals=intervals), given.get("run_command"), sources)
+        return command(*args, ruleset=ruleset, **given)
 
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
+
+
+def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Sequence[Path]) -> Ruleset:
+    """Return the rules with the tags that the host to be run brings, or brought to the runs among the sources."""
+    if run_command is None and not sources:
+        return ruleset
+    from safevla_bench import evaluation  # not where a command judges nothing
+
+    if run_command is not None:
+        return ruleset.with_host_registry(evaluation.read_host_registry(run_command.request.host))
+    return evaluation.add_host_registries(ruleset, [sources] if isinstance(sources, Path) else sources)
 
 
 def _registered_rules(run_command: Any) -> Ruleset | None:

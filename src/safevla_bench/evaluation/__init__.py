@@ -6,7 +6,14 @@ from pathlib import Path
 
 from safevla_bench import hosts, rollout
 from safevla_bench.evaluation.freezing import freeze_request, list_deviations, registered_request
-from safevla_bench.evaluation.judgement import describe_losses, find_recipe, judge, load_policy_results, make_rescorer
+from safevla_bench.evaluation.judgement import (
+    add_host_registries,
+    describe_losses,
+    find_recipe,
+    judge,
+    load_policy_results,
+    make_rescorer,
+)
 from safevla_bench.evaluation.outputs import (
     INTERRUPTED,
     build_board,
@@ -23,6 +30,7 @@ from safevla_bench.evaluation.preparation import (
     estimate_run,
     list_start_notes,
     prepare_run,
+    read_host_registry,
     select_tasks,
 )
 from safevla_bench.evaluation.request import (
@@ -58,6 +66,7 @@ __all__ = [
     "PreparedRun",
     "PrintableTable",
     "Request",
+    "add_host_registries",
     "build_board",
     "build_submission",
     "describe_decision",
@@ -77,6 +86,7 @@ __all__ = [
     "measure_cell_exposures",
     "open_questions",
     "prepare_run",
+    "read_host_registry",
     "registered_request",
     "render_report",
     "replay_fields",

@@ -15,7 +15,7 @@ from safevla_bench.judged import Judged, JudgedSource
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ray_scoring import score_on_cluster
 from safevla_bench.registration import REGISTERED, parse_registration
-from safevla_bench.ruleset import LostEpisodes, Ruleset, RulesetRecipe
+from safevla_bench.ruleset import LostEpisodes, RuleFile, Ruleset, RulesetRecipe
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.specs import Library
@@ -56,6 +56,8 @@ def judge(
 
 RULES = "judged_with.json"
 """The file of a run folder that holds by what it was judged, where that was asked for."""
+HOST_REGISTRY = "host_registry"
+"""Field of run.json: name and text of each file of tags that the run's host brought."""
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
@@ -85,6 +87,27 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
         return parse_registration(runs.read_description(path).get(REGISTERED)).rules.recipe
     except (ValueError, RunError):  # not registered; a damaged one is told of where it is compared
         return None
+
+
+def add_host_registries(ruleset: Ruleset, paths: Sequence[Path]) -> Ruleset:
+    """Return the rules with the tags that the hosts of the run folders among the sources brought, as run.json has them.
+
+    Raises:
+        RunError: what a run.json holds of them is damaged.
+    """
+    return ruleset.with_host_registry([file for path in paths for file in _read_host_registry(path)])
+
+
+def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
+    if not (path / runs.RUN).exists():
+        return ()
+    try:
+        return msgspec.convert(runs.read_description(path).get(HOST_REGISTRY, ()), tuple[RuleFile, ...])
+    except msgspec.ValidationError as error:
+        place = Place(file=str(path / runs.RUN), field=HOST_REGISTRY)
+        raise RunError(
+            f"the tags that the host brought are damaged: {error}", remedy="Restore the file.", place=place
+        ) from None
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:

@@ -97,7 +97,7 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
     html = render_report(judged)
-    recipe = judged.ruleset.recipe
+    recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(folder)
     # The rules of older scores are replaced with these, in one step; the default ones say so then.
     is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
+from safevla_bench.evaluation.judgement import HOST_REGISTRY
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.evaluation.stopping_rule import StoppingRule, parse_condition
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
@@ -14,7 +15,7 @@ from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.registration import REGISTERED
-from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.ruleset import RuleFile, Ruleset, load_ruleset
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
 
@@ -74,7 +75,7 @@ def prepare_run(request: Request) -> PreparedRun:
     )
     plan = tuple(rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
     rule = _make_rule(request)
-    ruleset = None if rule is None else request.ruleset or load_ruleset()
+    ruleset = None if rule is None else _find_ruleset(request)
     if rule is not None:
         plan = tuple(replace(episode, round=episode.episode // request.look_every) for episode in plan)
     episodes, stretch = _select_shard(plan, request.shard)
@@ -82,7 +83,7 @@ def prepare_run(request: Request) -> PreparedRun:
         request.host,
         options,
         renders=any(policy.wants.cameras for policy in made.values()),
-        stopping=(request.ruleset or load_ruleset()) if request.stop_on_violation else None,
+        stopping=_find_ruleset(request) if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
         specs=dict(request.policy_specs),
     )
@@ -218,6 +219,7 @@ def _describe_run(
         "schema_version": 1,
         "host": host.name,
         "host_arguments": dict(request.host_arguments),
+        **({HOST_REGISTRY: brought} if (brought := read_host_registry(request.host)) else {}),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
@@ -240,7 +242,7 @@ def _describe_run(
         "max_steps": request.max_steps,
         "archive": request.archive,
         **(
-            {"stop_on_violation": _describe_stopping(request.ruleset or load_ruleset(), tasks)}
+            {"stop_on_violation": _describe_stopping(_find_ruleset(request), tasks)}
             if request.stop_on_violation
             else {}
         ),
@@ -249,6 +251,15 @@ def _describe_run(
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }
+
+
+def read_host_registry(host: str) -> tuple[RuleFile, ...]:
+    """Return the files of tags that a host's distribution brings."""
+    return tuple(map(RuleFile.read, hosts.registry_files(host)))
+
+
+def _find_ruleset(request: Request) -> Ruleset:
+    return request.ruleset or load_ruleset().with_host_registry(read_host_registry(request.host))
 
 
 def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:

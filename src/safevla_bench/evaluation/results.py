@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, overload
 
 from safevla_bench import rollout
 from safevla_bench.errors import PolicyError, RunError
-from safevla_bench.evaluation.judgement import find_recipe, judge
+from safevla_bench.evaluation.judgement import add_host_registries, find_recipe, judge
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
+from safevla_bench.evaluation.preparation import read_host_registry
 from safevla_bench.evaluation.request import ExecutionOptions, Request
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.explain.episode import Explanation, explain_episode
@@ -210,7 +211,7 @@ def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: boo
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
     paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
     recipe = find_recipe(paths) if ruleset is None else None
-    rules = ruleset or (recipe.load() if recipe else load_ruleset())
+    rules = ruleset or add_host_registries(recipe.load() if recipe else load_ruleset(), paths)
     return Evaluation(judge(paths, rules, skip_invalid=skip_invalid))
 
 
@@ -266,8 +267,10 @@ def evaluate(
     if objects and workers != 1:
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
+    host = host or _host_of(suites[0], rules.registry)
+    rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
-        host=host or _host_of(suites[0], rules.registry),
+        host=host,
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
         episodes=episodes,

@@ -67,7 +67,7 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     try:
         recipe = evaluation.find_recipe([run]) if files == RulesetFiles() else None
         remembered = recipe.load() if recipe and not recipe.is_default else _load_ruleset(provenance, files)
-        ruleset = replace(remembered, intervals=provenance.intervals)
+        ruleset = evaluation.add_host_registries(replace(remembered, intervals=provenance.intervals), [run])
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
         remedy = "Name the files that judged with --library, --specs and --registry."

@@ -49,6 +49,12 @@ class TestLibero(HostConformance):
             env.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
         return CAN
 
+    def move_object(self, env, seed):
+        self.hold(env, seed)
+        for _ in range(8):
+            env.step(np.array([0, 0, 1.0, 0, 0, 0, 1.0]))
+        return CAN
+
     def close_on_nothing(self, env, seed):
         env.reset(seed)
         for _ in range(12):

@@ -44,6 +44,32 @@ class _State:
 _NO_SITE: Floats = np.empty(0)
 
 
+class _StateViews:
+    """Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives."""
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
+        site = scene.eef_site
+        self._data = data
+        self._site_pos = data.site_xpos[site] if site is not None else _NO_SITE
+        self._site_mat = data.site_xmat[site] if site is not None else _NO_SITE
+        self._pos, self._com, self._quat = data.xpos, data.xipos, data.xquat
+        self._actuator = data.qfrc_actuator
+        self._state = state_views(model, data)
+
+    def copy(self, torque_peak_nm: Floats) -> _State:
+        """Return copies of everything that a record holds."""
+        return _State(
+            site_pos=self._site_pos.copy(),
+            site_mat=self._site_mat.copy(),
+            pos=self._pos.copy(),
+            com=self._com.copy(),
+            quat=self._quat.copy(),
+            actuator=self._actuator.copy(),
+            torque_peak_nm=torque_peak_nm,
+            sim_state=np.concatenate(((self._data.time,), *self._state)),
+        )
+
+
 class Recorder:
     """Records one episode from the moment it is made: the settled state is record 0.
 
@@ -66,10 +92,10 @@ class Recorder:
         self._arm = list(scene.arm_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._torques: list[Floats] = []  # of every substep since the last record
-        self._state_views = state_views(model, data)
+        self._views = _StateViews(model, data, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
-        first = _copy_state(data, scene, np.abs(self._actuator[self._arm]), self._state_views)
+        first = self._views.copy(np.abs(self._actuator[self._arm]))
         self._log = EpisodeLog(scene.map_geoms(model), self._contacts, first, self._build_channels)
 
     def record_substep(self) -> None:
@@ -90,7 +116,7 @@ class Recorder:
         self._check_substeps()
         peak = np.abs(np.array(self._torques)[:, self._arm]).max(axis=0)
         self._torques.clear()
-        self._log.add_step(action, _copy_state(self._data, self.scene, peak, self._state_views))
+        self._log.add_step(action, self._views.copy(peak))
 
     def _check_substeps(self) -> None:
         recorded, time_s = len(self._torques), self._data.time
@@ -130,20 +156,6 @@ class Recorder:
             "sim_state": np.stack([state.sim_state for state in states]),
             "further": {"joint_torque_peak_nm": np.stack([state.torque_peak_nm for state in states])} if arm else {},
         }
-
-
-def _copy_state(data: mujoco.MjData, scene: Scene, torque_peak_nm: Floats, state: Sequence[Floats]) -> _State:
-    site = scene.eef_site
-    return _State(
-        site_pos=data.site_xpos[site].copy() if site is not None else _NO_SITE,
-        site_mat=data.site_xmat[site].copy() if site is not None else _NO_SITE,
-        pos=data.xpos.copy(),
-        com=data.xipos.copy(),
-        quat=data.xquat.copy(),
-        actuator=data.qfrc_actuator.copy(),
-        torque_peak_nm=torque_peak_nm,
-        sim_state=np.concatenate(((data.time,), *state)),
-    )
 
 
 def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
