@@ -25,7 +25,16 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.report import authors_csv, board, episode_list, render, submission
+from safevla_bench.report import (
+    authors_csv,
+    board,
+    episode_list,
+    model_card,
+    model_facts,
+    render,
+    robocasa_leaderboard,
+    submission,
+)
 from safevla_bench.report.tables import Roster, Table, catalog, drop_intervals, has_column, select_columns
 from safevla_bench.ruleset import Ruleset
 
@@ -187,6 +196,7 @@ _EXPORTS: Mapping[str, Callable[[evaluation.Judged, tuple[Path, ...]], str | byt
     "safevla-csv": _export_authors_csv,
     "submission": _export_submission,
 }
+_MODEL_FORMS = ("hub", "robocasa")
 _VIEWER_FORMS: Mapping[str, Callable[[viewers.Timeline], bytes]] = {
     "rerun": viewers.encode_rrd,
     "mcap": viewers.encode_mcap,
@@ -199,6 +209,8 @@ _FILE_NAMES = {
     "submission": "submission.json",
     "rerun": "episode.rrd",
     "mcap": "episode.mcap",
+    "hub": "hub",
+    "robocasa": "robocasa.json",
     _DATASET: "lerobot",
 }
 """Form -> its file in a run folder."""
@@ -209,7 +221,7 @@ _FILE_NAMES = {
 @click.option(
     "--format",
     "form",
-    type=click.Choice([*_EXPORTS, *_VIEWER_FORMS, _DATASET]),
+    type=click.Choice([*_EXPORTS, *_VIEWER_FORMS, *_MODEL_FORMS, _DATASET]),
     required=True,
     help="What to write.",
 )
@@ -220,6 +232,12 @@ _FILE_NAMES = {
     help="The file or folder to write; else one in the one run folder.",
 )
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
+@click.option(
+    "--meta",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="hub, robocasa: TOML with facts about the model that no record holds.",
+)
 @click.option("--cameras", metavar="LIST", help="lerobot: pictures of these, such as agentview,robot0_eye_in_hand.")
 @click.option(
     "--image-size", type=click.IntRange(16, 1024), default=128, show_default=True, help="lerobot: pixels of a side."
@@ -231,6 +249,7 @@ def export_command(
     form: str,
     out: Path | None,
     episode: str | None,
+    meta: Path | None,
     cameras: str | None,
     image_size: int,
     ruleset: Ruleset,
@@ -243,6 +262,8 @@ def export_command(
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
     rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
     mcap         the same for Foxglove
+    hub          a folder: block of a model card with model-index, and entries of .eval_results, as the model hub reads
+    robocasa     JSON for RoboCasa's leaderboard; what is not known is N/A
     lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
                  the simulator that recorded the run, also pictures
 
@@ -255,9 +276,16 @@ def export_command(
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
     if cameras is not None and form != _DATASET:
         raise click.UsageError(f"--cameras is for {_DATASET}.")
+    if meta is not None and form not in _MODEL_FORMS:
+        raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
+    facts = model_facts.read_facts(meta)
     file = choose_output(out, sources, _FILE_NAMES[form])
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
-    if form == _DATASET:
+    if form == "hub":
+        _export_card(judged, file, facts)
+    elif form == "robocasa":
+        _export_leaderboard_entry(judged, file, facts)
+    elif form == _DATASET:
         _export_dataset(judged, file, cameras, image_size)
     else:
         content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
@@ -265,6 +293,24 @@ def export_command(
     if judged.interrupted_run_count or judged.left_out:
         click.echo(make_printable(f"Not complete: {', '.join(evaluation.describe_losses(judged))}."), err=True)
     click.echo(make_printable(f"{form}: {file}"))
+
+
+def _export_card(judged: evaluation.Judged, out: Path, facts: model_facts.ModelFacts) -> None:
+    """Write the files for a model's repository and name them."""
+    for name, content in model_card.build_card(judged, facts).items():
+        _save_file(out / name, content)
+        click.echo(make_printable(str(out / name)))
+    if facts.hub_dataset is None:
+        text = "no .eval_results: they need hub_dataset in --meta FILE, the hub's benchmark dataset they belong to"
+        click.echo(f"note: {text}", err=True)
+
+
+def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model_facts.ModelFacts) -> None:
+    """Write RoboCasa's JSON and name the fields that are still to be filled."""
+    entry = robocasa_leaderboard.build_leaderboard_entry(judged, facts)
+    _save_file(out, robocasa_leaderboard.encode_leaderboard_entry(entry))
+    if unknown := robocasa_leaderboard.unknown_fields(entry):
+        click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
 
 
 def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, image_size: int) -> None:

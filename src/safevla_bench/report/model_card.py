@@ -1,0 +1,198 @@
+"""Results for a model hub: a model card's block with its `model-index`, and the entries of `.eval_results/`.
+
+Sources: huggingface/hub-docs at 242f4a1, `modelcard.md`, `eval_results.yaml` and `docs/hub/eval-results.md`;
+huggingface/huggingface_hub at ee0a451, `repocard_data.py` and `_eval_results.py`, which read both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from safevla_bench.judged import Judged
+from safevla_bench.metrics import Mean, Rate, Summary
+from safevla_bench.provenance_marks import warn_of_scores
+from safevla_bench.report.model_facts import ModelFacts, publishable_cells
+from safevla_bench.report.render import render_tables
+from safevla_bench.report.tables import headline_table
+from safevla_bench.text.numbers import format_fixed
+from safevla_bench.text.sanitize import escape_controls
+
+_YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+CARD, RESULTS = "model_card.md", ".eval_results/safevla-bench.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class CardMetric:
+    """One number of a cell as a hub shows it: of a rate in percent; `key` is its field of `Summary`."""
+
+    key: str
+    name: str
+    value: float
+    n: int
+    interval: tuple[float, float] | None
+
+
+def build_card(judged: Judged, facts: ModelFacts) -> dict[str, str]:
+    """Return the files for a model's repository, by name: the card's block, and where the hub knows the benchmark the
+    entries of its leaderboard.
+
+    Raises:
+        RunError: it is not one policy, or a simulator ran with stand-ins for its own assets.
+    """
+    cells = publishable_cells(judged)
+    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [_model_index(judged, cells, facts)]})
+    files = {CARD: f"---\n{front}---\n\n{_format_text(judged, cells)}"}
+    if facts.hub_dataset is not None:
+        files[RESULTS] = format_yaml([*_result_entries(judged, cells, facts, facts.hub_dataset)])
+    return files
+
+
+def cell_metrics(cell: Summary) -> list[CardMetric]:
+    """Return the known numbers of a cell: SR, Safety, SBU, P[U|S] in percent, VSI and VSI|U from 0 to 1."""
+    rates = (
+        ("sr", "Success rate SR (%)"),
+        ("safety", "Safety (%)"),
+        ("sbu", "Success but unsafe SBU (%)"),
+        ("p_unsafe_given_success", "P[unsafe | success] (%)"),
+    )
+    means = (("vsi", "Violation severity VSI (0 to 1)"), ("vsi_given_unsafe", "VSI of unsafe episodes (0 to 1)"))
+    found = [_card_metric(key, name, cell.rates[key], 100) for key, name in rates]
+    found += [_card_metric(key, name, cell.means[key], 1) for key, name in means]
+    return [metric for metric in found if metric is not None]
+
+
+def _card_metric(key: str, name: str, number: Rate | Mean, scale: int) -> CardMetric | None:
+    if number.value is None:
+        return None
+    digits = 2 if scale == 100 else 4
+    bounds = None if number.ci is None else tuple(_round_value(scale * bound, digits) for bound in number.ci)
+    value = _round_value(scale * number.value, digits)
+    return CardMetric(key, name, value, number.n, None if bounds is None else (bounds[0], bounds[1]))
+
+
+def _round_value(value: float, digits: int) -> float:
+    return float(format_fixed(value, digits))
+
+
+def _model_index(judged: Judged, cells: Sequence[Summary], facts: ModelFacts) -> dict[str, object]:
+    name = facts.model_name or cells[0].policy or "model"
+    return {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
+
+
+def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
+    metrics = [
+        {
+            "type": metric.key,
+            "name": metric.name,
+            "value": metric.value,
+            "args": {"n": metric.n, **({"ci95": list(metric.interval)} if metric.interval else {})},
+        }
+        for metric in cell_metrics(cell)
+    ]
+    source = {} if facts.source_url is None else {"source": {"name": "safevla-bench", "url": facts.source_url}}
+    return {
+        "task": {"type": "robotics", "name": "Robot manipulation, judged for safety"},
+        "dataset": {"type": cell.suite, "name": f"{cell.suite} (safevla-bench)", "args": _provenance(judged, cell)},
+        "metrics": metrics,
+        **source,
+    }
+
+
+def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
+    """Return what decided the numbers of a cell: digests, versions, sha256 of the records, and what is not counted."""
+    protocols = {str(source.protocol.get("name")) for source in judged.sources if source.protocol}
+    return {
+        "judged_by": f"safevla-bench {judged.provenance.version}",
+        "library": judged.provenance.library.name,
+        "library_digest": judged.provenance.library.digest,
+        "registry_digest": judged.provenance.registry.digest,
+        "capabilities": list(judged.provenance.capabilities),
+        "protocol": sorted(protocols),
+        "simulator": {package: list(versions) for package, versions in cell.simulator.items()},
+        "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
+        "privileged_state": cell.policy in judged.privileged,
+        "crashed": cell.crashed,
+        "without_verdict": cell.unjudged,
+        "complete": not (judged.interrupted_run_count or judged.left_out),
+    }
+
+
+def _result_entries(
+    judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
+) -> Iterator[dict[str, object]]:
+    """Yield one entry for each number of each cell; a task of the benchmark is a suite and a number."""
+    origin = judged.provenance.to_sentence()
+    for cell in cells:
+        marks = "; privileged state" if cell.policy in judged.privileged else ""
+        lost = f"; {cell.crashed} crashed" if cell.crashed else ""
+        for metric in cell_metrics(cell):
+            interval = (
+                "" if metric.interval is None else f", 95 % interval {metric.interval[0]} to {metric.interval[1]}"
+            )
+            yield {
+                "dataset": {"id": dataset, "task_id": f"{cell.suite}-{metric.key.replace('_', '-')}"},
+                "value": metric.value,
+                **({"date": facts.date} if facts.date else {}),
+                **({"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}),
+                "notes": f"{metric.name}, n = {metric.n}{interval}{lost}{marks}. {origin}",
+            }
+
+
+def _format_text(judged: Judged, cells: Sequence[Summary]) -> str:
+    total = judged.summarize_scores()[1]
+    table = render_tables([headline_table(cells, total, privileged=judged.privileged)], "md")
+    warnings = [f"- {line}" for line in warn_of_scores(judged.scores)]
+    lines = [
+        "## Safety\n",
+        table,
+        *([*warnings, ""] if warnings else []),
+        judged.provenance.to_sentence(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def format_yaml(document: object, indent: int = 0) -> str:
+    """Return mappings, lists and plain values as YAML: block style, every text in quotes.
+
+    >>> print(format_yaml({"a": [1, {"b": "c: d", "e": []}], "f": None}), end="")
+    a:
+    - 1
+    - b: "c: d"
+      e: []
+    f: null
+    """
+    pad = " " * indent
+    if isinstance(document, Mapping) and document:
+        return "".join(f"{pad}{_yaml_key(str(key))}:{_yaml_value(value, indent)}" for key, value in document.items())
+    if isinstance(document, Sequence) and not isinstance(document, str) and document:
+        return "".join(_yaml_item(item, indent) for item in document)
+    return f"{pad}{_yaml_scalar(document)}\n"
+
+
+def _yaml_key(key: str) -> str:
+    """Return a key, in quotes unless it is a plain word that no YAML takes for anything else."""
+    return key if re.fullmatch(r"[a-z]+([-_][a-z0-9]+)*", key) and key not in _YAML_WORDS else _yaml_scalar(key)
+
+
+def _yaml_value(value: object, indent: int) -> str:
+    if isinstance(value, Mapping) and value:
+        return "\n" + format_yaml(value, indent + 2)
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return "\n" + format_yaml(value, indent)
+    return f" {_yaml_scalar(value)}\n"
+
+
+def _yaml_item(item: object, indent: int) -> str:
+    """Return one entry of a list, whose first line begins with a dash."""
+    if isinstance(item, Mapping | list | tuple) and item:
+        return f"{' ' * indent}- {format_yaml(item, indent + 2)[indent + 2 :]}"
+    return f"{' ' * indent}- {_yaml_scalar(item)}\n"
+
+
+def _yaml_scalar(value: object) -> str:
+    """Return a plain value; JSON's quotes are YAML's, and what no YAML may hold is escaped before."""
+    plain = escape_controls(value) if isinstance(value, str) else value
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,72 @@
+"""`safevla export --format hub|robocasa|lerobot`: results and records for the places of others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builders import recording
+from safevla_bench.archive import write_archive
+from safevla_bench.trajectory import from_recording
+from safevla_bench.trajectory.batch import Channel
+from viewers.builders import judged as rough_episodes
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A calm and a rough episode with actions."""
+    path = tmp_path_factory.mktemp("exporting") / "episodes.parquet"
+    batch = rough_episodes()[0]
+    counts = batch.lengths - 1
+    starts = np.concatenate([[0], np.cumsum(counts * 7)])
+    write_archive(path, replace(batch, action=Channel(np.zeros(starts[-1]), starts, np.full(len(counts), 7))))
+    return path
+
+
+def test_files_for_a_hub_are_named_and_so_is_what_they_lack(safevla, source, tmp_path):
+    code, printed, err = safevla("export", source, "--format", "hub", "--out", tmp_path / "hub")
+    assert code == 0
+    assert (tmp_path / "hub" / "model_card.md").read_text().startswith("---")
+    assert str(tmp_path / "hub" / "model_card.md") in printed
+    assert "hub_dataset" in err
+    (tmp_path / "facts.toml").write_text('hub_dataset = "someone/benchmark"')
+    options = ["--meta", tmp_path / "facts.toml", "--out", tmp_path / "whole"]
+    code, _, err = safevla("export", source, "--format", "hub", *options)
+    assert (code, err) == (0, "")
+    assert (tmp_path / "whole/.eval_results/safevla-bench.yaml").exists()
+
+
+def test_robocasas_json_names_what_is_to_be_filled(safevla, tmp_path):
+    made = recording(4, benchmark="robocasa-365", task_id="CloseFridge")
+    write_archive(tmp_path / "episodes.parquet", from_recording(made))
+    options = ["--missing", "deactivate", "--out", tmp_path / "entry.json"]
+    code, _, err = safevla("export", tmp_path / "episodes.parquet", "--format", "robocasa", *options)
+    assert code == 0
+    assert "checkpoint_url" in err
+    assert json.loads((tmp_path / "entry.json").read_text())["submission_source"] == "external"
+
+
+def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp_path):
+    code, printed, err = safevla("export", source, "--format", "lerobot", "--out", tmp_path / "set")
+    assert (code, err) == (0, "")
+    assert "2 episodes, 118 frames, no pictures" in printed
+    assert json.loads((tmp_path / "set/meta/info.json").read_text())["total_frames"] == 118
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--format", "submission", "--meta", "x.toml"], "--meta is for hub and robocasa"),
+        (["--format", "hub", "--cameras", "front"], "--cameras is for lerobot"),
+        (["--format", "lerobot", "--cameras", "front"], "names none"),
+        (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_written(safevla, source, tmp_path, options, words):
+    code, _, err = safevla("export", source, *options, "--out", tmp_path / "out")
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "out").exists()

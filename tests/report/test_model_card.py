@@ -1,0 +1,129 @@
+"""Files for a model hub: what is in them is what was judged, in YAML that any reader takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safevla_bench import evaluation
+from safevla_bench.archive import write_archive
+from safevla_bench.errors import RunError
+from safevla_bench.report.model_card import CARD, RESULTS, build_card, format_yaml
+from safevla_bench.report.model_facts import ModelFacts, read_facts
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.trajectory import concatenate_batches
+from viewers.builders import judged as rough_episodes
+
+yaml = pytest.importorskip("yaml")
+FACTS = ModelFacts(model_name="mine", hub_dataset="someone/benchmark", source_url="https://example.org/runs")
+
+texts = st.text(max_size=20)
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+documents = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=12
+)
+
+
+@given(documents)
+def test_yaml_reads_back_as_what_was_written(document):
+    assert yaml.safe_load(format_yaml(document)) == _escaped(document)
+
+
+def _escaped(document):
+    if isinstance(document, str):
+        return escape_controls(document)
+    if isinstance(document, list):
+        return [_escaped(item) for item in document]
+    if isinstance(document, dict):
+        return {escape_controls(key): _escaped(value) for key, value in document.items()}
+    return document
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    path = tmp_path_factory.mktemp("card") / "episodes.parquet"
+    write_archive(path, rough_episodes()[0])
+    return evaluation.judge([path], load_ruleset())
+
+
+def front_matter(card):
+    _, block, _ = card.split("---\n", 2)
+    return yaml.safe_load(block)
+
+
+def test_a_card_has_the_numbers_of_each_cell_with_n_and_intervals(judged):
+    card = build_card(judged, FACTS)[CARD]
+    (index,) = front_matter(card)["model-index"]
+    cells, _ = judged.summarize_scores()
+    assert (index["name"], len(index["results"])) == ("mine", len(cells))
+    for result, cell in zip(index["results"], cells, strict=True):
+        assert result["dataset"]["type"] == cell.suite
+        assert result["dataset"]["args"]["library_digest"] == judged.library.digest
+        metrics = {metric["type"]: metric for metric in result["metrics"]}
+        assert metrics["sr"]["value"] == pytest.approx(100 * cell.sr, abs=0.005)
+        assert metrics["safety"]["args"]["n"] == cell.judged
+        low, high = cell.rates["safety"].ci
+        assert metrics["safety"]["args"]["ci95"] == pytest.approx([100 * low, 100 * high], abs=0.005)
+        assert metrics["vsi"]["value"] == pytest.approx(cell.vsi, abs=0.00005)
+    assert judged.provenance.to_sentence() in card
+
+
+def test_what_is_unknown_is_no_metric(judged, tmp_path):
+    (tmp_path / "never.toml").write_text(NEVER)
+    unknown = evaluation.judge(judged.paths, load_ruleset(tmp_path / "never.toml"))
+    (index,) = front_matter(build_card(unknown, FACTS)[CARD])["model-index"]
+    assert {metric["type"] for result in index["results"] for metric in result["metrics"]} == {"sr"}
+    assert index["results"][0]["dataset"]["args"]["without_verdict"] == 2
+
+
+NEVER = """
+[[specs]]
+spec_id = "never"
+canonical_family = "x"
+axis = "scene_interaction"
+tier = "safe"
+stl = "G[0,T](max_contact_force < threshold)"
+threshold = 1
+severe = 2
+unit = "N"
+requires_all = ["spillable"]
+source = "a test"
+rationale = "Applies nowhere."
+"""
+
+
+def test_leaderboard_entries_have_the_fields_that_the_hub_requires(judged):
+    entries = yaml.safe_load(build_card(judged, FACTS)[RESULTS])
+    assert {entry["dataset"]["id"] for entry in entries} == {"someone/benchmark"}
+    assert all(entry["dataset"]["task_id"] and math.isfinite(entry["value"]) for entry in entries)
+    assert all(entry["source"]["url"] == "https://example.org/runs" for entry in entries)
+    assert all("n = " in entry["notes"] for entry in entries)
+
+
+def test_without_a_benchmark_of_the_hub_there_are_no_entries(judged):
+    assert list(build_card(judged, ModelFacts())) == [CARD]
+
+
+def test_several_policies_are_no_model(judged, tmp_path):
+    batch = rough_episodes()[0]
+    other = tuple(msgspec.structs.replace(header, policy="other") for header in batch.headers)
+    write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))
+    with pytest.raises(RunError, match="2 policies"):
+        build_card(evaluation.judge([tmp_path / "two.parquet"], load_ruleset()), FACTS)
+
+
+def test_facts_are_checked(tmp_path):
+    path = tmp_path / "facts.toml"
+    path.write_text('model_name = "mine"\nbatch_size = 0\n')
+    with pytest.raises(RunError, match="batch_size"):
+        read_facts(path)
+    path.write_text('modle_name = "mine"\n')
+    with pytest.raises(RunError, match="modle_name"):
+        read_facts(path)
+    assert read_facts(None) == ModelFacts()

@@ -1,0 +1,88 @@
+"""RoboCasa's leaderboard: success by task in percent, and N/A where something is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from builders import recording
+from safevla_bench import evaluation
+from safevla_bench.archive import write_archive
+from safevla_bench.errors import RunError
+from safevla_bench.report.model_facts import ModelFacts
+from safevla_bench.report.robocasa_leaderboard import SUITE, build_leaderboard_entry, unknown_fields
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import concatenate_batches, from_recording
+
+RULES = replace(load_ruleset(), missing="deactivate")
+TASKS = [entry.task_id for entry in registry().tasks.values() if entry.benchmark == SUITE]
+FACTS = ModelFacts(
+    model_name="mine",
+    policy_family="openpi",
+    date="2026-11-22",
+    code_url="https://example.org/code",
+    commit_hash="0123456",
+    checkpoint_url="https://example.org/weights",
+    paper_link="https://example.org/paper",
+    open_source="yes",
+    wandb="https://example.org/training",
+    batch_size=64,
+    num_training_steps=75000,
+    composite_seen_success=7.1,
+    composite_unseen_success=1.2,
+)
+
+
+def judged(folder, episodes, **changes):
+    """Judge an archive of (task, successes, failures)."""
+    batches = []
+    for task, successes, failures in episodes:
+        for k in range(successes + failures):
+            success = k < successes
+            fields = {"versions": {"praxis-robocasa": "1.0.0"}, **changes}
+            made = recording(4, episode_id=f"{task}/{k}", benchmark=SUITE, task_id=task, success=success, **fields)
+            batches.append(from_recording(made))
+    write_archive(folder / "episodes.parquet", concatenate_batches(batches))
+    return evaluation.judge([folder / "episodes.parquet"], RULES)
+
+
+def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
+    episodes = [(task, 2, 1) for task in TASKS[:-1]] + [(TASKS[-1], 0, 5)]
+    entry = build_leaderboard_entry(judged(tmp_path, episodes), FACTS)
+    assert len(TASKS) == 18
+    assert entry["atomic_seen_success"] == float(round(Fraction(17 * 200, 3 * 18), 1))
+    assert entry["robocasa_version"] == "1.0.0"
+    assert unknown_fields(entry) == []
+    assert set(entry) == FIELDS
+    assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}
+
+
+FIELDS = {
+    *("model_name", "policy_family", "date", "submission_source", "robocasa_version", "atomic_seen_success"),
+    *("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url", "paper_link"),
+    *("open_source", "wandb", "training_config", "notes"),
+}
+"""Of the leaderboard's schema; it allows no others."""
+
+
+def test_a_split_that_is_not_whole_has_no_number(tmp_path):
+    entry = build_leaderboard_entry(judged(tmp_path, [(TASKS[0], 1, 0)]), ModelFacts())
+    assert entry["atomic_seen_success"] == "N/A"
+    assert "17 of its tasks have no episode" in entry["notes"]
+    assert {"atomic_seen_success", "composite_seen_success", "batch_size", "open_source"} <= set(unknown_fields(entry))
+
+
+def test_other_suites_are_no_submission(tmp_path):
+    write_archive(tmp_path / "libero.parquet", from_recording(recording(4)))
+    with pytest.raises(RunError, match="no episode of robocasa-365"):
+        build_leaderboard_entry(evaluation.judge([tmp_path / "libero.parquet"], RULES), FACTS)
+
+
+def test_stand_in_assets_are_no_result(tmp_path):
+    stood_in = judged(tmp_path, [(TASKS[0], 1, 0)])
+    scores = replace(stood_in.scores, standin=(True,))
+    with pytest.raises(RunError, match="stand-ins for its own assets"):
+        build_leaderboard_entry(replace(stood_in, scores=scores), FACTS)
