@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from safevla_bench import compare, evaluation, provenance_marks, runs, sensitivity
+from safevla_bench import compare, evaluation, runs, sensitivity
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     format_option,
@@ -23,7 +23,7 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.planning import plan_options, print_plan
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
-from safevla_bench.registration import REGISTERED, check_registrations, describe_registrations
+from safevla_bench.registration import REGISTERED, check_registrations
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import Roster, Table, comparison
 from safevla_bench.report.tables import sensitivity as varying
@@ -138,24 +138,15 @@ def compare_command(
         comparison_report = compare.compare_policies(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
-    provenance, opened = ruleset.provenance(), runs.open_sources(sources)
     if form == "json":
+        provenance = ruleset.provenance()
         simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
-        checks = check_registrations(opened, provenance)
+        checks = check_registrations(runs.open_sources(sources), provenance)
         origin = {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
         _print_json({**msgspec.to_builtins(comparison_report), **origin})
         return
-    simulated = provenance_marks.describe_simulators(
-        {
-            (entrant.name, suite): versions
-            for entrant in entrants
-            for suite, versions in entrant.simulator_by_suite.items()
-        }
-    )
-    registered = describe_registrations(opened, provenance)
-    remarks = [*([simulated] if simulated else []), *registered, provenance.to_sentence()]
-    click.echo(render_text(comparison.standing_table(comparison_report, remarks)))
-    click.echo(render_text(comparison.difference_table(comparison_report)), nl=False)
+    tables = evaluation.comparison_tables(comparison_report, entrants, sources, ruleset)
+    click.echo("\n".join(render_text(table) for table in tables), nl=False)
 
 
 @sections.command("sensitivity")

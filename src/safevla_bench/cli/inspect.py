@@ -110,7 +110,7 @@ def episodes_command(
     if form == "json":
         _print_json(shown)
     elif form == "csv":
-        click.echo(render.render_rows_csv(episode_list.flatten_episodes(shown, judged.scores)), nl=False)
+        click.echo(render.render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
         click.echo(render.render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
         print_missing(judged)

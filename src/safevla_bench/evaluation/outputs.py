@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +10,19 @@ import msgspec
 
 from safevla_bench import exposure, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
+from safevla_bench.compare import Comparison, PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.judged import Judged
-from safevla_bench.registration import REGISTERED
+from safevla_bench.registration import REGISTERED, describe_registrations
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.sections import collect_images
-from safevla_bench.report.tables import UNNAMED, Roster, catalog, notices
+from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, comparison, notices
 from safevla_bench.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
@@ -158,6 +159,21 @@ def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
         privileged=judged.privileged,
         protocols=[source.protocol for source in judged.sources if source.protocol is not None],
     )
+
+
+def comparison_tables(
+    report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset
+) -> list[Table]:
+    """Return the tables that `safevla compare` prints: where each policy stands, and the differences of each pair."""
+    simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
+        (entrant.name, suite): versions
+        for entrant in entrants
+        for suite, versions in entrant.simulator_by_suite.items()
+    }
+    simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
+    registered = describe_registrations(runs.open_sources(paths), provenance)
+    remarks = [*([simulated] if simulated else []), *registered, provenance.to_sentence()]
+    return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
 
 
 def build_board(

@@ -82,13 +82,13 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     return rows if column is not None else [*rows, *_absent_rows(scores)]
 
 
-def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> list[dict[str, object]]:
-    """Return listed episodes as flat rows, with the columns of `Scores.to_pandas` between a number and a reason.
+def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
+    """Return headings and listed episodes: the columns of `Scores.to_pandas` between a number and a reason.
 
     An episode that left no record has its names, its outcome and the reason, and no other value.
     """
     columns = {name: _plain_values(values) for name, values in scores.episode_columns().items()}
-    flat: list[dict[str, object]] = []
+    flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
         known: Mapping[str, object] = {
@@ -101,8 +101,8 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> list[dic
         }
         if index < len(scores):
             known = {name: values[index] for name, values in columns.items()}
-        flat.append({"number": row.number, **dict.fromkeys(columns), **known, "reason": row.reason})
-    return flat
+        flat.append({"number": row.number, **known, "reason": row.reason})
+    return ["number", *columns, "reason"], flat
 
 
 def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:

@@ -57,16 +57,18 @@ def _breakable_name(name: str) -> Markup:
 @cache
 def page_style() -> str:
     """Return the style sheet, a file of `report`."""
-    return _read_template("page.css")
+    return read_template("page.css")
 
 
 @cache
 def page_script() -> str:
     """Return the script that sorts and filters episodes, a file of `report`."""
-    return _read_template("page.js")
+    return read_template("page.js")
 
 
-def _read_template(name: str) -> str:
+@cache
+def read_template(name: str) -> str:
+    """Return a file of `report/templates`."""
     return resources.files("safevla_bench.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 

@@ -176,14 +176,13 @@ def render_csv(table: Table) -> str:
     return sink.getvalue()
 
 
-def render_rows_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return a line of headings, the keys of the first row, and a line for each row; a missing value is empty.
+def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
+    """Return a line of headings and a line for each row, by heading; a missing value is empty.
 
     Numbers are exact, and flags are `true` and `false`. Texts are written as `render_csv` writes them.
     """
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
-    heads = list(rows[0]) if rows else []
     writer.writerow([spreadsheet_text(head) for head in heads])
     writer.writerows([_plain_field(row.get(head)) for head in heads] for row in rows)
     return sink.getvalue()

@@ -1,0 +1,145 @@
+"""The runs of a folder, and what their score files say: a row for each run, policy and suite.
+
+Nothing is judged here. A run without scores, or whose files cannot be read, has a row that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench import runs
+from safevla_bench.errors import RunError
+from safevla_bench.metrics import Summary
+
+MOST_RUNS = 1000
+_DEEPEST = 3
+"""Levels of folders below the one that is listed."""
+_MOST_BYTES = 2**28
+"""The largest scores.json that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One policy on one suite of one run; `cell` is None where there are no scores, and `problem` says why.
+
+    `run` is its folder below the one that is listed. `started` is `2026-11-22 15:03`, or empty where it is not known.
+    """
+
+    run: str
+    policy: str | None = None
+    cell: Summary | None = None
+    started: str = ""
+    simulated_by: str = ""
+    judged_by: str = ""
+    problem: str = ""
+    is_comparable: bool = True
+    """False for a folder that holds scores without the episodes that they judge."""
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return the runs of a folder by name, at most `MOST_RUNS`; of a run folder, or a file, that alone.
+
+    Links are not followed.
+
+    Raises:
+        RunError: there is no such folder, or no run in it.
+    """
+    if not folder.exists():
+        raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
+    if folder.is_file() or _is_run(folder):
+        return {folder.resolve().name: folder}
+    found = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
+    if not found:
+        remedy = "`safevla eval --out DIR` makes one; `safevla score FILE --out DIR` judges an archive into one."
+        raise RunError(f"{folder} holds no run", remedy=remedy)
+    return dict(sorted(found.items())[:MOST_RUNS])
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / runs.RUN).is_file() or (folder / runs.SCORES).is_file()
+
+
+def _walk_runs(folder: Path) -> Iterator[Path]:
+    for place, folders, _ in os.walk(folder, followlinks=False):
+        path = Path(place)
+        depth = len(path.relative_to(folder).parts)
+        is_run = depth > 0 and _is_run(path)
+        if is_run:
+            yield path
+        folders[:] = [] if is_run or depth >= _DEEPEST else sorted(name for name in folders if name[:1] != ".")
+
+
+def list_runs(found: Mapping[str, Path]) -> list[RunRow]:
+    """Return the rows of the runs, in order."""
+    return [
+        replace(row, is_comparable=path.is_file() or (path / runs.RUN).is_file())
+        for name, path in found.items()
+        for row in _run_rows(name, path)
+    ]
+
+
+class _Rules(msgspec.Struct):
+    name: str = ""
+
+
+class _JudgedBy(msgspec.Struct):
+    version: str = ""
+    library: _Rules = msgspec.field(default_factory=_Rules)
+    applicability: str = ""
+
+
+class _ScoresFile(msgspec.Struct):
+    """What the list reads of scores.json."""
+
+    cells: list[Summary] = []
+    judged_by: _JudgedBy = msgspec.field(default_factory=_JudgedBy)
+
+
+def _run_rows(name: str, path: Path) -> list[RunRow]:
+    started = _started(path)
+    try:
+        scores = _read_scores(path / runs.SCORES)
+    except FileNotFoundError:
+        return [RunRow(name, started=started, problem="not judged yet")]
+    except NotADirectoryError:
+        return [RunRow(name, problem="an archive")]
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return [RunRow(name, started=started, problem=f"{runs.SCORES} cannot be read")]
+    if not scores.cells:
+        return [RunRow(name, started=started, problem="no episode")]
+    judged_by = scores.judged_by
+    rules = f"{judged_by.library.name} {judged_by.version}".strip()
+    ablated = ", applicability off" if judged_by.applicability == "off" else ""
+    return [
+        RunRow(
+            run=name,
+            policy=cell.policy,
+            cell=cell,
+            started=started,
+            simulated_by=", ".join(f"{package} {' and '.join(said)}" for package, said in cell.simulator.items()),
+            judged_by=rules + ablated,
+        )
+        for cell in scores.cells
+    ]
+
+
+def _read_scores(path: Path) -> _ScoresFile:
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError("too large")
+    return msgspec.json.decode(path.read_bytes(), type=_ScoresFile)
+
+
+def _started(folder: Path) -> str:
+    """Return when a run began, to the minute; empty where its run.json does not say it."""
+    try:
+        volatile = runs.read_description(folder).get("volatile")
+        moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None
+    except (RunError, KeyError, ValueError):
+        return ""
+    return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")

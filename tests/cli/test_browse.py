@@ -1,0 +1,91 @@
+"""`safevla open`: it serves until Ctrl-C, opens a browser where there is one, and prints the address either way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from safevla_bench.browse import RunServer
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run with scores alone: nothing is judged here."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "scores.json").write_text("{}")
+    (tmp_path / "mine" / "report.html").write_text("the report")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a browser was asked to open; the server ends at once, as by Ctrl-C."""
+    addresses: list[str] = []
+
+    def interrupt(server: RunServer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunServer, "serve_forever", interrupt)
+    monkeypatch.setattr(webbrowser, "open", lambda address: addresses.append(address) or True)
+    monkeypatch.setenv("DISPLAY", ":0")
+    return addresses
+
+
+def test_the_report_of_a_run_is_opened_and_its_address_printed(safevla, run_folder, opened):
+    code, out, err = safevla("open", run_folder, "--port", "0")
+    (address,) = opened
+    assert (code, err) == (0, "")
+    assert address.startswith("http://127.0.0.1:")
+    assert address.endswith("/run/mine/report.html")
+    assert address in out
+
+
+def test_no_browser_is_opened_where_none_is_wanted_or_shown(safevla, run_folder, opened, monkeypatch):
+    code, out, err = safevla("open", run_folder.parent, "--no-browser", "--port", "0")
+    assert (code, err, opened) == (0, "", [])
+    assert "http://127.0.0.1:" in out
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    code, out, err = safevla("open", run_folder, "--port", "0")
+    assert (code, opened) == (0, [])
+    assert "http://127.0.0.1:" in out
+    assert "ssh -L" in err
+
+
+def test_a_browser_that_does_not_start_is_no_error(safevla, run_folder, opened, monkeypatch):
+    def fail(address: str) -> bool:
+        raise webbrowser.Error("no browser")
+
+    monkeypatch.setattr(webbrowser, "open", fail)
+    code, _, err = safevla("open", run_folder, "--port", "0")
+    assert code == 0
+    assert "No browser opened here" in err
+
+
+def test_a_folder_without_runs_and_a_taken_port_are_named(safevla, run_folder, opened, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, err = safevla("open", tmp_path / "empty")
+    assert code == 2
+    assert "holds no run" in err
+    code, _, err = safevla("open", run_folder, "--port", "1" if os.geteuid() else "70000")
+    assert code == 2
+    assert "port" in err
+
+
+def test_ctrl_c_ends_the_server_quietly(run_folder):
+    command = [sys.executable, "-m", "safevla_bench", "open", str(run_folder), "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(address) as reply:
+            assert reply.read() == b"the report"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
