@@ -46,8 +46,8 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
         "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
         "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
-        "open": ("browse", "Open a report in the browser, and an index of all runs in a folder."),
         "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
+        "open": ("browse", "Open a report in the browser, and an index of all runs in a folder."),
     },
     "Compare": {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from safevla_bench.browse import RunServer, RunSite, start_server
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import make_printable, sections
 
 
-@click.command("open")
+@sections.command("open")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN|FOLDER", default=Path())
 @click.option(
     "--port", type=click.IntRange(0, 65535), metavar="N", help="Listen there; default 8642, else any free one."
