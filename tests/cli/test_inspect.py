@@ -84,7 +84,7 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame(safevla,
     assert rows[0]["first_violation_step"] == ""
     _, out, _ = safevla("episodes", archive, "--format", "csv", "--unsafe")
     assert {row["number"] for row in csv.DictReader(io.StringIO(out))} == {"2", "3"}
-    _, out, _ = safevla("episodes", archive, "--format", "csv", "--policy", "nobody")
+    _, out, _ = safevla("episodes", archive, "--format", "csv", "--safe", "--no-success")
     assert out.splitlines() == [",".join(rows[0])]
 
 
