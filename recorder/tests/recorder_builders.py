@@ -75,6 +75,9 @@ class StillEnv:
     def _detach(self):
         self.calls.detached += 1
 
+    def header_fields(self):
+        return {}
+
     def fixture_poses(self):
         return {"shelf": [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0]}
 

@@ -1,8 +1,7 @@
 """A recording of vla-evaluation-harness, tests/cases/vla_eval_recording: its own LIBERO benchmark, run on loopback.
 
 Its model server plays the demo's hasty actions where there are some for the task and initial state, else waves. In an
-environment with LIBERO, mujoco 3.2.3 and `pip install vla-eval==0.8.0` (whose benchmark patches `torch.load`, so that
-a module `torch` with a function `load` must be importable; these initial states need none), from the repository's root:
+environment with LIBERO, mujoco 3.2.3 and `pip install vla-eval==0.8.0`, from the repository's root:
 
     python tests/cases/make_vla_eval_recording.py OUT
 
@@ -14,7 +13,9 @@ import asyncio
 import json
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import anyio
 import numpy as np
@@ -24,6 +25,10 @@ from vla_eval.model_servers.serve import serve_async
 from vla_eval.orchestrator import Orchestrator
 
 from safevla_bench import runs
+
+if find_spec("torch") is None:  # the harness patches `torch.load`, which these initial states do not need
+    sys.modules["torch"] = ModuleType("torch")
+    sys.modules["torch"].load = None
 
 PORT = 8931
 DEMO = Path("src/safevla_bench/demo/rollouts.parquet")

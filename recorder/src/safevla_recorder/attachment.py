@@ -6,14 +6,19 @@ A `RecordableEnv` reports what happens to its environment to an `EnvListener`, b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Callable, Iterator, Protocol, Sequence, TypeVar
 
 from numpy.typing import ArrayLike
 
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
+
+Layer = TypeVar("Layer")
+_INNER = ("_env", "env", "unwrapped")
+"""Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment they wrap."""
+_MAX_LAYERS = 16
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,10 @@ class RecordableEnv(Protocol):
         """Return where a reset has put what no simulator state holds: root body -> position [3] and wxyz [4]."""
         ...
 
+    def header_fields(self) -> dict[str, object]:
+        """Return the host-specific fields of the header of an episode."""
+        ...
+
     def is_still(self, action: Action) -> bool:
         """Return whether the action leaves the arm where it is, as settling actions do; the gripper may move."""
         ...
@@ -94,20 +103,60 @@ class RecordableEnv(Protocol):
         ...
 
 
-def find_recordable(env: object) -> RecordableEnv:
-    """Return the environment in the form in which it can be recorded.
+def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
+    """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
 
     Raises:
         HostError: it is of no known simulator, or cannot be recorded; says why.
     """
     from safevla_recorder.libero.attachment import find_libero
+    from safevla_recorder.robocasa.attachment import find_robocasa
 
-    recordable = find_libero(env)
+    recordable = find_libero(env) or find_robocasa(env, goal)
     if recordable is None:
         problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
         remedy = (
             "Pass the simulator's own environment, or a wrapper that holds it by now: some make theirs at the first "
-            "reset. Hosts that can record one: libero."
+            "reset. Hosts that can record one: libero, robocasa."
         )
         raise HostError(problem, remedy=remedy)
     return recordable
+
+
+def find_layer(env: object, kind: type[Layer]) -> Layer | None:
+    """Return the outermost object of that kind in `env`, which may be a wrapper that holds it; None if none is."""
+    return next((layer for layer in _env_layers(env, kind) if isinstance(layer, kind)), None)
+
+
+def _env_layers(env: object, kind: type) -> Iterator[object]:
+    """Yield the environment, then what it wraps, outside in: by the usual names, or by any where it is of the kind."""
+    seen: list[object] = []
+    waiting = [env]
+    while waiting and len(seen) < _MAX_LAYERS:
+        layer = waiting.pop(0)
+        if layer is None or any(layer is earlier for earlier in seen):
+            continue
+        seen.append(layer)
+        yield layer
+        waiting += [getattr(layer, name, None) for name in _INNER]
+        waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
+
+
+def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
+    """Report steps and the close of robosuite's environment; `is_success` reads the result of a step."""
+
+    def step(original: Any, action: object) -> object:
+        listener.before_step(action)
+        try:
+            result = original(action)
+        except BaseException as error:
+            listener.on_error(error)
+            raise
+        listener.after_step(is_success(result))
+        return result
+
+    def close(original: Any, *args: object, **kwargs: object) -> object:
+        listener.on_interruption()
+        return original(*args, **kwargs)
+
+    return [wrap_method(env, "step", step), wrap_method(env, "close", close)]

@@ -221,8 +221,9 @@ class EpisodeCutter:
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        if running.fixtures:
-            recording = replace(recording, extra=add_header_field(recording.extra, FIXTURES, running.fixtures))
+        fields = {**self._env.header_fields(), **({FIXTURES: running.fixtures} if running.fixtures else {})}
+        for name, value in fields.items():
+            recording = replace(recording, extra=add_header_field(recording.extra, name, value))
         if rules.privileged:
             return replace(recording, extra=add_header_mark(recording.extra, _PRIVILEGED))
         return recording

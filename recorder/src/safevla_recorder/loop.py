@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
 from safevla_recorder.attachment import RecordableEnv, find_recordable
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
@@ -40,6 +40,7 @@ def record(
     init_states: ArrayLike | None = None,
     privileged: bool = False,
     worker: int | str | None = None,
+    goal: Sequence[str] | None = None,
 ) -> Iterator[Env]:
     """Record every episode that your own loop runs in `env`, into the run folder `out`::
 
@@ -55,11 +56,11 @@ def record(
     `stopped`, run.json says that the run is not complete, and the exception goes on.
 
     Args:
-        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, or a wrapper that holds one.
+        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
         wait_steps: the number of still steps that your loop makes first, after each reset or `set_init_state`; LIBERO's
-            loops make 10. They are checked to be still, and belong to no episode.
+            loops make 10, RoboCasa's none. They are checked to be still, and belong to no episode.
         horizon: the number of steps after which your loop gives up. If given, an episode that ends sooner without
             success is `stopped`, outside SR; else it is a `timeout`, a failure.
         seed: that of the policy's randomness, for the record.
@@ -70,12 +71,14 @@ def record(
         privileged: whether the policy sees simulator state that no robot has; reports mark it.
         worker: the name of this process among several that record at once, each into its own `out`. It goes into the
             episodes' ids, so that the folders can be judged together.
+        goal: what success asks for, of a RoboCasa task whose goal is not known, such as `("in", "obj", "container")`:
+            what is put somewhere is the target; or `("open", "drawer")`: the fixture that the goal moves.
 
     Raises:
         HostError: the environment cannot be recorded; says why.
         RunError: the folder is in the way, or the loop moves the arm while it should settle.
     """
-    recordable = _find_named(env, benchmark, task_id, init_states)
+    recordable = _find_named(env, benchmark, task_id, init_states, goal)
     warn_once(recordable.host, recordable.versions)
     rules = LoopRules(
         policy=policy,
@@ -153,9 +156,13 @@ def _worker_name(worker: int | str | None) -> str | None:
 
 
 def _find_named(
-    env: object, benchmark: str | None, task_id: str | None, init_states: ArrayLike | None
+    env: object,
+    benchmark: str | None,
+    task_id: str | None,
+    init_states: ArrayLike | None,
+    goal: Sequence[str] | None,
 ) -> RecordableEnv:
-    recordable = find_recordable(env)
+    recordable = find_recordable(env, goal)
     task = recordable.task
     recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
     if init_states is not None:

@@ -21,6 +21,7 @@ from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import standin_benchmarks
+from safevla_recorder.robocasa.attachment import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -170,7 +171,7 @@ def test_the_horizons_of_release_1_0_0_are_those_of_the_installed_one():
 
 def test_records_on_stand_ins_for_the_assets_are_marked():
     batch = record("TurnOffStove", steps=1)
-    standin = install.is_standin(install.assets())
+    standin = is_standin(install.assets())
     assert standin_benchmarks(batch) == (("robocasa-365",) if standin else ())
     assert batch.headers[0].versions["robocasa-assets"] == ("stand-in" if standin else "official")
 

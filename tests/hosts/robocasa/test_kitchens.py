@@ -13,6 +13,7 @@ from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.rollout import load_protocol, plan_episodes
 from safevla_bench.tasks import registry
+from safevla_recorder.robocasa.attachment import is_standin
 
 
 def start(split: str, index: int, no_layouts=(), no_styles=()) -> kitchens.KitchenStart:
@@ -139,6 +140,6 @@ def test_assets_where_robocasa_would_mistake_their_paths_are_an_error(monkeypatc
 
 def test_a_tree_that_calls_itself_a_stand_in_is_one(monkeypatch, tmp_path):
     monkeypatch.setenv(install.ASSETS, str(tree(tmp_path / "tree")))
-    assert not install.is_standin(install.assets())
+    assert not is_standin(install.assets())
     (tmp_path / "tree" / "README.txt").write_text("RoboCasa physics stand-in assets\n")
-    assert install.is_standin(install.assets())
+    assert is_standin(install.assets())

@@ -7,14 +7,13 @@ see the call, else on that one, so that scripts which reach through `env.env` ar
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.attachment import EnvListener
+from safevla_recorder.attachment import EnvListener, find_layer, subscribe_steps
 from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError
 from safevla_recorder.libero import installation
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-_INNER = ("_env", "env", "unwrapped")
-"""Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment they wrap."""
-_MAX_LAYERS = 16
 _ARM_JOINTS = 7
 
 
@@ -45,24 +41,8 @@ def find_libero(env: object) -> RecordableLibero | None:
     if vectors is not None and isinstance(env, vectors.BaseVectorEnv):
         remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
         raise HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
-    control = next(
-        (layer for layer in _env_layers(env, wrappers.ControlEnv) if isinstance(layer, wrappers.ControlEnv)), None
-    )
+    control = find_layer(env, wrappers.ControlEnv)
     return None if control is None else RecordableLibero(control)
-
-
-def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield the environment, then what it wraps, outside in: by the usual names, or by any where it is of the kind."""
-    seen: list[object] = []
-    waiting = [env]
-    while waiting and len(seen) < _MAX_LAYERS:
-        layer = waiting.pop(0)
-        if layer is None or any(layer is earlier for earlier in seen):
-            continue
-        seen.append(layer)
-        yield layer
-        waiting += [getattr(layer, name, None) for name in _INNER]
-        waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
 
 
 class RecordableLibero:
@@ -114,8 +94,7 @@ class RecordableLibero:
             wrap_method(control, "set_state", set_state),
             wrap_method(domain, "reset", reset),
             wrap_method(domain, "seed", seed),
-            wrap_method(domain, "step", partial(_step, listener)),
-            wrap_method(domain, "close", interrupt),
+            *subscribe_steps(domain, listener, lambda result: bool(result[2])),
         ]
 
         def unsubscribe() -> None:
@@ -142,6 +121,10 @@ class RecordableLibero:
         bodies = {fixture.root_body: model.body(fixture.root_body) for fixture in self._domain.fixtures_dict.values()}
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
+    def header_fields(self) -> dict[str, object]:
+        """Return nothing: the header has all."""
+        return {}
+
     def is_still(self, action: Action) -> bool:
         """Return whether the action asks for nothing but the gripper, its last number."""
         return not np.any(action[:-1])
@@ -154,17 +137,6 @@ class RecordableLibero:
         return build_header(
             domain, recorder, self.task, self.versions, dt=dt_s, success=success, env_seed=env_seed, index=index
         )
-
-
-def _step(listener: EnvListener, original: Any, action: object) -> object:
-    listener.before_step(action)
-    try:
-        result = original(action)
-    except BaseException as error:
-        listener.on_error(error)
-        raise
-    listener.after_step(bool(result[2]))
-    return result
 
 
 def _require_domain(control: ControlEnv) -> BDDLBaseDomain:

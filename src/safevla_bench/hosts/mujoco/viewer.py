@@ -214,12 +214,26 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
     Raises:
         HostError: what it says of them are no poses.
     """
+    (replay,) = replay_fields(episode)
+    poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
+    if not len(states) or (not replay and not poses):
+        return None
+    fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
+    name, source = str(replay.get("episode")), str(replay.get("source"))
+    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
+
+
+def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
+    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz.
+
+    Raises:
+        HostError: what it says of them are no poses.
+    """
     (replay,), (extra,) = replay_fields(episode), episode.extra
     header_extra = extra.get("header")
-    placed = replay.get(FIXTURES, {}) if replay else isinstance(header_extra, Mapping) and header_extra.get(FIXTURES)
-    states = episode.sim_state.episode_rows(0)
-    if not len(states) or (not replay and not placed):
-        return None
+    placed = replay.get(FIXTURES) if replay else isinstance(header_extra, Mapping) and header_extra.get(FIXTURES)
+    if not placed:
+        return {}
     try:
         assert isinstance(placed, Mapping)
         poses = {str(name): np.array(pose, dtype=np.float64).reshape(7) for name, pose in placed.items()}
@@ -228,9 +242,7 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
     except (AssertionError, TypeError, ValueError):
         remedy = "Seven numbers each: position and quaternion, w first."
         raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
-    fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
-    name, source = str(replay.get("episode")), str(replay.get("source"))
-    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
+    return poses
 
 
 def _recorded_positions(episode: Batch) -> dict[str, Floats]:

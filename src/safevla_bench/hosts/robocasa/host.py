@@ -7,7 +7,7 @@ The simulator is imported when an environment is made. What makes a RoboCasa epi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed, read_states, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged, episode_meta
+from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
 from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, mark_standin
+from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import settling_steps
-from safevla_recorder.robocasa import read_scene
+from safevla_recorder.mujoco.state import state_size
+from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, build_header
+from safevla_recorder.robocasa.goals import episode_meta
+from safevla_recorder.robocasa.scene import read_scene
 
 if TYPE_CHECKING:
+    import mujoco
     from robocasa.environments.kitchen.kitchen import Kitchen
 
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
@@ -81,13 +86,27 @@ class RobocasaHost:
         header = episode.extra[0].get("header")
         told = header.get("robocasa") if isinstance(header, Mapping) else None
         if not isinstance(told, Mapping):
-            remedy = "Only records that this host made can be shown."
+            remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
+        if "split" not in told:  # of a loop of somebody's own, which names no seed of this host's
+            return self._stage_from_meta(task, episode, told)
         split = _one_of("split", str(told.get("split")), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         try:
             env.reset(episode_seed(episode))
             return env.make_stage(episode)
+        except BaseException:
+            env.close()
+            raise
+
+    def _stage_from_meta(self, task: Task, episode: Batch, told: Mapping[str, object]) -> MujocoStage:
+        """Set up an episode from RoboCasa's own description of it, which its record has."""
+        env = RobocasaEnv(task, Wants(), self.versions(), kitchens.SPLITS[0], self._horizons)
+        try:
+            model = env.rebuild(told, recorded_fixtures(episode))
+            states = kitchens.order_states(model, told.get("joints"), read_states(episode, state_size(model)))
+            channel = replace(episode.sim_state, values=states.ravel())
+            return env.make_stage(replace(episode, sim_state=channel))
         except BaseException:
             env.close()
             raise
@@ -154,6 +173,32 @@ class RobocasaEnv(RobosuiteEnv):
         self._start_recording(seed, success=success)
         return self._observe(raw)
 
+    def rebuild(self, told: Mapping[str, object], fixtures: Mapping[str, NDArray[np.float64]]) -> mujoco.MjModel:
+        """Make the kitchen that a record describes by its header field `robocasa`, and return its model.
+
+        RoboCasa's description does not say where on a counter it drew the place of a toaster or a knife block;
+        `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz.
+
+        Raises:
+            HostError: the field does not describe one.
+        """
+        layout, style, meta = (told.get(name) for name in ("layout", "style", "ep_meta"))
+        if not isinstance(layout, int) or not isinstance(style, int) or not isinstance(meta, Mapping):
+            remedy = "It takes layout, style and ep_meta, as safevla_recorder.record writes them."
+            raise HostError("the record's `robocasa` describes no kitchen", remedy=remedy)
+        self.close()
+        kitchen = install.kitchen(self.task, kitchens.KitchenStart(self._split, layout, style, 0), self._wants)
+        self._kitchen = kitchen
+        kitchen.set_ep_meta(dict(meta))
+        kitchen.reset()
+        self._meta = meta
+        model = kitchen.sim.model._model
+        for body in range(model.nbody):
+            pose = fixtures.get(str(model.body(body).name))
+            if pose is not None:
+                model.body_pos[body], model.body_quat[body] = pose[:3], pose[3:]
+        return model
+
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""
         self._stop_recording()
@@ -184,28 +229,24 @@ class RobocasaEnv(RobosuiteEnv):
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
         assert self._seed is not None
-        index = self._seed.init_state_index
-        return {
-            "episode_id": f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
-            "benchmark": self.task.benchmark,
-            "task_id": self.task.task_id,
-            "success": self._success,
-            "dt": self.dt_s,
-            "target_object": self._rules.target,
-            "instruction": self._instruction(),
-            "env_seed": self._seed.env_seed,
-            "init_state_index": index,
-            "embodiment": "PandaOmron",
-            "versions": self._versions,
-            "dropped_pairs": recorder.dropped_pairs(),
-        }
+        return build_header(
+            TaskLabel(self.task.benchmark, self.task.task_id, self.task.instruction),
+            recorder,
+            self._versions,
+            self._rules.goal,
+            meta=self._meta,
+            dt=self.dt_s,
+            success=self._success,
+            env_seed=self._seed.env_seed,
+            index=self._seed.init_state_index,
+        )
 
     def _extra_fields(self) -> dict[str, object]:
         """Return what rebuilds the episode, and the mark of assets that are not RoboCasa's own."""
         assert self._start is not None
         fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
-        return mark_standin(extra) if self._versions[install.ASSETS_ENTRY] != install.OFFICIAL else extra
+        return mark_standin(extra) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
         return self._meta["lang"] or self.task.instruction

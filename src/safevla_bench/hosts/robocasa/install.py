@@ -21,6 +21,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface import Task, Wants
+from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -34,8 +35,6 @@ ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
 INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
-ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
-_README = "README.txt"
 _CHATTER = (
     "No private macro file found",
     "It is recommended to use a private macro",
@@ -100,12 +99,6 @@ def _is_mistakable(root: Path) -> bool:
     """Return whether RoboCasa would lose files under this path: it rewrites paths that look like its own."""
     own = root.parts[-3:] == ("robocasa", "models", "assets")
     return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
-
-
-def is_standin(root: Path) -> bool:
-    """Return whether a tree of assets says in its README.txt that it stands in for RoboCasa's own."""
-    readme = root / _README
-    return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
 
 def _own_assets() -> Path:

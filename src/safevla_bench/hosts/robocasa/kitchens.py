@@ -13,14 +13,15 @@ Pairs that RoboCasa's task bars are left out before counting. The kitchen's gene
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
@@ -28,40 +29,45 @@ from safevla_bench.interface import EpisodeSeed, Joint, Privileged, Task
 from safevla_bench.tasks import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene, subtree_bodies
-from safevla_recorder.robocasa import LID
+from safevla_recorder.robocasa.goals import AT, Goal, goal_target, known_goals, moved_fixture
+from safevla_recorder.robocasa.scene import LID
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
 STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)
 """No motion, gripper opening, arm mode."""
-AT, SLIDE = "at", "slide"
-_PUTS = ("in", "on", "under")
+SLIDE = "slide"
 _TARGET = range(1, 11)
 _PRETRAIN = range(11, 61)
 _SEEDS = 1000
 
 
-class KitchenTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts about one of RoboCasa's tasks that the host needs; `robocasa.toml` describes the fields."""
+@dataclass(frozen=True, slots=True)
+class KitchenTask:
+    """Facts about one of RoboCasa's tasks that the host needs: horizons by release, and the goal."""
 
-    horizon: dict[str, int]
-    goal: tuple[str, ...]
+    horizon: Mapping[str, int]
+    goal: Goal
 
     @property
     def target(self) -> str | None:
         """The object that the goal puts somewhere."""
-        return self.goal[1] if self.goal[0] in _PUTS else None
+        return goal_target(self.goal)
 
     @property
     def moves(self) -> str | None:
         """The attribute of RoboCasa's task with the fixture that the goal moves."""
-        return self.goal[1] if self.goal[0] not in (*_PUTS, AT) else None
+        return moved_fixture(self.goal)
+
+
+class _Horizons(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    horizon: dict[str, int]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     episodes: int
     suites: dict[str, tuple[str, ...]]
-    tasks: dict[str, KitchenTask]
+    tasks: dict[str, _Horizons]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def kitchen_task(task: Task) -> KitchenTask:
     if task.task_id not in table.suites.get(task.benchmark, ()):
         problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
         raise HostError(problem, remedy=f"Suites: {', '.join(table.suites)}; ask tasks(suite) for their tasks.")
-    return table.tasks[task.task_id]
+    return KitchenTask(table.tasks[task.task_id].horizon, known_goals()[task.task_id])
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
@@ -152,33 +158,41 @@ def _scenes(split: str) -> tuple[tuple[int, int], ...]:
 
 
 if TYPE_CHECKING:
+    import mujoco
     from robocasa.environments.kitchen.kitchen import Kitchen
 
 _BUTTONS = ("_start_button", "_stop_button")
-_OBJECTS_FOLDER = "/objects/"
 _HINGE = 3
 """Of mjtJoint."""
 
 
-def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
-    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it.
+def order_states(model: mujoco.MjModel, joints: object, states: Floats) -> Floats:
+    """Return flat states [n, S] of a model whose joints had that order, in the order of this model's.
 
-    Paths of objects are relative to the assets' folder `objects`, which is how RoboCasa takes them on any machine.
+    RoboCasa makes objects in another order where it rebuilds a kitchen from its own description.
+
+    Raises:
+        HostError: the joints are not this model's.
     """
-    return {str(key): _to_plain(value) for key, value in kitchen.get_ep_meta().items()}
+    names = [str(model.joint(joint).name) for joint in range(model.njnt)]
+    if not isinstance(joints, list) or sorted(map(str, joints)) != sorted(names):
+        remedy = "Render with the versions that run.json names."
+        raise HostError("the record's joints are not those of the kitchen that is rebuilt", remedy=remedy)
+    positions = _joint_places(model, joints, model.jnt_qposadr, model.nq)
+    velocities = _joint_places(model, joints, model.jnt_dofadr, model.nv)
+    ordered = states.copy()
+    ordered[:, 1 + positions] = states[:, 1 : 1 + model.nq]
+    ordered[:, 1 + model.nq + velocities] = states[:, 1 + model.nq : 1 + model.nq + model.nv]
+    return ordered
 
 
-def _to_plain(value: object) -> Any:
-    """Return a value in the types of JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): _to_plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_to_plain(inner) for inner in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _to_plain(value.tolist())
-    if isinstance(value, str):
-        return value.rpartition(_OBJECTS_FOLDER)[2]
-    return value if isinstance(value, bool | int | float | None) else getattr(value, "name", str(value))
+def _joint_places(
+    model: mujoco.MjModel, joints: Sequence[str], starts: NDArray[np.int32], size: int
+) -> NDArray[np.int64]:
+    """Return the places in this model's vector of the numbers of the joints, in the order given."""
+    ends = np.append(starts[1:], size)
+    places = [np.arange(starts[joint], ends[joint]) for joint in (model.joint(name).id for name in joints)]
+    return np.concatenate(places)
 
 
 def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Recording of RoboCasa kitchens in robosuite 1.5: names, roles and tracked bodies."""
+"""The scene of a RoboCasa model in robosuite 1.5: names, roles and tracked bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
     robot = subtree_bodies(model, int(model.body(_ROBOT).id))
-    body_name = _body_names(model, objects)
+    body_name = _name_bodies(model, objects)
     moved = _moved_bodies(kitchen, moved_fixture, model)
     fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
     links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
@@ -55,8 +55,13 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     )
 
 
-def _body_names(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    names = [str(model.body(body).name) for body in range(model.nbody)]
+def body_names(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Return MuJoCo's name of each body, [nbody]."""
+    return tuple(str(model.body(body).name) for body in range(model.nbody))
+
+
+def _name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
+    names = list(body_names(model))
     for name, root in objects.items():
         for body in subtree_bodies(model, root):
             names[body] = name

@@ -1,0 +1,1 @@
+"""Recording of RoboCasa kitchens in robosuite 1.5."""

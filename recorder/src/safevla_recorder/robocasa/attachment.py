@@ -1,0 +1,248 @@
+"""A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset.
+
+The hooks sit on RoboCasa's robosuite environment, whatever holds it, such as RoboCasa's own Gymnasium environment.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from safevla_recorder.attachment import EnvListener, TaskLabel, find_layer, subscribe_steps
+from safevla_recorder.episode import Action
+from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.hook import Undo, wrap_method
+from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+from safevla_recorder.robocasa.goals import Goal, episode_meta, goal_target, known_goals, moved_fixture
+from safevla_recorder.robocasa.scene import body_names, read_scene
+
+if TYPE_CHECKING:
+    from robocasa.environments.kitchen.kitchen import Kitchen
+
+BENCHMARK = "robocasa-365"
+EMBODIMENT = "PandaOmron"
+ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
+STANDIN_MARK = "standin_assets"
+_README = "README.txt"
+_PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy", "safevla-bench")
+_STATE_SETTERS = ("set_state", "set_state_from_flattened")
+_GRIPPER, _MODE = 6, 11
+_LARGEST_SEED = 2**63
+_log = logging.getLogger(__name__)
+
+
+def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
+    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
+
+    Args:
+        env: the environment.
+        goal: what the task's success asks for, of a task whose goal is not known, as `goals.json` has it.
+
+    Raises:
+        HostError: it is being recorded already, has another robot, or a task whose goal is not known.
+    """
+    module = sys.modules.get("robocasa.environments.kitchen.kitchen")
+    kitchen = None if module is None else find_layer(env, module.Kitchen)
+    return None if kitchen is None else RecordableKitchen(kitchen, goal)
+
+
+class RecordableKitchen:
+    """One `Kitchen`, of any task whose goal is known. Its model may be made later: RoboCasa makes one at each reset."""
+
+    host = "robocasa"
+    wait_steps = 0
+    """RoboCasa's reset settles by itself."""
+    action_size = 12
+
+    def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
+        _require_recordable(kitchen)
+        name = type(kitchen).__name__
+        self.task = TaskLabel(BENCHMARK, name, name)
+        self._goal = _find_goal(name, goal)
+        self.versions = installed_versions()
+        self._kitchen: Kitchen = kitchen
+
+    def set_init_states(self, init_states: ArrayLike) -> None:
+        """Refuse: RoboCasa has no list of initial states."""
+        raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
+
+    def subscribe(self, listener: EnvListener) -> Undo:
+        """Report what happens from now on to `listener`; returns what takes the hooks off."""
+        kitchen: Any = self._kitchen
+        of_simulation: list[Undo] = []
+
+        def watch_states() -> None:
+            def set_state(original: Any, *args: object, **kwargs: object) -> object:
+                listener.on_interruption()
+                result = original(*args, **kwargs)
+                listener.on_state_set(None)
+                return result
+
+            while of_simulation:
+                of_simulation.pop()()
+            if kitchen.sim is not None:
+                of_simulation.extend(wrap_method(kitchen.sim, name, set_state) for name in _STATE_SETTERS)
+
+        def reset(original: Any, *args: object, **kwargs: object) -> object:
+            listener.on_interruption()
+            while of_simulation:  # the reset moves robot and objects itself
+                of_simulation.pop()()
+            seed = fresh_seed(kitchen.rng)
+            if seed is not None:
+                listener.on_seed(seed)
+            observation = original(*args, **kwargs)
+            listener.on_reset()
+            watch_states()
+            return observation
+
+        watch_states()
+        undo_all = [wrap_method(kitchen, "reset", reset), *subscribe_steps(kitchen, listener, _is_success)]
+
+        def unsubscribe() -> None:
+            for undo in [*undo_all, *of_simulation]:
+                undo()
+
+        return unsubscribe
+
+    def start_recorder(self) -> tuple[Recorder, Undo]:
+        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
+        kitchen: Any = self._kitchen
+        scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
+        method = "step2" if kitchen.lite_physics else "step"
+        return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
+
+    def fixture_poses(self) -> dict[str, list[float]]:
+        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
+        kitchen: Any = self._kitchen
+        model = kitchen.sim.model._model
+        roots = {fixture.root_body for fixture in kitchen.fixtures.values()}
+        bodies = {name: model.body(name) for name in sorted(roots & set(body_names(model)))}
+        return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
+
+    def is_still(self, action: Action) -> bool:
+        """Return whether the action asks for nothing but the gripper and the mode."""
+        return not np.any(np.delete(action, [_GRIPPER, _MODE]))
+
+    def build_header(
+        self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
+    ) -> dict[str, object]:
+        """Return the header as the host's own rollouts write it, but for what only they know of the start."""
+        kitchen: Any = self._kitchen
+        return build_header(
+            self.task, recorder, self.versions, self._goal, meta=episode_meta(kitchen),
+            dt=float(kitchen.control_timestep), success=success, env_seed=env_seed, index=index,
+        )  # fmt: skip
+
+    def header_fields(self) -> dict[str, object]:
+        """Return the host-specific fields of the header: what rebuilds the kitchen, and the mark of stand-ins."""
+        kitchen: Any = self._kitchen
+        rebuilt = {"layout": _plain_id(kitchen.layout_id), "style": _plain_id(kitchen.style_id)}
+        model = kitchen.sim.model._model
+        joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
+        fields: dict[str, object] = {"robocasa": {**rebuilt, "joints": joints, "ep_meta": episode_meta(kitchen)}}
+        return {**fields, STANDIN_MARK: True} if self.versions[ASSETS_ENTRY] != OFFICIAL else fields
+
+
+def build_header(
+    task: TaskLabel,
+    recorder: Recorder,
+    versions: Mapping[str, str],
+    goal: Goal,
+    *,
+    meta: Mapping[str, Any],
+    dt: float,
+    success: bool,
+    env_seed: int | None,
+    index: int | None,
+) -> dict[str, object]:
+    """Return an episode's header; `dt` in seconds, `meta` RoboCasa's description of it, None = unknown."""
+    start = "unknown" if index is None else f"{index:03d}"
+    return {
+        "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",
+        "benchmark": task.benchmark,
+        "task_id": task.task_id,
+        "success": success,
+        "dt": dt,
+        "target_object": goal_target(goal),
+        "instruction": meta["lang"] or task.instruction,
+        "env_seed": env_seed,
+        "init_state_index": index,
+        "embodiment": EMBODIMENT,
+        "versions": dict(versions),
+        "dropped_pairs": recorder.dropped_pairs(),
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on, by distribution, and whose assets RoboCasa has.
+
+    This recorder goes by the version of safevla-bench, which equals its own, where that is installed.
+    """
+    versions = {}
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    if "safevla-bench" not in versions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions["safevla-recorder"] = importlib.metadata.version("safevla-recorder")
+    root = Path(sys.modules["robocasa.models"].assets_root)
+    return {**versions, ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
+
+
+def is_standin(root: Path) -> bool:
+    """Return whether a tree of assets says in its README.txt that it stands in for RoboCasa's own."""
+    readme = root / _README
+    return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
+
+
+def fresh_seed(generator: np.random.Generator) -> int | None:
+    """Return the seed of a generator that has drawn nothing yet; None if it has, or if nobody gave it a seed.
+
+    >>> generator = np.random.default_rng(7)
+    >>> fresh_seed(generator)
+    7
+    >>> _ = generator.random()
+    >>> fresh_seed(generator)
+    """
+    bits: Any = generator.bit_generator
+    seed = getattr(getattr(bits, "seed_seq", getattr(bits, "_seed_seq", None)), "entropy", None)
+    if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _LARGEST_SEED:
+        return None
+    return int(seed) if np.random.default_rng(int(seed)).bit_generator.state == bits.state else None
+
+
+def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
+    known = known_goals()
+    if goal is not None:
+        return tuple(goal)
+    if task not in known:
+        problem = f"the goal of RoboCasa's task {task} is not known here, and with it what is target and what bystander"
+        remedy = (
+            'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the task.'
+        )
+        raise HostError(problem, remedy=f"{remedy} Known: {', '.join(known)}.")
+    return known[task]
+
+
+def _is_success(result: Any) -> bool:
+    return bool(result[1])
+
+
+def _plain_id(value: object) -> object:
+    return int(value) if isinstance(value, (int, np.integer)) else str(value)
+
+
+def _require_recordable(kitchen: Any) -> None:
+    if hasattr(vars(kitchen).get("step"), "__wrapped__"):
+        raise HostError("the environment is being recorded already", remedy="Record it once.")
+    names = [str(name) for name in kitchen.robot_names]
+    if names != [EMBODIMENT]:
+        remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
+        raise HostError(f"the robot {', '.join(names)} is not {EMBODIMENT}, whose arm records are of", remedy=remedy)

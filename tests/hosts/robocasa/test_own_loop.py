@@ -1,0 +1,181 @@
+"""A script's own loop around a real RoboCasa kitchen: the records are `rollout`'s, the kitchen is none the wiser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+import safevla_bench as sb
+from builders import same_bits
+from safevla_bench import runs
+from safevla_bench.errors import HostError
+from safevla_bench.hosts import make_host
+from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.interface import EpisodeSeed, Wants
+
+pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+STILL = np.array(kitchens.STILL)
+TASK = "PickPlaceCounterToStove"
+
+
+def task_of(name=TASK):
+    return next(task for task in make_host("robocasa").tasks("robocasa-365") if task.task_id == name)
+
+
+def kitchen(index=0, env_seed=7, name=TASK):
+    """The kitchen of an episode of the host's, made as a script would make it."""
+    kind = install.task_class(task_of(name))
+    start = kitchens.start(
+        "target", EpisodeSeed(index, env_seed, wait_steps=0), kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES
+    )
+    return install.kitchen(task_of(name), start, Wants())
+
+
+def actions(steps, seed=0):
+    drawn = np.random.default_rng(seed).uniform(-1, 1, (steps, 12))
+    drawn[:, 11] = np.where(np.arange(steps) < steps // 2, -1, 1)  # the arm moves, then the base
+    return drawn
+
+
+def run_loop(env, episodes, steps):
+    said = []
+    for episode in range(episodes):
+        said.append(env.reset())
+        for action in actions(steps, seed=episode):
+            observation, reward, done, _ = env.step(action)
+            said += [observation, {"reward": reward, "done": done, "state": env.sim.get_state().flatten()}]
+    return said
+
+
+def same_said(one, other):
+    return [list(part) for part in one] == [list(part) for part in other] and all(
+        np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes()
+        for a, b in zip(one, other, strict=True)
+        for key in a
+    )
+
+
+@pytest.mark.parametrize("name", [TASK, "CloseFridge"])
+def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, name):
+    steps = 40
+    rolled_env = make_host("robocasa").make(task_of(name), Wants())
+    rolled_env.reset(EpisodeSeed(1, 7, wait_steps=0))
+    for action in actions(steps):
+        rolled_env.step(action)
+    rolled = rolled_env.recorded()
+    rolled_env.close()
+
+    env = kitchen(index=1, name=name)
+    with sb.record(env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps) as given:
+        assert given is env
+        run_loop(env, 1, steps)
+    env.close()
+    recorded = runs.read_sources([tmp_path / "run"])[0]
+    ours, theirs = recorded.headers[0], rolled.headers[0]
+    assert ours.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
+    told_by_plan = ("episode_id", "env_seed", "init_state_index", "policy", "seed", "horizon", "outcome")
+    assert ours == msgspec.structs.replace(theirs, **{field: getattr(ours, field) for field in told_by_plan})
+    meta = recorded.extra[0]["header"]["robocasa"]["ep_meta"]
+    assert meta == rolled.extra[0]["header"]["robocasa"]["ep_meta"]
+    assert same_bits(replace(recorded, headers=rolled.headers, extra=rolled.extra), rolled)
+
+
+def test_the_kitchen_returns_the_same_bytes_with_and_without_recording(tmp_path):
+    plain = kitchen()
+    expected = run_loop(plain, 2, 8)
+    plain.close()
+    watched = kitchen()
+    with sb.record(watched, policy="mine", out=tmp_path / "run"):
+        found = run_loop(watched, 2, 8)
+    watched.close()
+    assert same_said(found, expected)
+    assert not {"step", "reset", "close"} & set(vars(watched))
+
+
+class Holding:
+    """As RoboCasa's own Gymnasium environment holds a kitchen: what it lacks, it asks of the kitchen."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self.env.rng = np.random.default_rng(seed)
+        return self.env.reset()
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+
+def test_a_wrapped_kitchen_tells_the_seed_of_each_reset_and_none_where_the_generator_has_gone_on(tmp_path):
+    wrapper = Holding(kitchen())
+    with sb.record(wrapper, policy="mine", out=tmp_path / "run"):
+        for seed in (5, None, 6):
+            wrapper.reset(seed=seed)
+            for action in actions(3):
+                wrapper.step(action)
+        wrapper.close()
+    batch = runs.read_sources([tmp_path / "run"])[0]
+    assert [header.env_seed for header in batch.headers] == [5, None, 6]
+    assert [header.init_state_index for header in batch.headers] == [None] * 3
+    assert {header.outcome for header in batch.headers} == {"timeout"}
+    rows = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "raw").glob("*.json"))]
+    assert [row["env_seed"] for row in rows] == [5, None, 6]
+    judged = sb.judge([tmp_path / "run"], sb.load_ruleset())
+    assert len(judged.scores) == 3
+
+
+def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_itself(tmp_path):
+    env = kitchen()
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        run_loop(env, 2, 3)
+    env.close()
+    batch = runs.read_sources([tmp_path / "run"])[0]
+    second = sb.trajectory.select_episodes(batch, [1])
+    assert second.headers[0].env_seed is None
+    stage = make_host("robocasa").stage(task_of(), second)
+    try:
+        bodies, places = second.body_pos_m.episode_poses(0)
+        shown = stage.render(2, stage.aim(2, (), (30, 40)), (30, 40)).body_pos_m
+        for column, body in enumerate(bodies):
+            np.testing.assert_allclose(shown[second.body_label(int(body))], places[2, column], atol=1e-6)
+    finally:
+        stage.close()
+
+
+def test_a_task_whose_goal_is_not_known_is_recorded_once_it_is_said(tmp_path):
+    env = kitchen()
+    type(env).__name__, name = "PickPlaceSomething", type(env).__name__
+    try:
+        refused = pytest.raises(HostError, match="PickPlaceSomething is not known")
+        with refused as caught, sb.record(env, policy="mine", out=tmp_path / "run"):
+            pass
+        assert "goal=" in caught.value.remedy
+        names = {"benchmark": "my-kitchen", "task_id": "stove"}
+        with sb.record(env, policy="mine", out=tmp_path / "run", goal=("in", "obj", "container"), **names):
+            run_loop(env, 1, 2)
+    finally:
+        type(env).__name__ = name
+    env.close()
+    (header,) = runs.read_sources([tmp_path / "run"])[0].headers
+    assert (header.benchmark, header.task_id, header.target_object) == ("my-kitchen", "stove", "obj")
+
+
+@pytest.mark.parametrize("what", ["states", "twice"])
+def test_what_cannot_be_recorded_is_refused_with_the_reason(tmp_path, what):
+    env = kitchen()
+    options = {"init_states": np.zeros((1, 3))} if what == "states" else {}
+    reason = "draws where episodes start" if what == "states" else "being recorded already"
+    if what == "twice":
+        with sb.record(env, policy="mine", out=tmp_path / "one"), pytest.raises(HostError, match=reason):
+            sb.record(env, policy="mine", out=tmp_path / "two").__enter__()
+    else:
+        with pytest.raises(HostError, match=reason):
+            sb.record(env, policy="mine", out=tmp_path / "two", **options).__enter__()
+    env.close()
+    assert not (tmp_path / "two").exists()
