@@ -92,7 +92,7 @@ def test_one_warning_names_the_bad_tasks_and_a_second_environment_gives_none(cap
 def test_a_loop_records_under_such_a_version_and_warns(tmp_path, monkeypatch, caplog):
     env = StillEnv()
     env.host, env.versions = "libero", BAD
-    monkeypatch.setattr(loop, "find_recordable", lambda _: env)
+    monkeypatch.setattr(loop, "find_recordable", lambda *_: env)
     with caplog.at_level(logging.WARNING), loop.record(env, policy="mine", out=tmp_path / "run"):
         assert json.loads((tmp_path / "run" / "run.json").read_text())["versions"]["mujoco"] == "3.17.0"
     assert "libero-spatial/task_5" in caplog.text
