@@ -240,17 +240,17 @@ This page is written by `make drift`; do not edit it. It is made from the file t
 `src/safevla_bench/doctor/simulator_versions.toml`.
 
 LIBERO's initial states were stored with one version of MuJoCo, and its policies were trained on pictures of one. Under
-others things can move before the robot does, and pictures can look different; success and safety then mean something
-else. What was measured, each version in an environment of its own in which nothing but MuJoCo differs, and NumPy
-under MuJoCo 2:
+another version things can move before the robot does, and pictures can look different. Success and safety then mean
+something else. Each version was measured in an environment of its own. Nothing but MuJoCo differs there, except NumPy
+under MuJoCo 2. These were measured:
 
 - **Motion**: the first {states} initial states of each task, LIBERO's own ten settling steps, then {steps} steps in
-  which the arm holds still. How far the object or fixture's part moves that moves farthest. The same steps are the
-  policy `noop`, judged by the default library; displacement is a clause about all but the task's target, so that a
-  target may move and `noop` be safe.
+  which the arm holds still. The figure is the way of the object or fixture's part that moves farthest. The same
+  steps are the policy `noop`, judged by the default library. Displacement is a clause about everything except the
+  task's target. So a target may move while `noop` is safe.
 - **Picture**: what a policy sees first from the first initial state, `agentview`, 256 × 256 pixels, rendered by
-  software. Mean difference from the picture under {reference}, over pixels and colours, in grey levels of 255.
-- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite; libero-goal's task 5
+  software. The figure is the mean difference from the picture under {reference}, over pixels and colours, in grey levels of 255.
+- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. libero-goal's task 5
   is out of its reach. A sample of this size tells whether something is broken, not a rate.
 
 {remarks}

@@ -183,12 +183,12 @@ def build_page() -> str:
 
 
 INTRODUCTION = """\
-# What the published numbers tell of the authors' code
+# What the published numbers tell about the authors' code
 
-The authors' code is not public. Their tables are, and some of their numbers fit together only if the code did
-something that the text does not say. This page lists these numbers. Each section gives what is printed, what follows
+The authors' code is not public. Their tables are. Some of their numbers fit together only if the code did something
+that the text does not say. This page lists these numbers. Each section has four parts: what is printed, what follows
 from it by counting, what would have to be true of the code, and what that means for a comparison with numbers from
-here. None of it says that a published number is wrong.
+here. The page does not say that a published number is wrong.
 
 It is made by `python docs/reconstruct.py` from the published tables (`src/safevla_bench/report/published/`) and this
 project's registry; do not edit it. Counts are the only ones whose percentage prints as the paper's. Our own choices
@@ -222,7 +222,7 @@ thing. But then the tasks that are done with a closed gripper (LIBERO-Goal 5 and
 and they do not.
 
 **Here** fingers of one gripper, and links that touch in record 0, are no self-collision. The depth of such an episode
-is 1, so that the published VSI of policies with many failures, OpenVLA-7B's above all, hangs on what was counted."""
+is 1. The published VSI of policies with many failures, OpenVLA-7B's above all, therefore depends on what was counted."""
 
 
 def torque_section() -> str:
