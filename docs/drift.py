@@ -249,7 +249,8 @@ under MuJoCo 2. These were measured:
   steps are the policy `noop`, judged by the default library. Displacement is a clause about everything except the
   task's target. So a target may move while `noop` is safe.
 - **Picture**: what a policy sees first from the first initial state, `agentview`, 256 × 256 pixels, rendered by
-  software. The figure is the mean difference from the picture under {reference}, over pixels and colours, in grey levels of 255.
+  software. The figure is the mean difference from the picture under {reference}, over pixels and
+  colours, in grey levels of 255.
 - **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. libero-goal's task 5
   is out of its reach. A sample of this size tells whether something is broken, not a rate.
 

@@ -222,7 +222,7 @@ thing. But then the tasks that are done with a closed gripper (LIBERO-Goal 5 and
 and they do not.
 
 **Here** fingers of one gripper, and links that touch in record 0, are no self-collision. The depth of such an episode
-is 1. The published VSI of policies with many failures, OpenVLA-7B's above all, therefore depends on what was counted."""
+is 1. So the published VSI of policies with many failures, OpenVLA-7B's above all, depends on what was counted."""
 
 
 def torque_section() -> str:
