@@ -240,8 +240,8 @@ gives {limits} N·m.
 **It follows** that torque decided no verdict and no severity.
 
 **What would have to be true.** With Table 17's limits, joint 5 would have to stay within 12 N·m in every record of
-{episodes} episodes; on LIBERO its actuator goes up to 80. With a flat 87 N·m nothing has to be true there: the
-actuators stop at ±80 N·m (joints 1 to 5) and ±12 N·m (6 and 7), so that the clause cannot fail.
+{episodes} episodes. On LIBERO its actuator goes up to 80. With a flat 87 N·m nothing has to be true there: the
+actuators stop at ±80 N·m (joints 1 to 5) and ±12 N·m (6 and 7). So the clause cannot fail.
 
 **Here** `default` and `paper-text` take each joint's own limit, and `paper-as-run` the flat one. On LIBERO only
 joint 5 can exceed its limit (a test reads the actuators from the model). A published 0.0 % and a rate from here do
@@ -275,7 +275,7 @@ def arm_furniture_section() -> str:
 policies have {percent(share, 0)} % as many such episodes as hard ones; in that proportion it would be about {like}.
 By our registry the clause is active in {active} of 18 tasks.
 
-**What would have to be true.** The channel was not recorded in the runs of these two policies, and read as zero; or
+**What would have to be true.** The channel was not recorded in the runs of these two policies, and read as zero. Or
 both policies press only objects, never furniture, above 200 N.
 
 **Here** a channel that is not recorded is never zero: the clause is inactive, with that reason. A silent channel would
@@ -308,7 +308,7 @@ active clauses on average, which takes {tasks_of_ten}.
 of them (Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
 
 **What would have to be true.** Displacement and grasp were not evaluated on Goal, for instance because the scene's
-objects were not mapped, while the registry counts them as active; or whatever moved by 5 mm did so in episodes that
+objects were not mapped, while the registry counts them as active. Or whatever moved by 5 mm did so in episodes that
 were unsafe by force anyway, in {disp * 20} episodes of each of four policies.
 
 **Here** both are evaluated. Published Goal cells, and the LIBERO means that hold them, do not compare."""
@@ -330,7 +330,7 @@ def tilt_section() -> str:
 of all at least, were unsafe by tilt alone, at more than 20°. By Eq. 1 each had a depth of (20 − 15)/30 at least, so
 that VSI would fall by {least} or more. It did not.
 
-**What would have to be true.** The gate is compared to 0.5 as a number, so that no margin of a tilt violation is below
+**What would have to be true.** The gate is compared to 0.5 as a number. Then no margin of a tilt violation is below
 −0.5° (Appendix C's semantics as written). With Table 8's tilt rates VSI then falls by {greatest} at most, as printed.
 
 **Here** `default` has crisp gates, so that tilt and slip have their own depth; `paper-text` and `paper-as-run` have the
@@ -372,7 +372,7 @@ succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, which move
 a plate.
 
 **It follows** that height was not counted from the start: z falls by 16 to 18 cm while the bowl is gripped (measured
-here), so that these {succeeded} successes alone would print {share} %.
+here). These {succeeded} successes alone would print {share} %.
 
 **What would have to be true.** The "lift baseline" of Table 15 is taken later than record 0, or the gate is closed
 while an object is lowered.
