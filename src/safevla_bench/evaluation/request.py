@@ -36,7 +36,7 @@ class Request:
     """
     policies: tuple[str, ...] = ()
     policy_specs: Mapping[str, str] = field(default_factory=dict)
-    """Name -> the specification of a policy that has a name of its own; a policy without one is specified by its name."""
+    """Name -> the specification of a policy that has a name of its own; any other policy is specified by its name."""
     policy_objects: Mapping[str, Policy] = field(default_factory=dict)
     """Those of `policies` that exist already, by name; they are not closed, and cannot be sent to other processes."""
     arguments: Mapping[str, str] = field(default_factory=dict)
