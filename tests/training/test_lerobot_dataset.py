@@ -79,7 +79,7 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(source, 
             np.array(rows["record.joint_torque_nm"].to_pylist()), batch.joint_torque_nm.episode_rows(e)[:-1]
         )
         np.testing.assert_array_equal(
-            np.array(rows["record.eef_pos_m"].to_pylist()), batch.eef_pos_m.episode_rows(e)[:-1]
+            np.array(rows["record.eef_pose"].to_pylist())[:, :3], batch.eef_pos_m.episode_rows(e)[:-1]
         )
         np.testing.assert_array_equal(
             np.array(rows["next.margin"].to_pylist(), dtype=np.float32), part.margin[1:].astype(np.float32)

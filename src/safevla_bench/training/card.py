@@ -18,7 +18,7 @@ _COLUMNS = {
     "next.severity": "depth of the worst violation of that record, 0 to 1; NaN as above",
     "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = no clause has a verdict",
     "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
-    "record.": "the same numbers as in the archive, float64, before the action",
+    "record.": "the same numbers as in the archive, float64, before the action; NaN = not tracked",
 }
 
 

@@ -6,7 +6,7 @@ of n records has n - 1 frames: no action follows the last record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -27,6 +27,14 @@ from safevla_bench.training.card import describe_dataset, format_card
 from safevla_bench.training.features import Feature, Statistics, image_feature
 from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
 from safevla_bench.training.pictures import STATE_NAMES, CameraChoice, EpisodePictures, render_episode
+from safevla_bench.training.recorded import (
+    MAPPING,
+    RecordedPart,
+    format_mapping,
+    has_one_task,
+    recorded_columns,
+    recorded_parts,
+)
 from safevla_bench.training.writer import DatasetWriter, new_dataset, require_free
 from safevla_bench.trajectory import Batch, select_episodes
 
@@ -78,6 +86,7 @@ class _Shape:
     joints: int
     fingers: int
     has_rotation: bool
+    has_grip: bool
 
     @classmethod
     def of_episode(cls, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
@@ -87,6 +96,7 @@ class _Shape:
             joints=max(0, int(batch.joint_torque_nm.width[index])),
             fingers=0 if pictures is None else pictures.state.shape[1] - len(STATE_NAMES),
             has_rotation=bool(batch.eef_quat_wxyz.present[index]),
+            has_grip=bool(batch.gripper_present[index]),
         )
 
     @property
@@ -112,6 +122,10 @@ class _DatasetExport:
     on_skip: SkipCallback
     shape: _Shape | None = None
     left_out: list[str] = field(default_factory=list)
+    parts: tuple[RecordedPart, ...] = ()
+    """What is kept of the records, as the first episode has it."""
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """Outcome of each episode, by the name that a reader gives it."""
 
     def write(self) -> DatasetSummary:
         require_free(self.out)
@@ -130,6 +144,7 @@ class _DatasetExport:
                     continue
                 shape = self._require_shape(batch, index, pictures)
                 if writer is None:
+                    self.parts = recorded_parts(batch, index, with_bodies=has_one_task(self.judged))
                     features, robot = self._features(shape), batch.headers[index].embodiment
                     writer = stack.enter_context(new_dataset(self.out, features, fps=shape.fps, robot=robot))
                 self._add_episode(writer, batch, index, number, labels, pictures)
@@ -184,10 +199,7 @@ class _DatasetExport:
             "next.severity": Feature("float32", is_summarized=False),
             "next.safe": Feature("int8"),
             **({"next.margin": Feature("float32", (len(clauses),), clauses, is_summarized=False)} if clauses else {}),
-            "record.eef_pos_m": Feature("float64", (3,), ("x", "y", "z")),
-            **({"record.eef_quat_wxyz": Feature("float64", (4,), tuple("wxyz"))} if shape.has_rotation else {}),
-            **_vector_feature("record.joint_torque_nm", "joint", shape.joints),
-            **_vector_feature("record.action", "action", shape.actions),
+            **{part.column: part.feature for part in self.parts},
         }
 
     def _add_episode(
@@ -215,11 +227,9 @@ class _DatasetExport:
             "next.severity": labels.severity[1:],
             "next.safe": labels.safe[1:],
             "next.margin": labels.margin[1:],
-            "record.eef_pos_m": batch.eef_pos_m.episode_rows(index)[:-1],
-            "record.eef_quat_wxyz": batch.eef_quat_wxyz.episode_rows(index)[:-1],
-            "record.joint_torque_nm": batch.joint_torque_nm.episode_rows(index)[:-1],
-            "record.action": batch.action.episode_rows(index),
+            **recorded_columns(batch, index, self.parts),
         }
+        self.outcomes[f"episode_{writer.episodes:06d}"] = row.outcome
         instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
         known = {
             "safety/env_seed": pa.scalar(header.env_seed, pa.int64()),
@@ -234,6 +244,7 @@ class _DatasetExport:
         assert self.shape is not None
         document = describe_dataset(self.judged, self.cameras, self.left_out, self.shape.state_names())
         writer.write_file("meta/safevla.json", runs.dump_json(document))
+        writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
 
 
@@ -260,10 +271,6 @@ def _image_name(camera: str) -> str:
 
 def _number_names(stem: str, count: int) -> tuple[str, ...]:
     return tuple(f"{stem}_{k}" for k in range(count))
-
-
-def _vector_feature(name: str, stem: str, count: int) -> Mapping[str, Feature]:
-    return {name: Feature("float64", (count,), _number_names(stem, count))} if count else {}
 
 
 def _recorded_state(batch: Batch, index: int) -> NDArray[np.float64]:

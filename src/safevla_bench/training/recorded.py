@@ -1,0 +1,134 @@
+"""What a dataset keeps of the records themselves, in float64, and how `safevla` reads it back.
+
+`safevla-log.toml` says which column is what of a record, so that the dataset is a source like any log: what was kept is
+judged again, and contacts, which are not kept, are not judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.judged import Judged
+from safevla_bench.training.features import Feature
+from safevla_bench.trajectory import Batch
+
+MAPPING = "safevla-log.toml"
+_POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
+_CUT = {"timeout": "timeout", "stopped": "stopped", "invalid_action": "stopped"}
+"""Outcome -> the one that a log can have; what did not run to its end must not become a failure that is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPart:
+    """One part of a record: its column, its table in the mapping, and the numbers of one record."""
+
+    column: str
+    table: str
+    names: tuple[str, ...]
+    dtype: str = "float64"
+    role: str | None = None
+    """Of a tracked body."""
+
+    @property
+    def feature(self) -> Feature:
+        """The column's feature; of a body, whose poses may be unknown, without statistics."""
+        return Feature(self.dtype, (len(self.names),), self.names, is_summarized=self.role is None)
+
+
+def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[RecordedPart, ...]:
+    """Return the parts that an episode has: the hand, the torques, the grip, the actions, and its tracked bodies."""
+    hand = _POSE if batch.eef_quat_wxyz.present[index] else _POSE[:3]
+    parts = [RecordedPart("record.eef_pose", "eef", hand)] if batch.eef_pos_m.present[index] else []
+    joints = int(batch.joint_torque_nm.width[index])
+    if joints > 0:
+        parts.append(RecordedPart("record.joint_torque_nm", "torque", tuple(f"joint_{k}" for k in range(joints))))
+    if batch.gripper_present[index]:
+        parts.append(RecordedPart("record.gripper_contact", "gripper", ("gripper_contact",), "bool"))
+    numbers = tuple(f"action_{k}" for k in range(int(batch.action.width[index])))
+    parts.append(RecordedPart("record.action", "action", numbers))
+    return (*parts, *(_body_parts(batch, index) if with_bodies else ()))
+
+
+def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
+    positions, _ = batch.body_pos_m.episode_poses(index)
+    turned = set(batch.body_quat_wxyz.episode_poses(index)[0].tolist())
+    roles, parts = batch.body_roles(index), []
+    for body in positions.tolist():
+        name = batch.body_label(body)
+        names = _POSE if body in turned else _POSE[:3]
+        column = f"record.body.{name.replace('/', '_')}"
+        parts.append(RecordedPart(column, f"bodies.{json.dumps(name)}", names, role=roles[name]))
+    return parts
+
+
+def recorded_columns(batch: Batch, index: int, parts: Sequence[RecordedPart]) -> dict[str, NDArray[np.generic]]:
+    """Return the numbers of each part before each action, [n - 1, …]; NaN for a body that this episode has not."""
+    count = int(batch.lengths[index]) - 1
+    records = slice(int(batch.starts[index]), int(batch.starts[index + 1]) - 1)
+    rotation = batch.eef_quat_wxyz.episode_rows(index)[:-1]
+    hand = batch.eef_pos_m.episode_rows(index)[:-1]
+    values: dict[str, NDArray[np.generic]] = {
+        "record.eef_pose": np.hstack([hand, rotation]) if len(rotation) else hand,
+        "record.joint_torque_nm": batch.joint_torque_nm.episode_rows(index)[:-1],
+        "record.gripper_contact": batch.gripper_contact[records],
+        "record.action": batch.action.episode_rows(index),
+    }
+    tracked = _body_columns(batch, index)
+    for part in parts:
+        if part.role is not None:
+            values[part.column] = tracked.get(part.column, np.full((count, len(part.names)), np.nan))
+    return {part.column: values[part.column] for part in parts}
+
+
+def _body_columns(batch: Batch, index: int) -> dict[str, NDArray[np.float64]]:
+    bodies, positions = batch.body_pos_m.episode_poses(index)
+    turned, rotations = batch.body_quat_wxyz.episode_poses(index)
+    rotation_of = {int(body): rotations[:-1, place] for place, body in enumerate(turned)}
+    columns = {}
+    for place, body in enumerate(bodies.tolist()):
+        pose = [positions[:-1, place], *([rotation_of[body]] if body in rotation_of else [])]
+        columns[f"record.body.{batch.body_label(body).replace('/', '_')}"] = np.hstack(pose)
+    return columns
+
+
+def has_one_task(judged: Judged) -> bool:
+    """Return whether all episodes are of one task, so that they track the same bodies."""
+    return len({(header.benchmark, header.task_id) for header in judged.headers}) == 1
+
+
+def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapping[str, str]) -> str:
+    """Return the mapping by which `safevla` reads the dataset; `outcomes` are those of its episodes, by their names."""
+    header = judged.headers[0]
+    policies = {header.policy for header in judged.headers}
+    episode: list[str] = []
+    if has_one_task(judged):
+        episode += [f"benchmark = {json.dumps(header.benchmark)}", f"task = {json.dumps(header.task_id)}"]
+        if header.target_object in _targets(parts):
+            episode.append(f"target = {json.dumps(header.target_object)}")
+    if len(policies) == 1 and header.policy:
+        episode.append(f"policy = {json.dumps(header.policy)}")
+    cut = {name: _CUT[outcome] for name, outcome in outcomes.items() if outcome in _CUT}
+    if cut:
+        episode.append("outcomes = { " + ", ".join(f'"{name}" = "{outcome}"' for name, outcome in cut.items()) + " }")
+    tables = [
+        "\n".join(
+            ["# Which column is what of a record: `safevla score` of this folder reads it.", "[episode]", *episode]
+        )
+    ]
+    for part in parts:
+        lines = [f"[{part.table}]", f'from = "{part.column}"']
+        if part.role is not None:
+            lines.append(f'role = "{part.role}"')
+        if part.table == "torque" and len(header.torque_limit_nm) == len(part.names):
+            lines.append(f"limits_nm = {[float(limit) for limit in header.torque_limit_nm]}")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables) + "\n"
+
+
+def _targets(parts: Sequence[RecordedPart]) -> set[str]:
+    return {json.loads(part.table.removeprefix("bodies.")) for part in parts if part.role == "target"}

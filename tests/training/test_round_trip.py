@@ -1,0 +1,72 @@
+"""A dataset read back as a log is judged as the records were, as far as what it keeps decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from safevla_bench import evaluation, stl, training
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scores import ACTIVE
+from safevla_bench.scoring import score
+from safevla_bench.signals import SIGNALS
+from safevla_bench.trajectory import Batch, concatenate_batches, join_records, records, select_episodes
+
+pytest.importorskip("safevla_bench.logs")
+RULES = replace(load_ruleset(), missing="deactivate")
+FROM_CONTACTS = {
+    spec.spec_id
+    for spec in RULES.library.specs
+    if any("contacts" in SIGNALS[name].reads for name in stl.signal_names(spec.formula))
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Four episodes of one task on the fake host, careless and still."""
+    folder = tmp_path_factory.mktemp("round") / "run"
+    request = evaluation.Request(
+        host="fake", suites=("fake",), tasks=(1,), episodes=2, policies=("scripted:hasty",), max_steps=40
+    )
+    evaluation.roll_out(request, folder)
+    return folder
+
+
+def without_last(batch: Batch) -> Batch:
+    """Each episode without its last record, which no action follows."""
+    parts = [list(records(select_episodes(batch, [e])))[:-1] for e in range(len(batch))]
+    return concatenate_batches([join_records(part) for part in parts])
+
+
+def test_every_clause_that_needs_no_contacts_has_the_same_robustness(run, tmp_path):
+    judged = evaluation.judge([run], RULES)
+    training.export_dataset(judged, tmp_path / "set")
+    again = evaluation.judge([tmp_path / "set"], RULES).scores
+    expected = score(without_last(judged.batch), RULES)
+    assert len(again) == len(expected) == 2
+    compared = 0
+    for k, spec in enumerate(expected.specs):
+        if spec.spec_id not in FROM_CONTACTS and spec.is_scored:
+            np.testing.assert_array_equal(again.state[k], expected.state[k], err_msg=spec.spec_id)
+            np.testing.assert_array_equal(again.rho[k], expected.rho[k], err_msg=spec.spec_id)
+            compared += bool((expected.state[k] == ACTIVE).any())
+    assert compared >= 3
+    assert again.success.tolist() == expected.success.tolist()
+
+
+def test_clauses_on_contacts_are_unknown_and_not_kept(run, tmp_path):
+    training.export_dataset(evaluation.judge([run], RULES), tmp_path / "set")
+    row = evaluation.judge([tmp_path / "set"], RULES).scores.episode(0)
+    assert row.robustness["max_contact_force_under_200N"] is None
+    assert "contacts" in row.inactive_specs["max_contact_force_under_200N"]
+
+
+def test_an_episode_that_was_cut_short_does_not_come_back_safe(run, tmp_path):
+    judged = evaluation.judge([run], RULES)
+    scores = replace(judged.scores, outcome=("invalid_action",) * 2, success=np.zeros(2, dtype=np.bool_))
+    training.export_dataset(replace(judged, scores=scores), tmp_path / "set")
+    again = evaluation.judge([tmp_path / "set"], RULES).scores
+    assert set(again.outcome) == {"stopped"}
+    assert not again.safe.any()
