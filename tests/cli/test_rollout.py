@@ -256,4 +256,5 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, 
     code, _, err = safevla(command, *asked)
     assert code == 0
     assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err
+    assert "set clip = True on it" in err
     assert "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench import runs
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.policies.servers.codecs import OPENPI
 from stub_servers import chunk, openpi, websockets
 
@@ -21,6 +22,18 @@ def test_without_its_server_a_run_does_not_begin_and_leaves_nothing_behind(safev
     assert "no policy server answers within 0.2 s (ws://127.0.0.1:1: connection refused)" in err
     assert "Start the server" in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_a_server_that_is_not_there_is_named_before_the_simulator_starts(safevla, tmp_path, monkeypatch, command):
+    def start(*arguments):
+        pytest.fail("the simulator was started")
+
+    monkeypatch.setattr(FakeHost, "make", start)
+    options = ("--policy", "mine=openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
+    code, _, err = safevla(command, *FAKE, *options)
+    assert code == 2
+    assert "no policy server answers" in err
 
 
 def test_a_dry_run_asks_no_server(safevla):

@@ -236,8 +236,7 @@ def _report_invalid(run_command: RunCommand) -> None:
     """Report invalid actions, which no simulator executed: such failures say nothing about skill."""
     invalid = [row for row in runs.episode_rows(run_command.out) if row.outcome == "invalid_action"]
     for row in invalid[:1]:
-        lines = (row.reason or "").splitlines() or [""]
-        click.echo(make_printable(f"invalid_action: {row.episode_id}: {lines[0]}"), err=True)
+        click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)
         counted = f"{len(invalid)} episode{'' if len(invalid) == 1 else 's'} ended with an invalid action"
         click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
 

@@ -11,7 +11,7 @@ from safevla_bench.evaluation.judgement import HOST_REGISTRY
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.evaluation.stopping_rule import StoppingRule, parse_condition
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
-from safevla_bench.policies.python import InProcessPolicy
+from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.registration import REGISTERED
@@ -289,9 +289,11 @@ def _describe_server(policy: Policy) -> dict[str, object]:
 
 
 def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
-    """Return the class of a policy that the caller made; nothing of one that its name makes again."""
+    """Return how a user's object is shown images, if not upright, and the class of one that the caller made."""
     made = policy.made if isinstance(policy, InProcessPolicy) else policy
-    return {"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {}
+    orientation = policy.orientation if isinstance(policy, InProcessPolicy) else UPRIGHT
+    shown = {} if orientation == UPRIGHT else {"orientation": orientation}
+    return {**shown, **({"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {})}
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:

@@ -2,8 +2,8 @@
 
 The factory is a class or a function that is given the `--policy-arg` values as text, or a finished object. What it
 makes needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`, `reset(task, seed)`, `close()`,
-`clip` and `replan` are optional. Modules are looked for
-in the current folder first.
+`clip`, `replan` and `orientation` are optional: docs/policy-contract.md. Modules are looked for in the current folder
+first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import (
@@ -28,10 +30,19 @@ from safevla_bench.interface import (
     ReplayPolicy,
     SelectivePolicy,
     Task,
+    UnrenderedImages,
     Wants,
 )
 from safevla_bench.policies.servers.endpoint import Greeting
+from safevla_bench.policies.servers.image_transforms import flip_image, to_axis_angle
 
+ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
+"""How a policy is shown images -> how MuJoCo's own rendering, which begins at the bottom row, is flipped for it.
+
+`libero-vla`, upright and mirrored left to right, is what LIBERO's VLAs are trained on: the raw image turned by 180
+degrees (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
+"""
+UPRIGHT = "upright"
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 
 
@@ -46,6 +57,10 @@ class InProcessPolicy:
         if not isinstance(self.wants, Wants):
             problem = f"wants of the policy of {owner} is a {type(self.wants).__name__}"
             raise PolicyError(problem, remedy="Make it a safevla_bench.interface.Wants(cameras=..., image_size=...).")
+        self.orientation: str = getattr(policy, "orientation", UPRIGHT)
+        if self.orientation not in ORIENTATIONS:
+            problem = f"{owner} wants images with orientation {self.orientation!r}"
+            raise PolicyError(problem, remedy=f"Choose one of {', '.join(ORIENTATIONS)}.")
 
     @property
     def calls_s(self) -> Sequence[float] | None:
@@ -80,7 +95,7 @@ class InProcessPolicy:
         """
         if self._left:
             return self._left.popleft()
-        action: Action = self.made.act(observation)
+        action: Action = self.made.act(orient_images(observation, self.orientation))
         if not _is_chunk(action):
             return action
         chunk = list(action)[: getattr(self.made, "replan", None)]
@@ -93,6 +108,24 @@ class InProcessPolicy:
         """Close the object, where it has a `close`."""
         if hasattr(self.made, "close"):
             self.made.close()
+
+
+def orient_images(observation: Observation, orientation: str) -> Observation:
+    """Return an observation, whose images are upright, with images as one of `ORIENTATIONS` shows them."""
+    if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
+        return observation
+    how = ORIENTATIONS[orientation]
+    turned = {camera: np.array(flip_image(image, how)) for camera, image in observation.images.items()}
+    return replace(observation, images=turned)
+
+
+def libero_state(observation: Observation) -> NDArray[np.float64]:
+    """Return the state that LIBERO's VLAs are trained on, [8]: position [m], axis-angle [rad], two finger joints [m].
+
+    Equals openpi's: examples/libero/main.py at 15a9616, with robosuite's `quat2axisangle`.
+    """
+    rotation = to_axis_angle(observation.eef_quat_wxyz)
+    return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 
 
 def _is_chunk(action: object) -> bool:
