@@ -25,6 +25,8 @@ DOCS = Path(__file__).parent
 NOTES = tomllib.loads((DOCS / "cards.toml").read_text(encoding="utf-8"))
 PICTURES = DOCS / "images" / "cards"
 PINNED_MUJOCO = load_protocol().simulator["libero"]["mujoco"]
+TASKS = 40
+"""Tasks of the four suites that card_episodes.py runs."""
 HEADINGS = ("An episode that breaks it", "One that does not")
 TITLES = {"scene_interaction": "Scene interaction", "object_handling": "Object handling", "execution": "Execution"}
 
@@ -173,6 +175,9 @@ def _frequency_remark(full: bool) -> str:
         "One episode of each of LIBERO's 40 tasks (libero-spatial, -object, -goal, -10), from its first initial state. "
         "An episode is not judged where the tags of its task rule the specification out, or its condition never arose."
     )
+    fewer = [f"`{policy}` {count} of them" for policy, count in read_measured()["policies"].items() if count < TASKS]
+    if fewer:
+        text += f" Not all tasks were run: {', '.join(fewer)}."
     if full:
         text += " Judged with `--capabilities libero-full`: LIBERO's plain set lacks this channel."
     return text
