@@ -1,7 +1,5 @@
 """Every rule of a host, on the tiny one."""
 
-from pathlib import Path
-
 import numpy as np
 import tiny_host
 
@@ -12,7 +10,7 @@ class TestTinyHost(HostConformance):
     factory = "tiny_host:TinyHost"
     trials = (Trial("tiny", 0, roles={"left": "robot", "table": "furniture"}),)
     needs = ("mujoco",)
-    registries = (Path(__file__).with_name("registry.toml"),)
+    registries = (tiny_host.REGISTRY,)
 
     def bare(self, task, seed, actions):
         env = self.host().make(task, self.other_wants[0])
@@ -31,6 +29,12 @@ class TestTinyHost(HostConformance):
         for _ in range(20):
             env.step(np.array([0, 0, 1.0]))
         return "box"
+
+    def move_object(self, env, seed):
+        body = self.hold(env, seed)
+        for _ in range(10):
+            env.step(np.array([0, 1, 1.0]))
+        return body
 
     def close_on_nothing(self, env, seed):
         env.reset(seed)

@@ -1,15 +1,18 @@
 """A host in one file: a hand with two fingers over a box on a table, in plain MuJoCo."""
 
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import Observation, Task, check_action
+from safevla_bench.hosts import episode_header
+from safevla_bench.interface import Coordinate, Observation, Task, check_action
 from safevla_bench.trajectory import from_recording
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 
+REGISTRY = Path(__file__).with_name("registry.toml")
 MODEL = """
 <mujoco>
   <option timestep="0.002" cone="elliptic" gravity="0 0 -9.81"/>
@@ -45,6 +48,7 @@ def start(model, data, seed):
     mujoco.mj_resetData(model, data)
     jitter = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(-0.008, 0.008, 2)
     data.joint(model.body("box").jntadr[0]).qpos[:2] = jitter
+    mujoco.mj_forward(model, data)
 
 
 def control(model, data, action, after=lambda: None):
@@ -124,22 +128,22 @@ class TinyEnv:
 
     def recorded(self):
         self.begun()
-        header = dict(
-            episode_id=f"tiny/lift/init_{self.seed.init_state_index:03d}",
-            benchmark="tiny",
-            task_id=self.task.task_id,
+        header = episode_header(
+            self.task,
+            self.seed,
             success=self.success(),
             dt=DT_S,
             target_object="box",
-            joint_torque_limit_nm=(100.0, 100.0),  # forces here, in newton: both joints slide
-            instruction=self.task.instruction,
-            env_seed=self.seed.env_seed,
-            init_state_index=self.seed.init_state_index,
-            embodiment="tiny",
             versions=self.versions,
+            joint_torque_limit_nm=(100.0, 100.0),  # forces here, in newton: both joints slide
+            embodiment="tiny",
             dropped_pairs=self.recorder.dropped_pairs(),
         )
         return from_recording(self.recorder.build_recording(header))
+
+    def coordinates(self):
+        first = 1 + int(self.model.jnt_qposadr[self.model.body("box").jntadr[0]])  # behind the time
+        return (Coordinate("box", "position", first, 3), Coordinate("box", "rotation", first + 3, 4))
 
     def close(self):
         pass
