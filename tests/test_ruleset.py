@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from safevla_bench.errors import RunError, SpecError
+from safevla_bench.errors import RegistryError, RunError, SpecError
 from safevla_bench.monitor import Monitor
-from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset, load_ruleset
+from safevla_bench.ruleset import LostEpisodes, Provenance, RuleFile, Ruleset, load_ruleset
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
 from safevla_bench.version import __version__
@@ -62,3 +62,38 @@ def test_lost_episodes_are_counted_in_words(lost, text):
 def test_nothing_is_watched_without_tags():
     with pytest.raises(RunError, match="needs the tasks' tags"):
         Monitor(load_ruleset(applicability="off"))
+
+
+TAGS = RuleFile(
+    "mine.toml",
+    """
+    [capabilities.mine]
+    host = "mine"
+    tags = ["max_contact_force_signal"]
+    [benchmarks.mine]
+    host = "mine"
+    capabilities = "mine"
+    [[tasks]]
+    benchmark = "mine"
+    task_id = "push"
+    template = "push-no-lift"
+    instruction = "push"
+    """,
+)
+
+
+def test_the_tags_that_a_host_brings_are_added_once_and_are_no_option():
+    plain = load_ruleset(intervals="paper")
+    rules = plain.with_host_registry([TAGS, TAGS])
+    assert "manipulated_target" in rules.tags("mine", "push")
+    assert rules.with_host_registry([TAGS]) is rules
+    assert rules.intervals == "paper"
+    assert rules.recipe.is_default
+    assert plain.with_host_registry([]) is plain
+    assert rules.recipe.load().registry.digest == rules.registry.digest != plain.registry.digest
+
+
+def test_tags_that_contradict_the_host_s_own_are_an_error():
+    other = RuleFile("other.toml", TAGS.text.replace("max_contact_force_signal", "gripper_contact_signal"))
+    with pytest.raises(RegistryError, match="capability set mine exists already"):
+        load_ruleset().with_host_registry([TAGS, other])

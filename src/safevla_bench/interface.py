@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.errors import HostError, InvalidActionError, PolicyError
 from safevla_bench.trajectory import Batch
 
 Action = NDArray[np.float64]
@@ -51,6 +51,8 @@ class Wants:
     """Simulator state that no real robot has; every report marks a policy that uses it."""
     absolute: bool = False
     """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, and not changes of pose."""
+    extra: tuple[str, ...] = ()
+    """Further readings under `Observation.extra` that are made only where they are asked for, such as `joint_pos`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,11 @@ class Observation:
     eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
     images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
     robots that drive.
+
+    `extra` has a host's own readings by name: a vector of its own, and of what `Wants.extra` asks for those that it
+    has: `joint_pos` and `joint_vel` of the arm [J]; of a camera `depth/NAME` [H, W] in metres along the view,
+    `intrinsics/NAME` [3, 3] in pixels, and `extrinsics/NAME` [4, 4], from the camera's frame (x right, y down, z
+    forward) to the world.
     """
 
     instruction: str
@@ -141,6 +148,7 @@ class Observation:
     privileged: Privileged | None = None
     base_pos_m: NDArray[np.float64] | None = None
     base_quat_wxyz: NDArray[np.float64] | None = None
+    extra: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +288,14 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
         place = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise InvalidActionError(f"number {place} of the action is {numbers[place]}, not finite", remedy=remedy)
     return numbers
+
+
+def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
+    """Raise `HostError` where a policy asks for readings that the host has not, and list those it has."""
+    unknown = [name for name in wants.extra if name not in offered]
+    if unknown:
+        remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."
+        raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)
 
 
 class HostEnv(Protocol):

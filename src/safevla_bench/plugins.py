@@ -47,6 +47,10 @@ class PluginGroup:
         """Return the names of the plug-ins that are installed here, sorted."""
         return tuple(sorted(entry_points(group=self.group).names))
 
+    def owner(self, name: str) -> str:
+        """Return the name of the distribution that offers a plug-in."""
+        return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
+
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Call the factory of that name with the positional arguments, then `arguments` by keyword.
 
@@ -70,7 +74,7 @@ class PluginGroup:
             raise self._load_error(entries[0], error) from error
 
     def _load_error(self, entry: EntryPoint, error: Exception) -> PluginError:
-        owner = entry.dist.name if entry.dist else "an unnamed distribution"
+        owner = _distribution_name(entry)
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
         return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
 
@@ -91,3 +95,7 @@ class PluginGroup:
         if unknown:
             problem = f"{self.singular} {name!r} has no argument {unknown[0]!r}"
             raise self.error(problem, remedy=f"It takes: {', '.join(accepted) or 'no arguments'}.")
+
+
+def _distribution_name(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "an unnamed distribution"

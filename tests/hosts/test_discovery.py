@@ -51,6 +51,27 @@ def test_a_host_whose_making_fails_names_its_distribution_and_the_cause(monkeypa
         found.make_host("broken")
 
 
+def registries(monkeypatch, value):
+    point = EntryPoint(name="mine", value=value, group=found.REGISTRIES)
+    vars(point).update(dist=Distribution())
+    monkeypatch.setattr(found, "entry_points", lambda **named: EntryPoints([point]).select(**named))
+
+
+def test_the_tags_of_a_host_are_the_file_that_its_distribution_names(monkeypatch, tmp_path):
+    (tmp_path / "mine_tags.py").write_text("from pathlib import Path\nTAGS = Path(__file__)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registries(monkeypatch, "mine_tags:TAGS")
+    assert found.registry_files("mine") == (tmp_path / "mine_tags.py",)
+    assert found.registry_files("other") == ()
+
+
+@pytest.mark.parametrize("value", ["no_such_module:TAGS", "safevla_bench.hosts:GROUP", "safevla_bench.hosts:make_host"])
+def test_tags_that_are_no_file_name_their_distribution(monkeypatch, value):
+    registries(monkeypatch, value)
+    with pytest.raises(PluginError, match=r"the registry of host 'mine'.*\n.*broken-simulator"):
+        found.registry_files("mine")
+
+
 def test_importing_hosts_imports_no_simulator():
     modules = "hosts.fake, hosts.libero, hosts.robocasa, hosts.mujoco.privileged".replace(
         "hosts", "safevla_bench.hosts"

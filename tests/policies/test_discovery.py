@@ -9,7 +9,7 @@ import pytest
 import safevla_bench.policies as found
 from safevla_bench import plugins
 from safevla_bench.errors import PluginError, PolicyError
-from safevla_bench.interface import Policy
+from safevla_bench.interface import Policy, Wants
 
 
 class Distribution:
@@ -22,12 +22,22 @@ def install(monkeypatch, value: str) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints([point]).select(**named))
 
 
+class Given:
+    """A policy that keeps what its factory was given."""
+
+    wants = Wants()
+    reset = act = close = print
+
+    def __init__(self, *given) -> None:
+        self.given = given
+
+
 def make_with_arguments(arg: str | None, speed: str = "1"):
-    return arg, speed
+    return Given(arg, speed)
 
 
 def make_with_any(arg: str | None, **anything: str):
-    return arg, anything
+    return Given(arg, anything)
 
 
 @pytest.mark.parametrize("spec", ["noop", "random", "scripted:careful", "scripted:hasty"])
@@ -61,7 +71,7 @@ def test_an_argument_that_a_policy_does_not_take_is_an_error_that_lists_what_it_
     assert "It takes: no arguments" in str(caught.value)
     install(monkeypatch, f"{__name__}:make_with_arguments")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_with_arguments)
-    assert found.make_policy("mine:fast", {"speed": "2"}) == ("fast", "2")
+    assert found.make_policy("mine:fast", {"speed": "2"}).given == ("fast", "2")
     with pytest.raises(PolicyError) as caught:
         found.make_policy("mine", {"sped": "2"})
     assert "It takes: speed" in str(caught.value)
@@ -70,7 +80,18 @@ def test_an_argument_that_a_policy_does_not_take_is_an_error_that_lists_what_it_
 def test_a_factory_that_takes_any_argument_gets_them_all(monkeypatch):
     install(monkeypatch, "irrelevant:make")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_with_any)
-    assert found.make_policy("mine", {"a": "1"}) == (None, {"a": "1"})
+    assert found.make_policy("mine", {"a": "1"}).given == (None, {"a": "1"})
+
+
+def test_a_policy_without_close_is_an_error_that_says_so(monkeypatch):
+    class Endless:
+        wants = Wants()
+        reset = act = print
+
+    install(monkeypatch, "irrelevant:make")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: lambda arg: Endless())
+    with pytest.raises(PolicyError, match=r"'mine' of broken-policies is a Endless without 'close'\n.*close\(\)"):
+        found.make_policy("mine")
 
 
 @pytest.mark.parametrize("value", ["no_such_module:make", "safevla_bench.errors:no_such_make", "fractions:Fraction"])

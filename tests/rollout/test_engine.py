@@ -201,3 +201,43 @@ def test_a_policy_that_looks_where_it_said_it_would_not_gets_an_error_and_no_old
     (outcome,) = run(TASKS[:1], policy, episodes=1, max_steps=3)
     assert outcome.outcome == "crashed"
     assert "agentview was not rendered" in outcome.reason
+
+
+def test_a_policy_gets_the_readings_that_it_asks_for():
+    policy, seen = Scripted(), []
+    policy.wants = Wants(extra=("state",))
+    policy.scripted = lambda observation: seen.append(observation.extra["state"]) or np.zeros(7)
+    (outcome,) = run(TASKS[:1], policy, episodes=1, max_steps=2)
+    np.testing.assert_array_equal(seen, outcome.batch.sim_state.episode_rows(0)[:2, 1:])
+
+
+def test_a_reading_that_the_host_has_not_is_an_error_that_lists_those_it_has():
+    policy = Scripted()
+    policy.wants = Wants(extra=("odour",))
+    with pytest.raises(HostError, match=r"no reading 'odour'\n.*It has: state"):
+        run(TASKS[:1], policy)
+
+
+class Blind(FakeEnv):
+    """Gives no further readings, and does not say so when it is made."""
+
+    def _observe(self):
+        return replace(super()._observe(), extra={})
+
+
+def test_a_host_that_leaves_out_what_was_asked_for_costs_the_episode_with_one_sentence(monkeypatch):
+    monkeypatch.setattr(FAKE, "make", lambda task, wants: Blind(task, wants, {}), raising=False)
+    policy = Scripted()
+    policy.wants = Wants(extra=("state",))
+    (outcome,) = run(TASKS[:1], policy, episodes=1)
+    assert outcome.outcome == "crashed"
+    assert outcome.reason.startswith("the policy asks for the reading 'state', which this host does not give")
+
+
+def test_an_environment_without_close_is_an_error_that_names_it(monkeypatch):
+    class Endless:
+        task, dt_s, action_low, action_high, reset, step, recorded = TASKS[0], 0.05, [0] * 7, [1] * 7, None, None, None
+
+    monkeypatch.setattr(FAKE, "make", lambda task, wants: Endless(), raising=False)
+    with pytest.raises(HostError, match="is a Endless without 'close'"):
+        run(TASKS[:1], Scripted())

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench import hosts
+from safevla_bench import hosts, tasks
 from safevla_bench.doctor import machine, selftest, simulators
-from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check
+from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check, warned_check
 from safevla_bench.doctor.server import examine_server
-from safevla_bench.errors import PluginError
+from safevla_bench.errors import PluginError, RegistryError
 
 __all__ = ["Diagnosis", "Level", "examine_machine", "examine_server"]
 
 _TEST_HOST = "fake"
+_OWN = "safevla-bench"
 
 
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
@@ -54,9 +55,17 @@ def _check_plugins() -> Iterator[Diagnosis]:
     """Yield an error for each plug-in host that does not load, and the names of those that do."""
     loaded = []
     for name in hosts.host_names():
+        owner = hosts.host_owner(name)
+        foreign = owner != _OWN
         try:
             hosts.make_host(name)
-            loaded.append(name)
-        except PluginError as problem:
-            yield failed_check("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
+            files = hosts.registry_files(name)
+            tasks.registry(files)
+        except (PluginError, RegistryError) as problem:
+            yield failed_check("plug-ins", f"{name}: {problem.problem}", problem.remedy or "Uninstall it.")
+            continue
+        loaded.append(f"{name} (of {owner})" if foreign else name)
+        if foreign and not files:
+            remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --registry FILE."
+            yield warned_check("plug-ins", f"the host {name} brings no tags of its tasks", remedy)
     yield passed_check("plug-ins", f"hosts: {', '.join(loaded)}")

@@ -67,13 +67,14 @@ def run_test_episode(host: str) -> str:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":
         raise HostError(last_line(result.reason or ""), remedy=f"The whole story:\n{result.reason}")
-    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {_describe_scores(result.batch)}"
+    judged = _describe_scores(result.batch, host)
+    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}"
 
 
-def _describe_scores(batch: Batch) -> str:
+def _describe_scores(batch: Batch, host: str) -> str:
     try:
-        scores = score(batch, load_ruleset())
-    except RegistryError:  # a plug-in's tags come by --registry
+        scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
+    except RegistryError:  # a plug-in's tags may come by --registry
         return "not judged: no registry has its tags"
     assets = f", with {STANDIN}" if any(scores.standin) else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"

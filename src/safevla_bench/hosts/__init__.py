@@ -22,12 +22,17 @@ REGISTRIES = "safevla_bench.registries"
 """Group of the entry points that name a host's file of tags: `module:attribute`, a path."""
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 
-__all__ = ["GROUP", "REGISTRIES", "episode_header", "host_names", "make_host", "registry_files"]
+__all__ = ["GROUP", "REGISTRIES", "episode_header", "host_names", "host_owner", "make_host", "registry_files"]
 
 
 def host_names() -> tuple[str, ...]:
     """Return the names of the hosts that are installed here, sorted."""
     return _HOSTS.names()
+
+
+def host_owner(name: str) -> str:
+    """Return the name of the distribution that offers a host."""
+    return _HOSTS.owner(name)
 
 
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Host:

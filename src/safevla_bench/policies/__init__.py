@@ -65,5 +65,10 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
         return entries.make_entry_policy(spec, arguments, make_policy)
-    made: Policy = _POLICIES.make(name, arguments, arg if colon else None)
-    return made
+    made = _POLICIES.make(name, arguments, arg if colon else None)
+    lacking = [part for part in ("wants", "reset", "act", "close") if not hasattr(made, part)]
+    if lacking:
+        problem = f"the policy {name!r} of {_POLICIES.owner(name)} is a {type(made).__name__} without {lacking[0]!r}"
+        raise PolicyError(problem, remedy="A policy has `wants`, reset(task, seed), act(observation) and close().")
+    policy: Policy = made
+    return policy

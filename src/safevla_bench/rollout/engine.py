@@ -115,7 +115,9 @@ class EnvRunner:
         if self._env is None:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
-            self._env = self._host.make(planned.task, policy.wants)
+            made = self._host.make(planned.task, policy.wants)
+            _require_parts(made, planned.task)
+            self._env = made
             _require_still(self._env, planned.task)
             self._made_for = (planned.policy, planned.task)
         _require_start(self._env, planned)
@@ -127,6 +129,17 @@ class EnvRunner:
             self.close()
         except Exception:
             return
+
+
+_PARTS = ("task", "dt_s", "action_low", "action_high", "reset", "step", "recorded", "close")
+
+
+def _require_parts(env: HostEnv, task: Task) -> None:
+    """Raise `HostError` where the environment lacks an attribute or a method of `HostEnv`."""
+    lacking = [part for part in _PARTS if not hasattr(env, part)]
+    if lacking:
+        problem = f"the environment of {task.benchmark} is a {type(env).__name__} without {lacking[0]!r}"
+        raise HostError(problem, remedy=f"Mend the host: an environment has {', '.join(_PARTS)}.")
 
 
 def _require_still(env: HostEnv, task: Task) -> None:

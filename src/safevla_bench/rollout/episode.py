@@ -70,6 +70,7 @@ def run_episode(
     steps, violation = 0, None
     try:
         observation = env.reset(planned.start)
+        _require_readings(policy, observation)
         if isinstance(policy, ReplayPolicy):
             policy.cue(planned.start)
         policy.reset(planned.task, planned.policy_seed)
@@ -103,6 +104,15 @@ def run_episode(
         batch = policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
     labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clipped))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
+
+
+def _require_readings(policy: Policy, observation: Observation) -> None:
+    """Raise `PolicyError` where the policy asks for readings that the host does not give."""
+    lacking = [name for name in policy.wants.extra if name not in observation.extra]
+    if lacking:
+        given = ", ".join(observation.extra) or "none"
+        problem = f"the policy asks for the reading {lacking[0]!r}, which this host does not give"
+        raise PolicyError(problem, remedy=f"Further readings here: {given}.")
 
 
 def _final_outcome(planned: PlannedEpisode) -> str:

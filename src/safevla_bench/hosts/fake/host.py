@@ -30,6 +30,7 @@ from safevla_bench.interface import (
     UnrenderedImages,
     Wants,
     check_action,
+    check_extra,
 )
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
 from safevla_recorder.episode import Floats
@@ -44,6 +45,8 @@ HALF_M = 0.02
 CRASH_AFTER = 4
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
+STATE_READING = "state"
+"""The fake host's own vector: its flat state but the time."""
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _PLACES = {name: place for place, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
@@ -79,7 +82,7 @@ class FakeHost:
         """Make an environment of one task.
 
         Raises:
-            HostError: there is no such camera.
+            HostError: there is no such camera, or no such further reading.
         """
         unknown = sorted(set(wants.cameras) - {CAMERA})
         if unknown:
@@ -87,6 +90,7 @@ class FakeHost:
         if wants.absolute:
             problem = "the fake host takes changes of pose, and this policy gives poses"
             raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
@@ -272,6 +276,7 @@ class FakeEnv:
             gripper_qpos=finger_positions(closed=world.closed),
             images=self._read_images(),
             privileged=self._privileged_state() if self._wants.privileged else None,
+            extra={name: world.to_state(0.0)[1:] for name in self._wants.extra},
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:

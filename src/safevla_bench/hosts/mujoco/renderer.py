@@ -109,6 +109,24 @@ def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
     return made
 
 
+def camera_matrices(
+    model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: tuple[int, int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the intrinsics [3, 3] in pixels of an upright image of `size` (height, width), and the extrinsics [4, 4].
+
+    The latter turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in `data`.
+    MuJoCo's own camera looks along -z, with y up.
+    """
+    height, width = size
+    number = model.camera(camera).id
+    focal = 0.5 * height / np.tan(np.radians(model.cam_fovy[number]) / 2)
+    intrinsics = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
+    extrinsics = np.eye(4)
+    extrinsics[:3, :3] = data.cam_xmat[number].reshape(3, 3) * [1.0, -1.0, -1.0]
+    extrinsics[:3, 3] = data.cam_xpos[number]
+    return intrinsics, extrinsics
+
+
 def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
     backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
     height, width = size

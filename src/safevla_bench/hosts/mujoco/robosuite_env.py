@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.renderer import camera_matrices
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface import (
     Action,
@@ -29,6 +30,7 @@ from safevla_bench.interface import (
     UnrenderedImages,
     Wants,
     check_action,
+    check_extra,
 )
 from safevla_bench.trajectory import Batch, from_recording
 from safevla_recorder.episode import Floats
@@ -37,6 +39,9 @@ from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
 from safevla_recorder.mujoco.scene import Scene
 
 CONTROL_STEP_S = 0.05
+_JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
+"""robosuite's names of the arm's readings that policies may ask for."""
+_CAMERA_READINGS = ("intrinsics", "extrinsics")
 RawObservation = Mapping[str, NDArray[np.generic]]
 """An observation as robosuite returns it, by its own names."""
 
@@ -65,6 +70,7 @@ class RobosuiteEnv(ABC):
     """The camera that shows a recorded episode best."""
 
     def __init__(self, task: Task, wants: Wants, action_size: int) -> None:
+        check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
         self.task = task
         self.action_low, self.action_high = np.full(action_size, -1.0), np.full(action_size, 1.0)
         self._wants, self._size = wants, action_size
@@ -194,7 +200,16 @@ class RobosuiteEnv(ABC):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base[0] if base else None,
             base_quat_wxyz=base[1] if base else None,
+            extra={name: self._read_extra(name, raw) for name in self._wants.extra},
         )
+
+    def _read_extra(self, name: str, raw: RawObservation) -> NDArray[np.float64]:
+        kind, _, camera = name.partition("/")
+        if not camera:
+            return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
+        simulation = self._simulation()
+        matrices = camera_matrices(simulation.model._model, simulation.data._data, camera, self._wants.image_size)
+        return matrices[_CAMERA_READINGS.index(kind)]
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         if not self._gate.is_open:
@@ -203,6 +218,11 @@ class RobosuiteEnv(ABC):
             problem = "the simulator sampled no picture in this control step, so that none can be shown"
             raise HostError(problem, remedy="Its cameras are to be sampled once a control step, at 20 Hz.")
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
+
+
+def camera_readings(cameras: Sequence[str]) -> list[str]:
+    """Return the names of the readings of some cameras, as `Wants.extra` has them."""
+    return [f"{kind}/{camera}" for camera in cameras for kind in _CAMERA_READINGS]
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
