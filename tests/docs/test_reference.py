@@ -13,6 +13,9 @@ import click
 import pytest
 
 from safevla_bench.cli import run_command_line, safevla
+from safevla_bench.evaluation.judgement import HOST_REGISTRY
+from safevla_bench.registration import REGISTERED
+from safevla_bench.runs.folder import DECISION
 from safevla_bench.runs.parts import RAW
 from safevla_bench.runs.writer import LOCK
 
@@ -70,7 +73,7 @@ def test_the_page_of_the_run_folder_names_every_file_and_key_of_a_run(reference,
     assert {LOCK, f"{RAW}/NNNNNN.npz", f"{RAW}/NNNNNN.json"} <= set(known)
 
     description = json.loads((folder / "run.json").read_bytes())
-    assert set(description) <= set(reference.KEYS["run_json"])
+    assert set(description) | {DECISION, HOST_REGISTRY, REGISTERED} <= set(reference.KEYS["run_json"])
     assert set(description["volatile"]) <= set(reference.KEYS["run_json_volatile"])
     assert set(json.loads((folder / "manifest.json").read_bytes())) == set(reference.KEYS["manifest_json"])
 
