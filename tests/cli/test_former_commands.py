@@ -146,6 +146,25 @@ def test_an_option_of_planning_without_a_plan_is_refused(safevla):
     assert "--power is for a plan: pass --plan POINTS" in err
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("show", DEMO, "--formula", FORMULA, "--library", "paper-text"), "--library is for an episode that is judged"),
+        (("show", DEMO, "--formula", FORMULA, "--set", "joint_torque=2"), "--set is for an episode that is judged"),
+        (("show", DEMO, "--formula", FORMULA, "--all"), "--all is for an episode that is judged"),
+        (("compare", DEMO, "--plan", "5"), "takes no SOURCE"),
+        (("validate", DEMO, "--schema"), "takes no SOURCE"),
+        (("score", DEMO, "--report", "page.html", "--out", "scores"), "--report writes the page alone"),
+        (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads task files alone"),
+        (("protocols", "--entries", "a", "b"), "name one entry"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(safevla, command, says):
+    code, _, err = safevla(*command)
+    assert code == 2
+    assert says in err
+
+
 def test_the_shell_completes_commands_without_importing_them():
     """As bash asks: a slow import would be felt at every press of the key."""
     script = (

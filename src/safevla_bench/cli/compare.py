@@ -121,6 +121,8 @@ def compare_command(
     tasks like these, which may take more tasks and not more episodes; --sequential also plans a look after each pair.
     """
     if planned is not None:
+        if sources:
+            raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
         print_plan(planned, confidence, form, sequential=sequential)
         return
     require_sources(sources)

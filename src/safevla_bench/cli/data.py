@@ -38,6 +38,8 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], wants_sc
     --schema needs no SOURCE; it says fields, types and units.
     """
     if wants_schema:
+        if sources:
+            raise click.UsageError("--schema checks nothing and takes no SOURCE.")
         click.echo(json.dumps(schema(), indent=2))
         return
     require_sources(sources)

@@ -11,7 +11,14 @@ import msgspec
 
 from safevla_bench import evaluation, runs
 from safevla_bench.cli import sections
-from safevla_bench.cli.options import SourceType, format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import (
+    SourceType,
+    format_option,
+    given_judge_options,
+    judge_options,
+    skip_option,
+    sources_argument,
+)
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
@@ -160,6 +167,9 @@ def show_command(
     formula reads is listed as such. Nothing is scored.
     """
     if formula is not None:
+        if every or given_judge_options():
+            name = "all" if every else given_judge_options()[0]
+            raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, skip_invalid, form)
         return
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)

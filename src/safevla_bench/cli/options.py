@@ -96,17 +96,19 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Seque
 def _registered_rules(run_command: Any) -> Ruleset | None:
     """Return the rules of the registration that is run, where the command line names none."""
     registration = None if run_command is None else run_command.request.registration
-    return None if registration is None or _names_rules() else registration.load_rules()
+    return None if registration is None or given_judge_options() else registration.load_rules()
 
 
-def _names_rules() -> bool:
+def given_judge_options() -> list[str]:
+    """Return the options of judging that the command line has, without their dashes."""
     context = click.get_current_context()
-    return any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in _JUDGE_NAMES)
+    given = [name for name in _JUDGE_NAMES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    return ["set" if name == "thresholds" else name for name in given]
 
 
 def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
     """Return the rules by which the sources were judged at last, where the command line names none, and say so."""
-    if _names_rules():
+    if given_judge_options():
         return None
     from safevla_bench import evaluation  # not where a command judges nothing that exists
 
