@@ -1,6 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or newer with pip, and Debian's Mesa libraries; .ci/check_system.py
-# names what is missing. Everything is installed into .venv, at the versions in constraints/; RoboCasa, which cannot
-# share an environment with LIBERO, into .venv-robocasa.
+# names what is missing. Everything is installed into .venv, at the versions in constraints/; RoboCasa and Meta-World,
+# which cannot share an environment with LIBERO, into .venv-robocasa and .venv-metaworld.
 
 PYTHON ?= python3# makes .venv, where there is none
 VENV := .venv
@@ -10,12 +10,16 @@ CONSTRAINTS := $(wildcard constraints/*.txt)
 
 ROBOCASA := .venv-robocasa
 ROBOCASA_PIP := $(ROBOCASA)/bin/python -m pip -qq --disable-pip-version-check
+METAWORLD := .venv-metaworld
+METAWORLD_PIP := $(METAWORLD)/bin/python -m pip -qq --disable-pip-version-check
 
 # An environment that is half made, moved here from elsewhere or without its interpreter is made anew.
 USABLE := grep -qsF '$(CURDIR)/$(BIN)/python' $(BIN)/pip && $(BIN)/python -c ''
 $(shell { $(USABLE); } 2>/dev/null || rm -f $(VENV)/.*-stamp)
 ROBOCASA_USABLE := grep -qsF '$(CURDIR)/$(ROBOCASA)/bin/python' $(ROBOCASA)/bin/pip && $(ROBOCASA)/bin/python -c ''
 $(shell { $(ROBOCASA_USABLE); } 2>/dev/null || rm -f $(ROBOCASA)/.stamp)
+METAWORLD_USABLE := grep -qsF '$(CURDIR)/$(METAWORLD)/bin/python' $(METAWORLD)/bin/pip && $(METAWORLD)/bin/python -c ''
+$(shell { $(METAWORLD_USABLE); } 2>/dev/null || rm -f $(METAWORLD)/.stamp)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -40,6 +44,15 @@ robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 .PHONY: test-robocasa
 test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its environment
 	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa
+
+.PHONY: metaworld
+metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its own
+	@echo "Meta-World is in $(METAWORLD). Next:"
+	@echo "  $(METAWORLD)/bin/safevla eval --host metaworld --suite mt10 --policy metaworld:expert --out runs/mt10   (docs/metaworld.md)"
+
+.PHONY: test-metaworld
+test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in its environment
+	$(METAWORLD)/bin/python -m pytest -m metaworld tests/hosts/metaworld
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the test suite
@@ -100,7 +113,7 @@ wheel: $(VENV)/.dev-stamp ## build the two wheels, dist/*.whl
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
-	rm -rf $(VENV) $(ROBOCASA) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks
@@ -131,4 +144,12 @@ $(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
 	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
 	@$(ROBOCASA_PIP) install -c constraints/robocasa.txt hatchling setuptools wheel
 	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e ./recorder -e '.[robocasa]' pytest hypothesis
+	@touch $@
+
+$(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
+	@{ $(METAWORLD_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(METAWORLD)
+	@echo "Installing safevla-bench with Meta-World into $(METAWORLD): about 200 MB to fetch, 700 MB on disk"
+	@$(METAWORLD_PIP) install -c constraints/metaworld.txt hatchling setuptools wheel
+	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e ./recorder -e '.[metaworld]' pytest hypothesis
 	@touch $@

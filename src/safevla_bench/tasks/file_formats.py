@@ -33,13 +33,17 @@ class CapabilityRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[benchmarks.NAME]`. `same_tasks_as` or `same_tags_as` gives it an entry for each task of another benchmark."""
+    """`[benchmarks.NAME]`. `same_tasks_as` or `same_tags_as` gives it an entry for each task of another benchmark.
+
+    `task_ids` limits them to those.
+    """
 
     host: str
     capabilities: str
     published: bool = False
     same_tasks_as: str | None = None
     same_tags_as: str | None = None
+    task_ids: tuple[str, ...] = ()
     task_names: tuple[str, ...] = ()
 
 

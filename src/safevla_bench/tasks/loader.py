@@ -40,6 +40,7 @@ BUILT_IN = (
     "libero_pro.toml",
     "robocasa_365.toml",
     "robocasa_pnp.toml",
+    "metaworld.toml",
     "fake.toml",
     "goal_bodies.toml",
 )
@@ -128,6 +129,7 @@ def _repeat_entries(
         for suite in suites.values()
         for entry in tasks.values()
         if entry.benchmark in (suite.same_tasks_as, suite.same_tags_as)
+        and (not suite.task_ids or entry.task_id in suite.task_ids)
     }
 
 

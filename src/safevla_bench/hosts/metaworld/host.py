@@ -1,0 +1,258 @@
+"""Meta-World: fifty tasks of a Sawyer arm in MuJoCo, recorded.
+
+An action moves a mocap body by up to 1 cm an axis, and a weld drags the hand behind it. So no motor drives the arm's
+joints, there are no torques, and nothing yields: forces are several times those of an arm under impedance control
+(docs/limits.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.metaworld import install, tasks
+from safevla_bench.hosts.metaworld.scene import read_scene
+from safevla_bench.hosts.mujoco.renderer import Renderer
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.interface import (
+    Action,
+    Camera,
+    EpisodeSeed,
+    Observation,
+    Task,
+    UnrenderedImages,
+    Wants,
+    check_action,
+)
+from safevla_bench.trajectory import Batch, from_recording
+from safevla_recorder.episode import Recording
+from safevla_recorder.mujoco.hook import hook_after, hook_substeps
+from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
+
+CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+_STAGE_CAMERA = "corner3"
+
+
+class MetaworldHost:
+    """The host `metaworld`; needs the extra `metaworld` for everything but its suites and tasks."""
+
+    name = "metaworld"
+
+    def suites(self) -> tuple[str, ...]:
+        """Return the suites' names: Meta-World's multi-task lists and the two halves of its meta-learning ones."""
+        return tasks.suites()
+
+    def tasks(self, suite: str) -> tuple[Task, ...]:
+        """Return the suite's tasks in Meta-World's order; raises `HostError` where there is no such suite."""
+        return tasks.suite_tasks(suite)
+
+    def make(self, task: Task, wants: Wants) -> MetaworldEnv:
+        """Make the environment of one task.
+
+        Raises:
+            HostError: Meta-World is missing, or it has no such task or camera.
+        """
+        unknown = sorted(set(wants.cameras) - set(CAMERAS))
+        if unknown:
+            raise HostError(f"Meta-World has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
+        if wants.absolute:
+            problem = "Meta-World takes changes of position, and this policy gives poses"
+            raise HostError(problem, remedy="Serve a model that gives changes of position.")
+        return MetaworldEnv(task, wants, self.versions())
+
+    def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
+
+        Raises:
+            HostError: nothing can be rendered here, or the record lacks what it takes.
+        """
+        env = MetaworldEnv(task, Wants(), self.versions())
+        env.reset(episode_seed(episode))
+        return env.make_stage(episode)
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of all that a trajectory depends on, by distribution."""
+        return install.versions()
+
+
+class MetaworldEnv:
+    """One Meta-World task with its recorder.
+
+    Actions [4] in [-1, 1]: the hand by 1 cm a unit [0:3], and the gripper's effort [3], -1 opens. The pose in an
+    observation is that of the site `endEffector`. Images are upright: cameras that hang upside down are turned.
+    A policy that wants privileged state gets `extra["state"]`, Meta-World's own observation [39] with the goal, and
+    every policy `extra["agent_pos"]` [4], its first numbers: the hand's position and how far the gripper is open.
+    """
+
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        self.task, self._wants, self._versions = task, wants, versions
+        self._rules = tasks.task_rules(task.name)
+        self.action_low, self.action_high = np.full(4, -1.0), np.full(4, 1.0)
+        self._env = install.make_env(task.name)
+        self.dt_s = float(self._env.dt)
+        self._recorder: Recorder | None = None
+        self._seed: EpisodeSeed | None = None
+        self._action: Action = np.array(tasks.STILL)
+        self._success = False
+        self._renders_next = True
+        self._renderer: Renderer | None = None
+
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        """Start an episode, settle, take record 0.
+
+        Initial state i is the i-th of the fifty goals that `metaworld.MT1(task, seed=env_seed)` draws, which places
+        things, too. Meta-World moves the hand to its start by fifty steps of its own before those of `seed`.
+
+        Raises:
+            HostError: there is no such initial state, or a recorded state is to start from.
+        """
+        if seed.recorded is not None and seed.recorded.state is not None:
+            raise HostError("Meta-World starts from no recorded state", remedy="Replay by its initial state and seed.")
+        if not 0 <= seed.init_state_index < (self.task.init_states or 0):
+            problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
+            raise HostError(problem, remedy=f"They are 0 to {(self.task.init_states or 0) - 1}.")
+        self._stop_recording()
+        env = self._env
+        env.set_task(install.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index])
+        vector, _ = env.reset()
+        vector = self._settle(seed, vector)
+        self._start_recording(seed)
+        return self._observe(vector)
+
+    def _settle(self, seed: EpisodeSeed, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        env = self._env
+        still = np.array(seed.wait_action or tasks.STILL)
+        detector = SettleDetector(env.model, env.data, read_scene(env.model, self._rules).objects)
+        self._success = False
+        for step in range(seed.wait_steps + seed.rest_steps):
+            if step >= seed.wait_steps and detector.is_settled:
+                break
+            vector, _, _, _, info = env.step(still)
+            self._success = bool(info["success"])
+            detector.observe_step()
+        return vector
+
+    def _start_recording(self, seed: EpisodeSeed) -> None:
+        env, self._seed = self._env, seed
+        scene = read_scene(env.model, self._rules)
+        warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
+        recorder = Recorder(env.model, env.data, scene)
+        self._undo = (
+            hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep),
+            # Behind the physics and before Meta-World's `mj_forward`, which moves positions on by a substep.
+            hook_after(env, "do_simulation", lambda: recorder.record_step(self._action)),
+        )
+        self._recorder = recorder
+
+    def _stop_recording(self) -> None:
+        if self._recorder is not None:
+            for undo in reversed(self._undo):
+                undo()
+        self._recorder = None
+
+    def step(self, action: Action) -> tuple[Observation, bool]:
+        """Apply one action, record it, and return the observation and Meta-World's own success.
+
+        Raises:
+            InvalidActionError: the action has another length or is not finite; nothing has been simulated.
+            HostError: the simulation diverged, or there was no reset.
+        """
+        self._require_recorder()
+        self._action = check_action(action, 4, "position [3], gripper").copy()
+        vector, _, _, _, info = self._env.step(self._action.copy())
+        self._success = bool(info["success"])
+        return self._observe(vector), self._success
+
+    def render_next(self, wanted: bool) -> None:
+        """Say whether the observation of the next step is to hold images; see `SelectiveEnv`."""
+        self._renders_next = wanted
+
+    def recorded(self) -> Batch:
+        """Return the episode so far as a validated batch of one."""
+        recorder = self._require_recorder()
+        return from_recording(_without_torques(recorder.build_recording(self._build_header(recorder))))
+
+    def latest(self) -> Batch:
+        """Return the newest record alone, as a validated batch of one record."""
+        recorder = self._require_recorder()
+        return from_recording(_without_torques(recorder.latest_record(self._build_header(recorder))))
+
+    def make_stage(self, episode: Batch) -> MujocoStage:
+        """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
+        model = self._env.model
+        return MujocoStage(model, read_scene(model, self._rules), episode, _STAGE_CAMERA, self.close)
+
+    def close(self) -> None:
+        """Free the simulator. Closing twice is harmless."""
+        self._stop_recording()
+        if self._renderer is not None:
+            self._renderer.close()
+        self._renderer = None
+        self._env.close()
+
+    def _require_recorder(self) -> Recorder:
+        if self._recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._recorder
+
+    def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        assert self._seed is not None
+        index = self._seed.init_state_index
+        return {
+            "episode_id": f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
+            "benchmark": self.task.benchmark,
+            "task_id": self.task.task_id,
+            "success": self._success,
+            "dt": self.dt_s,
+            "target_object": next(iter(self._rules.targets), None),
+            "instruction": self.task.instruction,
+            "env_seed": self._seed.env_seed,
+            "init_state_index": index,
+            "embodiment": "Sawyer",
+            "versions": self._versions,
+            "dropped_pairs": recorder.dropped_pairs(),
+        }
+
+    def _observe(self, vector: NDArray[np.float64]) -> Observation:
+        import mujoco
+
+        data = self._env.data
+        site, quat = data.site("endEffector"), np.empty(4)
+        mujoco.mju_mat2Quat(quat, site.xmat)
+        state = {"state": vector.copy()} if self._wants.privileged else {}
+        return Observation(
+            instruction=self.task.instruction,
+            eef_pos_m=site.xpos.copy(),
+            eef_quat_wxyz=quat,
+            gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
+            images=self._read_images(),
+            extra={"agent_pos": vector[:4].copy(), **state},
+        )
+
+    def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
+        wanted, self._renders_next = self._renders_next, True
+        if not wanted:
+            return UnrenderedImages(self._wants.cameras)
+        return {camera: self._render(camera) for camera in self._wants.cameras}
+
+    def _render(self, camera: str) -> NDArray[np.uint8]:
+        env = self._env
+        if self._renderer is None:
+            self._renderer = Renderer(env.model, self._wants.image_size)
+        self._renderer.look(env.data, Camera(camera))
+        image = self._renderer.image(self._wants.image_size)
+        up_z = env.data.camera(camera).xmat[7]
+        return image if up_z >= 0 else np.ascontiguousarray(image[::-1, ::-1])
+
+
+def _without_torques(recording: Recording) -> Recording:
+    """Return the recording without joint torques: no motor drives the arm's joints."""
+    return replace(recording, joint_torque_nm=None, further={})
+
+
+__all__ = ["CAMERAS", "MetaworldEnv", "MetaworldHost"]

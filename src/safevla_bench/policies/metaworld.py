@@ -1,0 +1,70 @@
+"""`metaworld:expert`: Meta-World's own script for each of its tasks, from privileged state."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Action, Observation, Task, Wants
+
+if TYPE_CHECKING:
+    from metaworld.policies.policy import Policy as Script
+
+EXPERT = "expert"
+STATE = "state"
+"""Meta-World's own observation in `Observation.extra`, [39]."""
+
+
+class ExpertPolicy:
+    """Meta-World's script for the task, as `metaworld.policies` has it; it draws nothing, so the seed changes nothing.
+
+    Its actions are clipped to [-1, 1], as Meta-World's own evaluation does.
+    """
+
+    wants = Wants(privileged=True)
+
+    def __init__(self) -> None:
+        self._script: Script | None = None
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Take the task's script.
+
+        Raises:
+            PolicyError: Meta-World is not installed, or has no script for the task.
+        """
+        try:
+            from metaworld.policies import ENV_POLICY_MAP
+        except ImportError as error:
+            problem = f"policy 'metaworld' needs the package metaworld: {error}"
+            raise PolicyError(problem, remedy="pip install 'safevla-bench[metaworld]', or: make metaworld") from error
+        if task.name not in ENV_POLICY_MAP:
+            problem = f"Meta-World has no script for {task.benchmark} {task.task_id}"
+            raise PolicyError(problem, remedy="Use it with --host metaworld.")
+        self._script = ENV_POLICY_MAP[task.name]()
+
+    def act(self, observation: Observation) -> Action:
+        """Return the script's action, [4].
+
+        Raises:
+            PolicyError: there was no reset, or the observation lacks Meta-World's own.
+        """
+        if self._script is None or STATE not in observation.extra:
+            remedy = "Use it with --host metaworld, after a reset."
+            raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=remedy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the environment clips actions, at most steps
+            action = self._script.get_action(observation.extra[STATE].copy())
+        return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def make(arg: str | None) -> ExpertPolicy:
+    """Make the policy; after the colon stands `expert`."""
+    if arg != EXPERT:
+        raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
+    return ExpertPolicy()
