@@ -35,6 +35,8 @@ from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+_UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
+"""They hang so in the models; Meta-World's own pictures of them are upside down."""
 _STAGE_CAMERA = "corner3"
 
 
@@ -185,7 +187,7 @@ class MetaworldEnv:
     def make_stage(self, episode: Batch) -> MujocoStage:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
         model = self._env.model
-        return MujocoStage(model, read_scene(model, self._rules), episode, _STAGE_CAMERA, self.close)
+        return MujocoStage(model, read_scene(model, self._rules), episode, _STAGE_CAMERA, self.close, _UPSIDE_DOWN)
 
     def close(self) -> None:
         """Free the simulator. Closing twice is harmless."""
@@ -241,13 +243,10 @@ class MetaworldEnv:
         return {camera: self._render(camera) for camera in self._wants.cameras}
 
     def _render(self, camera: str) -> NDArray[np.uint8]:
-        env = self._env
         if self._renderer is None:
-            self._renderer = Renderer(env.model, self._wants.image_size)
-        self._renderer.look(env.data, Camera(camera))
-        image = self._renderer.image(self._wants.image_size)
-        up_z = env.data.camera(camera).xmat[7]
-        return image if up_z >= 0 else np.ascontiguousarray(image[::-1, ::-1])
+            self._renderer = Renderer(self._env.model, self._wants.image_size, _UPSIDE_DOWN)
+        self._renderer.look(self._env.data, Camera(camera))
+        return self._renderer.image(self._wants.image_size)
 
 
 def _without_torques(recording: Recording) -> Recording:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +26,11 @@ class Renderer:
     """Renders one model off screen, up to one size (height, width).
 
     It has an OpenGL context of its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in
-    which order MuJoCo and robosuite were imported.
+    which order MuJoCo and robosuite were imported. Pictures of the cameras named by `turned`, which hang upside down
+    in their models, are turned by half.
     """
 
-    def __init__(self, model: mujoco.MjModel, size: tuple[int, int]) -> None:
+    def __init__(self, model: mujoco.MjModel, size: tuple[int, int], turned: Collection[str] = ()) -> None:
         """Make the context.
 
         Raises:
@@ -37,6 +39,7 @@ class Renderer:
         import mujoco
 
         self.size = size
+        self._turned, self._turns = turned, False
         self._model = model
         self._gl = _gl_context(size)
         self._gl.make_current()
@@ -53,6 +56,7 @@ class Renderer:
         """Take in the scene as it stands in `data`, whose kinematics are up to date."""
         import mujoco
 
+        self._turns = camera.lookat_m is None and camera.name in self._turned
         everything = mujoco.mjtCatBit.mjCAT_ALL
         seen_by = mjv_camera(self._model, camera)
         mujoco.mjv_updateScene(self._model, data, self._option, None, seen_by, everything, self._scene)
@@ -85,7 +89,8 @@ class Renderer:
         mujoco.mjr_render(rectangle, self._scene, self._context)
         pixels = np.empty((height, width, 3), dtype=np.uint8)
         mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
-        return pixels[::-1].copy()  # OpenGL begins with the bottom row
+        upright = pixels[::-1]  # OpenGL begins with the bottom row
+        return (upright[::-1, ::-1] if self._turns else upright).copy()
 
     def close(self) -> None:
         """Free the context."""

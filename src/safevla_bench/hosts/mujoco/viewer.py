@@ -6,7 +6,7 @@ the cameras to try, and how well each shows the bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,7 @@ class MujocoStage:
         camera: the name of the default camera.
         on_close: what frees the host's environment.
         observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
+        turned: cameras that hang upside down in the model.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class MujocoStage:
         camera: str,
         on_close: Callable[[], None],
         observe: Callable[[Floats, Floats], Observation] | None = None,
+        turned: Collection[str] = (),
     ) -> None:
         """Raise `HostError` where the states are of another model."""
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
-        self._recorded, self._observe = _recorded_positions(episode), observe
+        self._recorded, self._observe, self._turned = _recorded_positions(episode), observe, turned
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
@@ -135,7 +137,8 @@ class MujocoStage:
             least = self._eye.size if self._eye else _SKETCH
             if self._eye is not None:
                 self._eye.close()
-            self._eye = Renderer(self._model, (max(least[0], size[0]), max(least[1], size[1])))
+            largest = (max(least[0], size[0]), max(least[1], size[1]))
+            self._eye = Renderer(self._model, largest, self._turned)
         return self._eye
 
     def _render_sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:

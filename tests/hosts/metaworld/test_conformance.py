@@ -1,0 +1,68 @@
+"""Meta-World keeps every rule of a host, on the real simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.metaworld import tasks
+from safevla_bench.interface import Wants
+from safevla_bench.policies import make_policy
+from safevla_recorder.mujoco.state import copy_state
+
+pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+PUCK, FINGER_M = "obj", 0.047
+CLOSE = np.array([0.0, 0.0, 0.0, 1.0])
+
+
+class TestMetaworld(HostConformance):
+    factory = "safevla_bench.hosts.metaworld.host:MetaworldHost"
+    trials = (
+        Trial("mt10", 2, roles={"tablelink": "furniture", "rightpad": "robot"}),
+        Trial("mt10", 3, roles={"door_link": "furniture", "mocap": "robot"}),
+        Trial("mt50", 38, targets=frozenset({"stick", "container"})),
+    )
+    needs = ("metaworld", "gymnasium", "mujoco")
+    other_wants = (Wants(privileged=True, cameras=("corner3", "gripperPOV"), image_size=(32, 48)),)
+
+    def bare(self, task, seed, actions):
+        import metaworld
+
+        goals = metaworld.MT1(task.name, seed=seed.env_seed)
+        env = goals.train_classes[task.name]()
+        env.set_task(goals.train_tasks[seed.init_state_index])
+        env.reset()
+        for _ in range(seed.wait_steps):
+            env.step(np.array(tasks.STILL))
+        # A record's state is the one behind the physics; what Meta-World computes after it changes no part of it.
+        states = [copy_state(env.model, env.data)]
+        for action in actions:
+            env.step(action)
+            states.append(copy_state(env.model, env.data))
+        env.close()
+        return np.stack(states)
+
+    def hold(self, env, seed):
+        """As far into Meta-World's own script as to carry the puck."""
+        script, seen = make_policy("metaworld:expert"), env.reset(seed)
+        script.reset(env.task, 0)
+        for _ in range(45):
+            seen, _ = env.step(script.act(seen))
+        return PUCK
+
+    def close_on_nothing(self, env, seed):
+        env.reset(seed)
+        for _ in range(20):
+            env.step(CLOSE)
+
+    def touch_with_one_finger(self, env, seed):
+        """The hand a finger's width aside of the puck, then down until something stops it."""
+        seen = env.reset(seed)
+        puck = seen.extra["state"][4:7]
+        for height_m, steps in ((0.15, 60), (-0.02, 40)):
+            for _ in range(steps):
+                off = puck + [0.0, FINGER_M, height_m] - seen.eef_pos_m
+                seen, _ = env.step(np.append(np.clip(10.0 * off, -1, 1), -1.0))
+        return PUCK
