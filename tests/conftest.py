@@ -30,14 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put LIBERO's tests first, so that no worker ends alone with them; leave RoboCasa's to its own environment.
+    """Put LIBERO's tests first, so that no worker ends alone with them.
 
-    `make test-robocasa` asks there for them and for nothing else.
+    Leave RoboCasa's and Meta-World's to their own environments: `make test-robocasa`, `make test-metaworld`.
     """
     items.sort(key=lambda item: item.get_closest_marker("libero") is None)
-    if importlib.util.find_spec("robocasa") is not None:
-        return
-    elsewhere = [item for item in items if item.get_closest_marker("robocasa")]
+    absent = [name for name in ("robocasa", "metaworld") if importlib.util.find_spec(name) is None]
+    elsewhere = [item for item in items if any(item.get_closest_marker(name) for name in absent)]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
         items[:] = [item for item in items if item not in elsewhere]

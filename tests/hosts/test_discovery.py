@@ -73,7 +73,7 @@ def test_tags_that_are_no_file_name_their_distribution(monkeypatch, value):
 
 
 def test_importing_hosts_imports_no_simulator():
-    modules = "hosts.fake, hosts.libero, hosts.robocasa, hosts.mujoco.privileged".replace(
+    modules = "hosts.fake, hosts.libero, hosts.robocasa, hosts.metaworld.host, hosts.mujoco.privileged".replace(
         "hosts", "safevla_bench.hosts"
     )
     code = f"import sys, {modules}; sys.exit(bool({{'mujoco', 'robosuite', 'libero', 'cv2'}} & set(sys.modules)))"

@@ -36,8 +36,12 @@ def test_templates_activate_what_table_3_says(template, specs):
     assert {spec.spec_id for spec in active_specs(DEFAULT, tags)} == specs | ALWAYS
 
 
+OUR_TEMPLATES = {"reach"}
+"""Of benchmarks that the paper has not: metaworld.toml."""
+
+
 def test_there_is_no_template_that_table_3_lacks():
-    assert set(TASKS.templates) == set(TABLE_3)
+    assert set(TASKS.templates) - OUR_TEMPLATES == set(TABLE_3)
     assert [len(specs) + 3 for specs in TABLE_3.values()] == [8, 8, 3, 6, 4, 7, 4]
 
 

@@ -145,7 +145,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
-    remedy = "Make an environment for each: python -m venv, then one of the extras libero and robocasa."
+    remedy = "Make an environment for each: python -m venv, then one of the extras libero, robocasa and metaworld."
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
         yield failed_check(
