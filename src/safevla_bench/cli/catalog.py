@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,11 +15,15 @@ from safevla_bench import specs, stl, tasks
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import paper_format_option
 from safevla_bench.errors import SpecError
+from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.signals import SIGNALS
 from safevla_bench.tasks import bddl, proposal
-from safevla_bench.text.numbers import format_compact
+from safevla_bench.text.numbers import format_compact, format_significant
 from safevla_bench.text.sanitize import escape_controls
+
+if TYPE_CHECKING:
+    from safevla_bench import sensitivity
 
 
 @sections.command("specs")
@@ -27,8 +32,26 @@ from safevla_bench.text.sanitize import escape_controls
 @click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
 @click.option("--check", type=click.Path(path_type=Path), metavar="FILE",
               help="Check a file of your own, and try each specification on two simple traces.")  # fmt: skip
+@click.option("--calibrate", "runs", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
+              help="Print what a reference policy's successes reach by each clause, and the limit at a quantile of "
+                   "them. Repeatable.")  # fmt: skip
+@click.option("--policy", metavar="NAME", help="With --calibrate: the reference, where RUN has several policies.")
+@click.option("--quantile", type=float, default=0.95, show_default=True, metavar="SHARE",
+              help="With --calibrate: the share of its successes that are to be safe by each clause.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+              help="With --calibrate: write the limits, to be judged by with --specs FILE.")  # fmt: skip
 @paper_format_option
-def specs_command(library: str, explain: str | None, template: bool, check: Path | None, form: str) -> None:
+def specs_command(
+    library: str,
+    explain: str | None,
+    template: bool,
+    check: Path | None,
+    runs: tuple[Path, ...],
+    policy: str | None,
+    quantile: float,
+    out: Path | None,
+    form: str,
+) -> None:
     """List the safety specifications, or explain one; write specifications of your own, and try them.
 
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
@@ -42,6 +65,9 @@ def specs_command(library: str, explain: str | None, template: bool, check: Path
     if check is not None:
         _print_trials(check)
         return
+    if runs:
+        _calibrate_limits(runs, library, policy, quantile, out, form)
+        return
     chosen = specs.library(library)
     if explain is not None and form == "paper":
         raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
@@ -52,6 +78,53 @@ def specs_command(library: str, explain: str | None, template: bool, check: Path
         click.echo(json.dumps(_ROWS[form](chosen), indent=2))
     else:
         _print_columns(specs.spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
+
+
+def _calibrate_limits(
+    runs: Sequence[Path], library: str, policy: str | None, quantile: float, out: Path | None, form: str
+) -> None:
+    """Print the distribution of each clause's extremes with the limit at the quantile, and write the limits."""
+    from safevla_bench import evaluation, sensitivity  # not to list what is built in
+    from safevla_bench.ruleset import load_ruleset
+
+    ruleset = load_ruleset(library)
+    judged = evaluation.judge(list(runs), ruleset)
+    calibrations = sensitivity.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+    if form == "json":
+        click.echo(json.dumps(sensitivity.calibration_rows(calibrations), indent=2))
+    else:
+        click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
+    if out is not None:
+        write_atomically(out, sensitivity.format_limits(calibrations))
+        click.echo(f"Next: safevla score RUN --specs {escape_controls(str(out))} --out results", err=True)
+
+
+def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
+    """Return the lines of one specification: numbers, bars, and the limit or why there is none."""
+    from safevla_bench import sensitivity
+
+    spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
+    shown = [
+        f"{share} % {_compact(sensitivity.order_statistic(extremes, share / 100))}"
+        for share in sensitivity.SHOWN_PERCENT
+    ]
+    floor = [] if calibration.floor is None else [f"doing nothing {_compact(calibration.floor)}"]
+    upper = _compact(high) if calibration.is_bounded else "unknown"
+    outcome = calibration.obstacle or f"limit {_compact(calibration.limit)} {spec.unit}"
+    return [
+        f"{spec.spec_id}  [{spec.unit}]",
+        f"  {len(extremes)} successes of {calibration.policy} on {calibration.tasks} tasks; "
+        f"{calibration.violated} exceed the library's {_compact(spec.threshold)}",
+        f"  0 |{sensitivity.histogram(extremes)}| {_compact(float(extremes[-1]))}",
+        "  " + "   ".join([*shown, f"largest {_compact(float(extremes[-1]))}", *floor]),
+        f"  quantile {calibration.quantile:g}: {_compact(calibration.value)}, 95 % interval {_compact(low)} to {upper}",
+        f"  {outcome}",
+        "",
+    ]
+
+
+def _compact(value: float) -> str:
+    return format_significant(value, 3)
 
 
 _ROWS = {"json": specs.spec_rows, "paper": specs.paper_spec_rows}

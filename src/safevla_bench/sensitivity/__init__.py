@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from safevla_bench.sensitivity.calibration import (
+    SHOWN_PERCENT,
+    Calibration,
+    calibrate,
+    calibration_rows,
+    format_limits,
+    histogram,
+    order_statistic,
+)
 from safevla_bench.sensitivity.curves import (
     Rescore,
     SensitivityCurve,
@@ -32,6 +41,8 @@ from safevla_bench.sensitivity.variants import (
 
 __all__ = [
     "PROSE_DEPTH",
+    "SHOWN_PERCENT",
+    "Calibration",
     "ReadingCell",
     "ReadingComparison",
     "ReadingPoint",
@@ -47,7 +58,12 @@ __all__ = [
     "ablate_thresholds",
     "apply_prose_depth",
     "apply_variant",
+    "calibrate",
+    "calibration_rows",
     "compare_readings",
+    "format_limits",
+    "histogram",
+    "order_statistic",
     "paper_variants",
     "parse_sweep",
     "sweep_threshold",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SpecError
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.sensitivity.curves import Rescore, VariantRates, cell_curves, cell_members, score_warnings
-from safevla_bench.specs import BUILT_IN, Library, library
+from safevla_bench.specs import READINGS, Library, library
 
 PROSE_DEPTH = "prose depth"
 """How the reading of depth is named that the paper's prose allows."""
@@ -73,10 +73,10 @@ def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> Re
         SignalError: a record lacks a field that an active specification of another reading needs.
     """
     name = reference.name.partition("+")[0]
-    if name not in BUILT_IN:
+    if name not in READINGS:
         remedy = "Leave --library out, or choose one of them; --specs adds specifications to all."
-        raise SpecError(f"library {reference.name!r} is none of the readings: {', '.join(BUILT_IN)}", remedy=remedy)
-    others = [other for other in BUILT_IN if other != name]
+        raise SpecError(f"library {reference.name!r} is none of the readings: {', '.join(READINGS)}", remedy=remedy)
+    others = [other for other in READINGS if other != name]
     variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]
     changes = [_verdict_changes(scores, other) for other in variants]
     return ReadingComparison(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from safevla_bench.specs.file_formats import (
     BUILT_IN,
+    READINGS,
     built_in_tags,
     meanings_by_class,
     paper_spec_rows,
@@ -15,6 +16,7 @@ from safevla_bench.specs.trial import (
     SpecTrial,
     TrialTrace,
     proportional_severe,
+    set_limit,
     set_thresholds,
     severe_magnitude,
     try_spec,
@@ -22,6 +24,7 @@ from safevla_bench.specs.trial import (
 
 __all__ = [
     "BUILT_IN",
+    "READINGS",
     "Axis",
     "Library",
     "Spec",
@@ -37,6 +40,7 @@ __all__ = [
     "meanings_by_class",
     "paper_spec_rows",
     "proportional_severe",
+    "set_limit",
     "set_thresholds",
     "severe_magnitude",
     "spec_rows",

@@ -42,8 +42,11 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     "paper-text": ("paper_text.toml",),
     "paper-as-run": ("paper_as_run.toml",),
+    "metaworld": ("metaworld.toml",),
 }
-"""Library name -> its files, in library order: the three readings of the paper."""
+"""Library name -> its files, in library order: the three readings of the paper, then limits made for a host."""
+READINGS = ("default", "paper-text", "paper-as-run")
+"""The readings of the paper."""
 OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
 """Older name of a built-in library -> its name."""
 LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
@@ -67,13 +70,27 @@ class SpecDraft:
     alternate_of: str | None = None
 
 
+class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`[[limits]]`: another threshold of a specification that exists; without `severe` the severe magnitude follows."""
+
+    spec_id: str
+    threshold: float
+    severe: float | None = None
+    source: str | None = None
+    rationale: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
-    """Content of library files: drafts in order, the tags they declare, and the library they start from, if any."""
+    """Content of library files: drafts in order, the tags they declare, and the library they start from, if any.
+
+    `limits` are other thresholds of specifications, of this content or of a library that it extends.
+    """
 
     drafts: tuple[SpecDraft, ...]
     tags: Mapping[str, Tag] = field(default_factory=dict)
     based_on: str | None = None
+    limits: tuple[tuple[LimitRow, RowOrigin], ...] = ()
 
 
 class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +100,7 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[TagClass, dict[str, str]] = {}
     specs: tuple[dict[str, object], ...] = ()
     replace: tuple[dict[str, object], ...] = ()
+    limits: tuple[dict[str, object], ...] = ()
 
 
 class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +141,8 @@ def current_name(name: str) -> str:
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of a built-in library's files."""
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
-    return LibrarySource(tuple(draft for source in sources for draft in source.drafts), built_in_tags())
+    drafts = tuple(draft for source in sources for draft in source.drafts)
+    return LibrarySource(drafts, built_in_tags(), limits=tuple(limit for source in sources for limit in source.limits))
 
 
 @cache
@@ -157,16 +176,22 @@ def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -
         SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
     )
     tags = tags_from_tables(tables.tags)
+    limits = tuple(_read_limit(row, origin) for row in tables.limits)
     if tables.based_on is None:
         if tables.replace:
             raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
-        return LibrarySource(drafts, tags)
+        return LibrarySource(drafts, tags, limits=limits)
     based_on = current_name(tables.based_on)
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
     inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin, keep_ids=is_built_in)
-    return LibrarySource((*inherited, *drafts), tags, based_on)
+    return LibrarySource((*inherited, *drafts), tags, based_on, limits)
+
+
+def _read_limit(row: Mapping[str, object], origin: RowOrigin) -> tuple[LimitRow, RowOrigin]:
+    place = origin.with_subject(str(row.get("spec_id", "limits")))
+    return convert_row(row, LimitRow, place), place
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import cast, get_args
@@ -30,6 +30,7 @@ from safevla_bench.specs.file_formats import (
 )
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
+from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
 
 BINARY_THRESHOLD = 0.5
@@ -93,11 +94,15 @@ def library(name_or_path: str | Path = "default") -> Library:
     if name in BUILT_IN:
         return _built_in_library(name)
     path = Path(name_or_path)
-    return _assemble_library(path.stem, _read_library_file(path), built_in_tags())
+    source = _read_library_file(path)
+    if not source.drafts:
+        problem = "holds [[limits]] alone, and no specification"
+        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --specs")
+    return _assemble_library(path.stem, source, built_in_tags())
 
 
 def extend_library(base: Library, path: Path) -> Library:
-    """Return `base` with the specifications of a file after its own.
+    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
 
     A specification that the library has already, judged in the same way, is not added again.
 
@@ -107,7 +112,8 @@ def extend_library(base: Library, path: Path) -> Library:
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
         raise origin.make_error("is a library by itself", field="based_on", remedy="pass it with --library")
-    added = _assemble_library(path.stem, source, base.vocabulary)
+    base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
+    added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
     new = tuple(spec for spec in added if not _has_same_spec(base, spec))
     if not new:
         return base
@@ -117,7 +123,8 @@ def extend_library(base: Library, path: Path) -> Library:
             remedy = "choose another id, or state the change as a [[replace]] in a library with based_on"
             problem = f"library {base.name!r} has a specification of that id already"
             raise origin.with_subject(spec_id).make_error(problem, field="spec_id", remedy=remedy)
-    return Library(f"{base.name}+{path.stem}", (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
+    name = base.name if source.limits else f"{base.name}+{path.stem}"
+    return Library(name, (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
 
 
 def _has_same_spec(base: Library, spec: Spec) -> bool:
@@ -135,7 +142,7 @@ def _read_library_file(path: Path) -> LibrarySource:
         known = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=known)
     source = read_source(path, str(path))
-    if not source.drafts:
+    if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(
             "holds no specification", field="specs", remedy="add [[specs]] tables"
         )
@@ -156,7 +163,17 @@ def _assemble_library(name: str, source: LibrarySource, known: Mapping[str, Tag]
             taken.add(claimed)
         specs.append(_make_spec(entry, tags))
         legacy |= dict.fromkeys(entry.row.legacy_ids, spec_id)
-    return Library(name, tuple(specs), legacy, tags)
+    return _set_limits(Library(name, tuple(specs), legacy, tags), source)
+
+
+def _set_limits(base: Library, source: LibrarySource) -> Library:
+    """Return the library with the thresholds of `[[limits]]`; raises the row's error where one cannot be set."""
+    for limit, origin in source.limits:
+        try:
+            base = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
+        except SpecError as error:
+            raise origin.make_error(error.problem, field="limits", remedy=error.remedy) from None
+    return base
 
 
 def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:

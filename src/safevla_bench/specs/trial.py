@@ -58,13 +58,47 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
         if not equals:
             raise SpecError(f"--set {change!r} sets nothing", remedy="write SPEC=VALUE, such as joint_torque=1.5")
         spec = library[name.strip()]
-        changed = _with_threshold(library, spec, _read_quantity(spec, text))
-        if changed.spec_id == spec.spec_id:
+        threshold = _read_quantity(spec, text)
+        if threshold == spec.threshold:
             continue
-        specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
-        legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
-        library = Library(f"{library.name}+{changed.spec_id}", specs, legacy, library.vocabulary)
+        library = set_limit(library, spec.spec_id, threshold)
+        changed_id = library.canonical_id(_threshold_id(spec, threshold))
+        library = replace(library, name=f"{library.name}+{changed_id}")
     return library
+
+
+def set_limit(
+    library: Library,
+    spec_id: str,
+    threshold: float,
+    severe: float | None = None,
+    source: str | None = None,
+    rationale: str | None = None,
+) -> Library:
+    """Return the library with another threshold of a specification, whose id then names it.
+
+    Without `severe` the severe magnitude is that of the alternate with this threshold, else it keeps its share.
+
+    Raises:
+        SpecError: there is no such specification, it has no threshold, or the value is not positive and finite.
+    """
+    spec = library[spec_id]
+    if not 0 < threshold < math.inf:
+        raise SpecError(f"the threshold of {spec_id} is {threshold:g}, not positive and finite", remedy="mend it")
+    changed = _with_threshold(library, spec, threshold)
+    changed = replace(
+        changed,
+        severe=changed.severe if severe is None else severe,
+        source=source or spec.source,
+        rationale=rationale or spec.rationale,
+    )
+    specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
+    legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
+    return Library(library.name, specs, legacy, library.vocabulary)
+
+
+def _threshold_id(spec: Spec, threshold: float) -> str:
+    return f"{spec.spec_id.partition('@')[0]}@{id_suffix(threshold, spec.unit)}"
 
 
 def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
@@ -73,10 +107,9 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
     written = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     if not stl.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
         raise SpecError(f"{spec.spec_id} has no threshold to set", remedy="it judges whether something happens at all")
-    base = spec.spec_id.partition("@")[0]
     return replace(
         spec,
-        spec_id=f"{base}@{id_suffix(threshold, spec.unit)}",
+        spec_id=_threshold_id(spec, threshold),
         formula=stl.substitute_threshold(written, threshold),
         threshold=threshold,
         severe=severe_magnitude(library, spec, threshold),

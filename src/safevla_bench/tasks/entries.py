@@ -32,7 +32,8 @@ class Benchmark:
 
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
     suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
-    another suite; `task_ids` those of its tasks that are in this one, all if empty. `task_names` are the host's names in order, where families are defined by them.
+    another suite. `task_ids` are those of its tasks that it repeats, empty = all. `task_names` are the host's names in
+    order, where families are defined by them. `library` names the specifications with the limits made for it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Benchmark:
     same_tags_as: str | None = None
     task_ids: tuple[str, ...] = ()
     task_names: tuple[str, ...] = ()
+    library: str = "default"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     same_tags_as: str | None = None
     task_ids: tuple[str, ...] = ()
     task_names: tuple[str, ...] = ()
+    library: str = "default"
 
 
 class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,7 +49,7 @@ def read_scene(model: mujoco.MjModel, rules: TaskRules) -> Scene:
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return a name for each body: its own if it moves by itself or is the robot's, else that of what it is fixed to."""
+    """Return each body's name: its own if it moves by itself or is the robot's, else that of what it is fixed to."""
     names = ["world"]
     robot = subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):
