@@ -212,7 +212,7 @@ def files_page() -> str:
 
     tables: dict[str, Iterable[type]] = {
         "Specifications: `--library`, `--specs`": (
-            spec_files.LibraryFile, spec_loader.SpecRow, spec_loader.AlternateRow,
+            spec_files.LibraryFile, spec_loader.SpecRow, spec_loader.AlternateRow, spec_files.LimitRow,
         ),
         "Tasks and tags: `--registry`": (
             task_files.RegistryFile, task_files.BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,

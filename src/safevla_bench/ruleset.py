@@ -6,7 +6,7 @@ A `Ruleset` is loaded once and passed whole to everything that judges. Every out
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -207,10 +207,11 @@ class Ruleset:
             return {spec.spec_id: "" for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
         own = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
+        absent = self.registry.absence_reasons(benchmark)
         named = f"{CAPABILITIES_OPTION}{', '.join(self.capabilities)}: "
         reasons = {}
         for spec in self.library.specs:
-            rule = check_applicability(spec, tags)
+            rule = check_applicability(spec, tags, absent)
             asked = not rule.applies and check_applicability(spec, own).applies
             reasons[spec.spec_id] = "" if rule.applies else f"{named if asked else ''}{rule.reason}"
         return reasons
@@ -249,6 +250,22 @@ class Ruleset:
             lost=lost,
             intervals=self.intervals,
         )
+
+
+def choose_library(benchmarks: Iterable[str]) -> str:
+    """Return the built-in library with the limits made for these benchmarks; `default` unless the registry names one.
+
+    Raises:
+        RunError: they have different ones.
+    """
+    registry = tasks.registry()
+    found = {name: registry.benchmarks.get(registry.find_suite(name)) for name in benchmarks}
+    libraries = {name: suite.library if suite else "default" for name, suite in found.items()}
+    chosen = sorted(set(libraries.values()))
+    if len(chosen) > 1:
+        named = ", ".join(f"{library} for {name}" for name, library in libraries.items())
+        raise RunError(f"these suites have limits of their own: {named}", remedy="Name the library with --library.")
+    return chosen[0] if chosen else "default"
 
 
 def load_ruleset(

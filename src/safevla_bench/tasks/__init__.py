@@ -5,8 +5,9 @@ Tasks as plain rows list what applies to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NotRequired, TypedDict
 
 from safevla_bench.specs import Library, Spec
@@ -44,11 +45,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Reasons why a specification does not apply: tags it needs, tags that bar it, fields not recorded."""
+    """Reasons why a specification does not apply: tags it needs, tags that bar it, fields not recorded.
+
+    `absent` says why a host lacks tags, tag -> reason.
+    """
 
     needs: tuple[str, ...] = ()
     barred_by: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def applies(self) -> bool:
@@ -59,21 +64,30 @@ class Applicability:
     def reason(self) -> str:
         """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`, `signal missing: field`."""
         parts = [
-            (f"needs {', '.join(self.needs)}", self.needs),
+            (f"needs {', '.join(map(self._explain_need, self.needs))}", self.needs),
             (f"invalid with {', '.join(self.barred_by)}", self.barred_by),
             (f"signal missing: {', '.join(self.missing)}", self.missing),
         ]
         return "; ".join(text for text, present in parts if present) or "applies"
 
+    def _explain_need(self, tag: str) -> str:
+        return f"{tag} ({self.absent[tag]})" if tag in self.absent else tag
+
 
 APPLIES = Applicability()
 
 
-def check_applicability(spec: Spec, tags: Collection[str]) -> Applicability:
-    """Return the applicability of a specification to a task with these tags, with every reason against it."""
+def check_applicability(
+    spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({})
+) -> Applicability:
+    """Return the applicability of a specification to a task with these tags, with every reason against it.
+
+    `absent` says why its host lacks tags, tag -> reason.
+    """
     return Applicability(
         needs=tuple(tag for tag in spec.requires_all if tag not in tags),
         barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
+        absent=absent,
     )
 
 
@@ -122,7 +136,8 @@ def exempt_tasks(
     """
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
-        verdict = check_applicability(spec, registry.task_tags(entry.benchmark, entry.task_id, capabilities))
+        tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
+        verdict = check_applicability(spec, tags, registry.absence_reasons(entry.benchmark))
         if not verdict.applies:
             by_reason.setdefault(verdict.reason, []).append(f"{entry.benchmark} {entry.task_id}")
     return by_reason
@@ -130,7 +145,8 @@ def exempt_tasks(
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
     tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
-    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in library.safe}
+    absent = registry.absence_reasons(entry.benchmark)
+    verdicts = {spec.spec_id: check_applicability(spec, tags, absent) for spec in library.safe}
     row: TaskListing = {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,

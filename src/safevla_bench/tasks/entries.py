@@ -19,11 +19,12 @@ _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
 @dataclass(frozen=True, slots=True)
 class CapabilitySet:
-    """A named set of capability tags of one host."""
+    """A named set of capability tags of one host; `absent` says of others why it lacks them, tag -> reason."""
 
     name: str
     host: str
     tags: frozenset[str]
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,11 @@ class Registry:
             return entry.capabilities
         # The loader admits no task of an unknown benchmark unless it brings its capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
+
+    def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
+        """Return why a benchmark's own capabilities lack some tags, tag -> reason."""
+        suite = self.benchmarks.get(benchmark)
+        return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
     def _capability_set(self, name: str) -> CapabilitySet:
         if name not in self.capability_sets:

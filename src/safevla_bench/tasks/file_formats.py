@@ -30,6 +30,7 @@ class CapabilityRow(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     tags: tuple[str, ...]
+    absent: dict[str, str] = {}
 
 
 class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +186,9 @@ class TagReader:
         for name, table in source.tables.capabilities.items():
             origin = source.origin.with_subject(f"capabilities.{name}")
             row = convert_row(table, CapabilityRow, origin)
-            yield name, CapabilitySet(name, row.host, self.read_tags(row.tags, "tags", origin, capability=True))
+            tags = self.read_tags(row.tags, "tags", origin, capability=True)
+            self.read_tags(row.absent, "absent", origin, capability=True)
+            yield name, CapabilitySet(name, row.host, tags, row.absent)
 
     def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, TaskTemplate]]:
         """Yield the templates of a file."""

@@ -8,7 +8,6 @@ joints, there are no torques, and nothing yields: forces are several times those
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,6 @@ from safevla_bench.interface import (
     check_action,
 )
 from safevla_bench.trajectory import Batch, from_recording
-from safevla_recorder.episode import Recording
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
@@ -177,17 +175,18 @@ class MetaworldEnv:
     def recorded(self) -> Batch:
         """Return the episode so far as a validated batch of one."""
         recorder = self._require_recorder()
-        return from_recording(_without_torques(recorder.build_recording(self._build_header(recorder))))
+        return from_recording(recorder.build_recording(self._build_header(recorder)))
 
     def latest(self) -> Batch:
         """Return the newest record alone, as a validated batch of one record."""
         recorder = self._require_recorder()
-        return from_recording(_without_torques(recorder.latest_record(self._build_header(recorder))))
+        return from_recording(recorder.latest_record(self._build_header(recorder)))
 
     def make_stage(self, episode: Batch) -> MujocoStage:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
         model = self._env.model
-        return MujocoStage(model, read_scene(model, self._rules), episode, _STAGE_CAMERA, self.close, _UPSIDE_DOWN)
+        scene = read_scene(model, self._rules)
+        return MujocoStage(model, scene, episode, _STAGE_CAMERA, self.close, turned=_UPSIDE_DOWN)
 
     def close(self) -> None:
         """Free the simulator. Closing twice is harmless."""
@@ -247,11 +246,6 @@ class MetaworldEnv:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _UPSIDE_DOWN)
         self._renderer.look(self._env.data, Camera(camera))
         return self._renderer.image(self._wants.image_size)
-
-
-def _without_torques(recording: Recording) -> Recording:
-    """Return the recording without joint torques: no motor drives the arm's joints."""
-    return replace(recording, joint_torque_nm=None, further={})
 
 
 __all__ = ["CAMERAS", "MetaworldEnv", "MetaworldHost"]
