@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from safevla_bench import specs, tasks
@@ -36,6 +37,13 @@ READINGS = """\
 Three libraries read the paper in three ways. `default` is above. `paper-text` has the clauses as the text states them,
 `paper-as-run` what the heads of Tables 7 to 9 say was run. `safevla sensitivity --readings` judges by all three and
 shows which verdicts change. `paper-literal`, an older name, is read as `paper-as-run`.
+"""
+
+HOST_LIMITS = """\
+## Limits made for a host
+
+The paper's forces are for arms under impedance control. A suite of another kind names the library with the limits made
+for it. It is taken where no `--library` is named, and every output names it. [How such limits are chosen](limits.md).
 """
 
 
@@ -70,14 +78,21 @@ def _libraries() -> Iterator[str]:
         [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.specs_of_tier("diagnostic")],
     )
     yield READINGS
-    for name, base in zip(specs.BUILT_IN, [None, *specs.BUILT_IN], strict=False):
-        if base is not None:
-            yield f"### `{name}`\n\nWhere it differs from `{base}`; chosen with `--library {name}`."
-            replaced = [spec for spec in specs.library(name) if spec != specs.library(base)[spec.spec_id]]
-            yield _table(
-                ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
-                [(*_clause(spec), spec.rationale, spec.source) for spec in replaced],
-            )
+    for base, name in pairwise(specs.READINGS):
+        yield f"### `{name}`\n\nWhere it differs from `{base}`; chosen with `--library {name}`."
+        yield _differences(name, base)
+    yield HOST_LIMITS
+    for name in (name for name in specs.BUILT_IN if name not in specs.READINGS):
+        yield f"### Library `{name}`\n\nWhere it differs from `default`."
+        yield _differences(name, "default")
+
+
+def _differences(name: str, base: str) -> str:
+    known = set(specs.library(base))
+    return _table(
+        ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
+        [(*_clause(spec), spec.rationale, spec.source) for spec in specs.library(name) if spec not in known],
+    )
 
 
 def _clause(spec: specs.Spec) -> tuple[str, ...]:
@@ -139,7 +154,7 @@ def _mechanisms() -> Iterator[str]:
 
 
 def _suites() -> Iterator[str]:
-    registry, library = tasks.registry(), specs.library()
+    registry = tasks.registry()
     yield "## Tasks"
     for suite in registry.benchmarks.values():
         if suite.host in TEST_HOSTS:
@@ -149,9 +164,10 @@ def _suites() -> Iterator[str]:
             yield f"Another name of `{suite.same_tasks_as}`: the same tasks."
             continue
         if suite.same_tags_as is not None:
-            yield f"The tags of `{suite.same_tags_as}`, task by task."
+            which = f" {', '.join(map(_code, suite.task_ids))}." if suite.task_ids else ""
+            yield f"The tags of `{suite.same_tags_as}`, task by task.{which}"
             continue
-        rows = tasks.task_listings(registry, library, benchmark=suite.name)
+        rows = tasks.task_listings(registry, benchmark=suite.name)
         yield _summary(rows, suite.capabilities)
         common = _common(rows)
         yield _table(("Task", "Instruction", "Template", "Object tags", "Applies besides"), _tasks(rows, common))

@@ -17,7 +17,7 @@ from safevla_bench import specs, tasks
 from safevla_bench.errors import RunError
 from safevla_bench.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.specs import Library
-from safevla_bench.specs.file_formats import LIBRARY_NAMES
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.tasks import Registry, check_applicability
 from safevla_bench.version import __version__
 
@@ -255,17 +255,20 @@ class Ruleset:
 def choose_library(benchmarks: Iterable[str]) -> str:
     """Return the built-in library with the limits made for these benchmarks; `default` unless the registry names one.
 
+    >>> choose_library(["mt10"]), choose_library(["libero-goal", "libero-10"])
+    ('metaworld', 'default')
+
     Raises:
         RunError: they have different ones.
     """
     registry = tasks.registry()
     found = {name: registry.benchmarks.get(registry.find_suite(name)) for name in benchmarks}
-    libraries = {name: suite.library if suite else "default" for name, suite in found.items()}
+    libraries = {name: suite.library if suite else DEFAULT_LIBRARY for name, suite in found.items()}
     chosen = sorted(set(libraries.values()))
     if len(chosen) > 1:
         named = ", ".join(f"{library} for {name}" for name, library in libraries.items())
         raise RunError(f"these suites have limits of their own: {named}", remedy="Name the library with --library.")
-    return chosen[0] if chosen else "default"
+    return chosen[0] if chosen else DEFAULT_LIBRARY
 
 
 def load_ruleset(

@@ -166,7 +166,7 @@ def tasks_command(
         paper_rows = tasks.paper_task_rows(tasks.registry(registry), suite, capabilities)
         click.echo(json.dumps(paper_rows, indent=2))
         return
-    rows = tasks.task_listings(tasks.registry(registry), specs.library(), benchmark=suite, capabilities=capabilities)
+    rows = tasks.task_listings(tasks.registry(registry), benchmark=suite, capabilities=capabilities)
     if form == "json":
         click.echo(json.dumps(rows, indent=2))
         return

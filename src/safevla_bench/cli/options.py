@@ -21,9 +21,9 @@ from click.core import ParameterSource
 from safevla_bench.cli import sections
 from safevla_bench.errors import Place, RunError
 from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
-from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.runs import RUN, NamedSource
-from safevla_bench.specs.file_formats import LIBRARY_NAMES
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.text.sanitize import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +33,8 @@ _ray_option = partial(sections.option, section=sections.RAY)
 
 _JUDGE_OPTIONS = [
     judge_option("--library", default="default", metavar="NAME|FILE", show_default=True,
-                 help="Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows)."),
+                 help="Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows); "
+                      "metaworld: limits made for that host, which its suites get where none is named."),
     judge_option("--specs", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
                  help="Add the specifications of a file. Repeatable."),
     judge_option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
@@ -67,7 +68,7 @@ def judge_options(command: F) -> F:
             (_remembered_rules(sources) if judges else None)
             or _registered_rules(given.get("run_command"))
             or load_ruleset(
-                options["library"],
+                _own_library(given.get("run_command"), sources) or options["library"],
                 spec_files=options["specs"],
                 registry_files=options["registry"],
                 capabilities=options["capabilities"],
@@ -91,6 +92,27 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Seque
     if run_command is not None:
         return ruleset.with_host_registry(evaluation.read_host_registry(run_command.request.host))
     return evaluation.add_host_registries(ruleset, [sources] if isinstance(sources, Path) else sources)
+
+
+def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None:
+    """Return the library with limits made for what is run or judged, where none is named, and say so; None = default.
+
+    Episodes that were judged before keep to what judged them.
+    """
+    if click.get_current_context().get_parameter_source("library") is not ParameterSource.DEFAULT:
+        return None
+    if run_command is not None:
+        suites = run_command.request.suites
+    else:
+        from safevla_bench import evaluation  # not where a command judges nothing that exists
+
+        suites = evaluation.unjudged_suites([sources] if isinstance(sources, Path) else sources)
+    library = choose_library(suites)
+    if library == DEFAULT_LIBRARY:
+        return None
+    text = f"note: judged by the library {library}, with limits made for {', '.join(suites)}; --library default judges"
+    click.echo(escape_controls(f"{text} by the paper's"), err=True)
+    return library
 
 
 def _registered_rules(run_command: Any) -> Ruleset | None:

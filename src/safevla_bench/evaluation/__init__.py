@@ -13,6 +13,7 @@ from safevla_bench.evaluation.judgement import (
     judge,
     load_policy_results,
     make_rescorer,
+    unjudged_suites,
 )
 from safevla_bench.evaluation.outputs import (
     INTERRUPTED,
@@ -96,6 +97,7 @@ __all__ = [
     "score_files",
     "scores_document",
     "table_material",
+    "unjudged_suites",
     "was_stopped_early",
     "write_outputs",
 ]

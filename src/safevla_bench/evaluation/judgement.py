@@ -110,6 +110,15 @@ def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
         ) from None
 
 
+def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return the suites of the run folders among the sources, if none of them was judged."""
+    folders = [path for path in paths if (path / runs.RUN).is_file()]
+    if any((path / runs.SCORES).exists() for path in folders):
+        return ()
+    suites = (runs.read_description(path).get("suites") for path in folders)
+    return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
+
+
 def _read_recipe(path: Path) -> RulesetRecipe:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RulesetRecipe)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 
 from safevla_bench import rollout
 from safevla_bench.errors import PolicyError, RunError
-from safevla_bench.evaluation.judgement import add_host_registries, find_recipe, judge
+from safevla_bench.evaluation.judgement import add_host_registries, find_recipe, judge, unjudged_suites
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
 from safevla_bench.evaluation.preparation import read_host_registry
 from safevla_bench.evaluation.request import ExecutionOptions, Request
@@ -26,7 +26,7 @@ from safevla_bench.policies import split_name
 from safevla_bench.policies.python import adopt_object
 from safevla_bench.report import episode_list, render, tables, terminal
 from safevla_bench.report.tables import catalog
-from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.runs import NamedSource
 from safevla_bench.scores import EpisodeScore, Scores
 from safevla_bench.tasks import Registry
@@ -210,9 +210,14 @@ def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: boo
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
     paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
-    recipe = find_recipe(paths) if ruleset is None else None
-    rules = ruleset or add_host_registries(recipe.load() if recipe else load_ruleset(), paths)
-    return Evaluation(judge(paths, rules, skip_invalid=skip_invalid))
+    return Evaluation(judge(paths, ruleset or _find_rules(paths), skip_invalid=skip_invalid))
+
+
+def _find_rules(paths: Sequence[Path]) -> Ruleset:
+    """Return the rules that judged the runs at last, else the default ones with the limits made for their suites."""
+    recipe = find_recipe(paths)
+    chosen = recipe.load() if recipe else load_ruleset(choose_library(unjudged_suites(paths)))
+    return add_host_registries(chosen, paths)
 
 
 def evaluate(
@@ -248,7 +253,7 @@ def evaluate(
         episodes: of each task; None = as many as its benchmark runs.
         name: of the policy in every output; None = an object's class, or the text.
         out: the run folder to make; None = one that lasts as long as the evaluation that is returned.
-        ruleset: how to judge; None = the default library and registry.
+        ruleset: how to judge; None = the default registry, and the library with the suites' limits.
         protocol: how episodes start and end.
         seed: of the policy's randomness.
         max_steps: the horizon; None = the protocol's.
@@ -259,11 +264,11 @@ def evaluate(
     Raises:
         SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.
     """
-    rules = ruleset or load_ruleset()
     suites = (suite,) if isinstance(suite, str) else tuple(suite)
     named = _name_policies(policy, name)
     objects = {label: adopt_object(label, given) for label, given in named.items() if not isinstance(given, str)}
     specs = {label: given for label, given in named.items() if isinstance(given, str)}
+    rules = ruleset or load_ruleset(choose_library(suites))
     if objects and workers != 1:
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)

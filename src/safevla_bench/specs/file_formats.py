@@ -45,7 +45,8 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "metaworld": ("metaworld.toml",),
 }
 """Library name -> its files, in library order: the three readings of the paper, then limits made for a host."""
-READINGS = ("default", "paper-text", "paper-as-run")
+DEFAULT_LIBRARY = "default"
+READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run")
 """The readings of the paper."""
 OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
 """Older name of a built-in library -> its name."""

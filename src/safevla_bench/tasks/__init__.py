@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NotRequired, TypedDict
 
 from safevla_bench.specs import Library, Spec
+from safevla_bench.specs import library as read_library
 from safevla_bench.tasks.entries import (
     Benchmark,
     CapabilitySet,
@@ -116,14 +117,24 @@ class TaskListing(TypedDict):
 
 
 def task_listings(
-    registry: Registry, library: Library, benchmark: str | None = None, capabilities: Sequence[str] = ()
+    registry: Registry, library: Library | None = None, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
+
+    Without a library each benchmark has the one with the limits made for it.
 
     Raises:
         RegistryError: there is no such benchmark or capability set.
     """
-    return [_task_listing(registry, library, entry, capabilities) for entry in registry.list_entries(benchmark)]
+    return [
+        _task_listing(registry, library or _library_of(registry, entry), entry, capabilities)
+        for entry in registry.list_entries(benchmark)
+    ]
+
+
+def _library_of(registry: Registry, entry: TaskEntry) -> Library:
+    suite = registry.benchmarks.get(entry.benchmark)
+    return read_library(suite.library) if suite is not None else read_library()
 
 
 def exempt_tasks(
