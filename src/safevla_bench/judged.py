@@ -13,6 +13,7 @@ from safevla_bench import metrics, provenance_marks, registration, runs
 from safevla_bench.ruleset import Provenance, Ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.specs import Library
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.trajectory import Batch, Header
 
 
@@ -125,6 +126,16 @@ class Judged:
         sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
         return [sentence] if sentence else []
 
+    def describe_limits(self) -> list[str]:
+        """Return for suites with limits of their own whether these judged, as a sentence; empty without such suites."""
+        registry, judging = self.ruleset.registry, self.ruleset.library.name
+        own: dict[str, list[str]] = {}
+        for suite in sorted(set(self.scores.benchmark)):
+            library = registry.benchmarks[suite].library if suite in registry.benchmarks else DEFAULT_LIBRARY
+            own.setdefault(library, []).append(suite)
+        own.pop(DEFAULT_LIBRARY, None)
+        return [_describe_limits(library, ", ".join(suites), judging) for library, suites in own.items()]
+
     def check_registrations(self) -> list[registration.RegistrationCheck]:
         """Return for each registration among the sources what its runs did otherwise; empty without any."""
         return registration.check_registrations(self.records.sources, self.provenance)
@@ -137,3 +148,9 @@ class Judged:
         """Return how the scores came about, as plain values for a page: the provenance, then the sources."""
         provenance: dict[str, object] = msgspec.to_builtins(self.provenance)
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
+
+
+def _describe_limits(library: str, suites: str, judging: str) -> str:
+    if judging.partition("+")[0] == library:
+        return f"Judged by the library {judging}: its limits were made for {suites} and are not the paper's."
+    return f"{suites}: the library {library} has limits made for it; judged by {judging}, made for another kind of arm."

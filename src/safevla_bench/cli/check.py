@@ -125,7 +125,10 @@ def gate_command(
     else:
         click.echo(
             render_text(
-                gating.gate_table(gate_report, [*judged.describe_policies(), *judged.describe_simulators(), *remarks])
+                gating.gate_table(
+                    gate_report,
+                    [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks],
+                )
             ),
             nl=False,
         )

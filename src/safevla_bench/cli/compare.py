@@ -210,7 +210,12 @@ def sensitivity_command(
         return
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)
-    for sentence in [*judged.describe_policies(), *judged.describe_simulators(), judged.provenance.to_sentence()]:
+    for sentence in [
+        *judged.describe_policies(),
+        *judged.describe_limits(),
+        *judged.describe_simulators(),
+        judged.provenance.to_sentence(),
+    ]:
         click.echo(escape_controls(sentence))
 
 

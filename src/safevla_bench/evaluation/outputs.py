@@ -46,6 +46,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             *provenance_marks.warn_of_differences(judged.scores),
             *judged.describe_policies(),
+            *judged.describe_limits(),
             *judged.describe_simulators(),
             *judged.describe_registrations(),
             judged.provenance.to_sentence(),
@@ -135,7 +136,11 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
         album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
-        remarks=[*([STOPPED_EARLY] if was_stopped_early(judged) else []), *judged.describe_registrations()],
+        remarks=[
+            *([STOPPED_EARLY] if was_stopped_early(judged) else []),
+            *judged.describe_limits(),
+            *judged.describe_registrations(),
+        ],
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.scene import read_scene
-from safevla_bench.hosts.mujoco.renderer import Renderer
+from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface import (
     Action,
@@ -33,8 +33,10 @@ from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
-_UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
-"""They hang so in the models; Meta-World's own pictures of them are upside down."""
+_APPEARANCE = Appearance(
+    groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
+)
+"""As Meta-World's own pictures, with the mark of the goal; only that those of some cameras are upside down."""
 _STAGE_CAMERA = "corner3"
 
 
@@ -186,7 +188,7 @@ class MetaworldEnv:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
         model = self._env.model
         scene = read_scene(model, self._rules)
-        return MujocoStage(model, scene, episode, _STAGE_CAMERA, self.close, turned=_UPSIDE_DOWN)
+        return MujocoStage(model, scene, episode, _STAGE_CAMERA, self.close, appearance=_APPEARANCE)
 
     def close(self) -> None:
         """Free the simulator. Closing twice is harmless."""
@@ -243,7 +245,7 @@ class MetaworldEnv:
 
     def _render(self, camera: str) -> NDArray[np.uint8]:
         if self._renderer is None:
-            self._renderer = Renderer(self._env.model, self._wants.image_size, _UPSIDE_DOWN)
+            self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         self._renderer.look(self._env.data, Camera(camera))
         return self._renderer.image(self._wants.image_size)
 

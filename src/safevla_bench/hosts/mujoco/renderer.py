@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 VISUAL_GROUPS = frozenset({1, 2})
 """robosuite's models: group 0 holds the collision geometry, 1 what is to be seen; 2 is MuJoCo's other visible one."""
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """What a host's models show: groups of geoms, whether sites are drawn, and cameras that hang upside down."""
+
+    groups: frozenset[int] = VISUAL_GROUPS
+    sites: bool = False
+    """Marks such as goals, of MuJoCo's visible groups."""
+    turned: frozenset[str] = frozenset()
+    """Pictures of these cameras are turned by half."""
+
+
+ROBOSUITE = Appearance()
 _SHADOWS = 1024  # texels; more cost a second a picture where the graphics are software
 _NOTHING = -1
 
@@ -26,11 +40,10 @@ class Renderer:
     """Renders one model off screen, up to one size (height, width).
 
     It has an OpenGL context of its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in
-    which order MuJoCo and robosuite were imported. Pictures of the cameras named by `turned`, which hang upside down
-    in their models, are turned by half.
+    which order MuJoCo and robosuite were imported.
     """
 
-    def __init__(self, model: mujoco.MjModel, size: tuple[int, int], turned: Collection[str] = ()) -> None:
+    def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
         """Make the context.
 
         Raises:
@@ -39,7 +52,7 @@ class Renderer:
         import mujoco
 
         self.size = size
-        self._turned, self._turns = turned, False
+        self._turned, self._turns = appearance.turned, False
         self._model = model
         self._gl = _gl_context(size)
         self._gl.make_current()
@@ -49,8 +62,9 @@ class Renderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
         self._option = mujoco.MjvOption()
-        self._option.geomgroup[:] = [group in VISUAL_GROUPS for group in range(len(self._option.geomgroup))]
-        self._option.sitegroup[:] = 0
+        self._option.geomgroup[:] = [group in appearance.groups for group in range(len(self._option.geomgroup))]
+        if not appearance.sites:
+            self._option.sitegroup[:] = 0
 
     def look(self, data: mujoco.MjData, camera: Camera) -> None:
         """Take in the scene as it stands in `data`, whose kinematics are up to date."""

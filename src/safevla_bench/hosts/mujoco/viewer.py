@@ -6,14 +6,14 @@ the cameras to try, and how well each shows the bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import VISUAL_GROUPS, Renderer
+from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
 from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, Observation, Picture, RecordedEpisode
 from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
@@ -39,7 +39,7 @@ class MujocoStage:
         camera: the name of the default camera.
         on_close: what frees the host's environment.
         observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
-        turned: cameras that hang upside down in the model.
+        appearance: what the model shows.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class MujocoStage:
         camera: str,
         on_close: Callable[[], None],
         observe: Callable[[Floats, Floats], Observation] | None = None,
-        turned: Collection[str] = (),
+        appearance: Appearance = ROBOSUITE,
     ) -> None:
         """Raise `HostError` where the states are of another model."""
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
-        self._recorded, self._observe, self._turned = _recorded_positions(episode), observe, turned
+        self._recorded, self._observe, self._appearance = _recorded_positions(episode), observe, appearance
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
@@ -138,7 +138,7 @@ class MujocoStage:
             if self._eye is not None:
                 self._eye.close()
             largest = (max(least[0], size[0]), max(least[1], size[1]))
-            self._eye = Renderer(self._model, largest, self._turned)
+            self._eye = Renderer(self._model, largest, self._appearance)
         return self._eye
 
     def _render_sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
@@ -171,7 +171,7 @@ class MujocoStage:
 
     def _has_visual(self, bodies: Sequence[int]) -> bool:
         geoms = np.isin(self._model.geom_bodyid, bodies)
-        return bool((geoms & np.isin(self._model.geom_group, list(VISUAL_GROUPS))).any())
+        return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
 
 
 def read_states(episode: Batch, width: int) -> Floats:

@@ -1,0 +1,100 @@
+"""Meta-World's tasks, tags, goals and scripts, beside what upstream says of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safevla_bench.errors import HostError, PolicyError
+from safevla_bench.hosts.metaworld import install, tasks
+from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
+from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.policies import make_policy
+from safevla_bench.tasks import registry
+
+pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+START = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
+_FLAT_M = 0.03
+"""Goals of pushes are no higher above the object than this."""
+
+
+def test_suites_are_upstream_s_lists_in_its_order():
+    lists = install.import_metaworld().env_dict
+    for size in (10, 25, 50):
+        assert [task.name for task in tasks.suite_tasks(f"mt{size}")] == list(getattr(lists, f"MT{size}_V3"))
+    for size in (10, 25, 45):
+        for half in ("train", "test"):
+            expected = list(getattr(lists, f"ML{size}_V3")[half])
+            assert [task.name for task in tasks.suite_tasks(f"ml{size}-{half}")] == expected
+
+
+@pytest.mark.parametrize("task", tasks.suite_tasks("mt50"), ids=lambda task: task.name)
+def test_each_task_s_bodies_exist_and_a_push_s_goal_lies_where_the_object_does(task):
+    env, rules = install.make_env(task.name), tasks.task_rules(task.name)
+    names = {str(env.model.body(body).name) for body in range(env.model.nbody)} | set(
+        tasks.moving_part_names().values()
+    )
+    assert {*rules.targets, *([rules.moves] if rules.moves else [])} <= names
+    tags = registry().task_tags("mt50", task.name)
+    assert ("manipulated_target" in tags) == bool(rules.targets)
+    moves_fixture = bool(tags & {"goal_moves_articulated_fixture", "goal_moves_small_fixture"})
+    assert moves_fixture == bool(rules.moves)
+    if "held_target" not in tags and rules.targets:
+        low, high = env._random_reset_space.low, env._random_reset_space.high
+        goal_z = env.goal_space.high[2]
+        assert goal_z <= max(float(high[2]), float(low[2]), 0.0) + _FLAT_M
+    env.close()
+
+
+def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
+    task = tasks.suite_tasks("mt10")[1]
+    env = MetaworldHost().make(task, Wants(privileged=True))
+    state = env.reset(EpisodeSeed(3, 11, 0)).extra["state"]
+    goals = install.import_metaworld().MT1(task.name, seed=11)
+    own = goals.train_classes[task.name]()
+    own.set_task(goals.train_tasks[3])
+    np.testing.assert_array_equal(state, own.reset()[0])
+    for index in (-1, 50):
+        with pytest.raises(HostError, match="0 to 49"):
+            env.reset(EpisodeSeed(index, 11, 0))
+    recorded = RecordedEpisode("episode", "file", 3, state=(0.0,))
+    with pytest.raises(HostError, match="no recorded state"):
+        env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
+    env.close()
+
+
+def test_the_script_pushes_the_puck_and_squeezes_it_harder_than_the_paper_allows():
+    task = tasks.suite_tasks("mt10")[1]
+    env, script = MetaworldHost().make(task, Wants(privileged=True)), make_policy("metaworld:expert")
+    seen, success = env.reset(START), False
+    script.reset(task, 0)
+    for _ in range(100):
+        seen, success = env.step(script.act(seen))
+        if success:
+            break
+    record = env.recorded()
+    assert success
+    assert record.contacts.force_n.max() > 200
+    assert not record.joint_torque_nm.present.any()
+    env.close()
+
+
+def test_the_door_never_strikes_its_own_frame():
+    env = MetaworldHost().make(tasks.suite_tasks("mt10")[3], Wants(privileged=True))
+    env.reset(START)
+    assert ("door", "door_link") in env.recorded().headers[0].dropped_pairs
+    env.close()
+
+
+def test_what_is_not_there_is_refused():
+    host, task = MetaworldHost(), tasks.suite_tasks("mt10")[0]
+    with pytest.raises(HostError, match="no suite 'mt11'"):
+        host.tasks("mt11")
+    with pytest.raises(HostError, match=CAMERAS[0]):
+        host.make(task, Wants(cameras=("frontview",)))
+    with pytest.raises(HostError, match="changes of position"):
+        host.make(task, Wants(absolute=True))
+    with pytest.raises(PolicyError, match="metaworld:expert"):
+        make_policy("metaworld:amateur")
+    with pytest.raises(PolicyError, match="no script"):
+        make_policy("metaworld:expert").reset(tasks.suite_tasks("mt10")[0].__class__("fake", "f", 0, "f", "", ()), 0)
