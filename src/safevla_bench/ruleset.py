@@ -5,6 +5,7 @@ A `Ruleset` is loaded once and passed whole to everything that judges. Every out
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -304,7 +305,8 @@ def load_ruleset(
         chosen = specs.extend_library(chosen, path)
     chosen = specs.set_thresholds(chosen, thresholds)
     recipe = RulesetRecipe(
-        library=str(library) if is_built_in else RuleFile.read(Path(library)),
+        # msgspec leaves a default out where it is the same object.
+        library=sys.intern(str(library)) if is_built_in else RuleFile.read(Path(library)),
         specs=tuple(map(RuleFile.read, spec_files)),
         registry=tuple(map(RuleFile.read, registry_files)),
         capabilities=tuple(capabilities),
