@@ -1,0 +1,66 @@
+"""Every command that a page shows exists under that name, with those options."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from safevla_bench.cli import safevla
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    path
+    for pattern in (
+        "docs/*.md",
+        "docs/*/*.md",
+        "docs/tutorials/*.ipynb",
+        "examples/*.sh",
+        "README.md",
+        "CONTRIBUTING.md",
+    )
+    for path in sorted(ROOT.glob(pattern))
+    if "reference" not in path.parts
+]
+
+
+def read_text(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return re.sub(r"\\\n\s*", " ", text)
+
+
+def list_commands(text: str) -> Iterator[list[str]]:
+    lines = re.findall(r"^\s*(?:\S*/)?safevla ([a-z].*)$", text, re.M)
+    inline = [found.replace("\n", " ") for found in re.findall(r"`safevla ([a-z][^`]*)`", text)]
+    for command in (*lines, *inline):
+        try:
+            words = shlex.split(command.partition(" | ")[0], comments=True)
+        except ValueError:  # a sentence that begins a line with the word
+            continue
+        if words and words[0].isalpha():
+            yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_shows_commands_and_options_that_exist(page):
+    context = click.Context(safevla)
+    for name, *words in list_commands(read_text(page)):
+        assert name in safevla.list_commands(context)
+        options = [each for each in safevla.get_command(context, name).params if isinstance(each, click.Option)]
+        shown = {spelling for each in options if not each.hidden for spelling in (*each.opts, *each.secondary_opts)}
+        asked = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert {word.rstrip("…].,") for word in asked} - shown - {"--", ""} == set(), f"safevla {name}"
+
+
+def test_an_option_that_does_not_exist_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nsafevla score runs/mine --no-such-option\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="safevla score"):
+        test_a_page_shows_commands_and_options_that_exist(page)
