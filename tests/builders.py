@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
+from safevla_recorder.channels import POSES, ROWS
 
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "plate": "bystander", "drawer": "furniture"}
 LINK, HAND, BOWL, PLATE, DRAWER = range(5)
@@ -85,9 +86,8 @@ def same_bits(one: Batch, other: Batch) -> bool:
 
 
 def _arrays(batch: Batch) -> Sequence[np.ndarray[Any, Any]]:
-    poses = [batch.body_pos_m, batch.body_quat_wxyz]
-    channels = [batch.eef_pos_m, batch.eef_quat_wxyz, batch.joint_torque_nm, batch.action, batch.sim_state]
-    channels += [one.channel for one in poses]
+    poses = [batch.poses(spec.name) for spec in POSES]
+    channels = [*(batch.channel(spec.name) for spec in ROWS), *(one.channel for one in poses)]
     touching = batch.contacts
     return [
         *(array for channel in channels for array in (channel.values, channel.starts, channel.width)),
@@ -133,6 +133,9 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
     def maybe(make: Any) -> Any:
         return make() if draw(st.booleans()) else None
 
+    positions = maybe(lambda: _floats(draw, n, len(posed), 3))
+    tracked = draw(st.lists(st.sampled_from(posed), unique=True)) if posed and positions is not None else []
+    stamps = np.cumsum(draw(st.lists(st.floats(1e-3, 5.0), min_size=n, max_size=n)))
     return Recording(
         header=header_fields(
             episode_id=episode_id,
@@ -149,7 +152,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
         eef_pos_m=maybe(lambda: _floats(draw, n, 3)),
         eef_quat_wxyz=maybe(lambda: _quats(draw, n)),
         pos_bodies=posed,
-        body_pos_m=maybe(lambda: _floats(draw, n, len(posed), 3)),
+        body_pos_m=positions,
         quat_bodies=turned,
         body_quat_wxyz=maybe(lambda: _quats(draw, n, len(turned))),
         contacts=maybe(lambda: _contacts(draw, n, len(names))),
@@ -161,7 +164,15 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
         extra=draw(
             st.sampled_from([{}, {"header": {"note": "é", "big": 10**30}}, {"steps": {"0": {"rgb": [1, 2.5]}}}])
         ),
+        further=draw(st.sampled_from([{}, {"time_s": stamps}])),
+        valid_bodies=tracked,
+        pose_valid=_truths(draw, n, len(tracked)) if tracked else None,
     )
+
+
+def _truths(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape))
+    return np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=np.bool_).reshape(shape)
 
 
 def _contacts(draw: st.DrawFn, n: int, bodies: int) -> ContactList:

@@ -14,7 +14,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import BOWL, DRAWER, HAND, contacts, episode, header, header_fields, recording, recordings, same_bits
+from builders import (
+    BOWL,
+    DRAWER,
+    HAND,
+    PLATE,
+    contacts,
+    episode,
+    header,
+    header_fields,
+    recording,
+    recordings,
+    same_bits,
+)
 from safevla_bench.archive import (
     append,
     detect_suffix,
@@ -64,6 +76,13 @@ EDGES = {
     "nothing ever gripped": recording(2, gripped=np.array([-1, -1])),
     "a null in a name": Recording(header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
     "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
+    "a body that was lost, and stamps of its time": recording(
+        3,
+        valid_bodies=(DRAWER, PLATE),
+        pose_valid=np.array([[True, False], [True, True], [False, True]]),
+        further={"time_s": np.array([-0.0, 0.05, 0.2])},
+    ),
+    "tracking of no body": recording(2, valid_bodies=(), pose_valid=np.empty((2, 0), dtype=np.bool_)),
     "other places in the body table": recording(
         2, pos_bodies=(DRAWER, BOWL), body_pos_m=np.arange(12.0).reshape(2, 2, 3)
     ),
@@ -76,6 +95,32 @@ def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
     batch = from_recording(EDGES[edge])
     write_archive(tmp_path / f"x{suffix}", batch)
     assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
+
+
+def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp_path):
+    plain, lost = episode(3, episode_id="plain"), replace_id(EDGES["a body that was lost, and stamps of its time"])
+    rare = {"pose_valid", "valid_bodies", "time_s"}
+    for batches, expected in (([plain], set()), ([plain, lost], rare)):
+        write_batches(tmp_path / "x.parquet", batches)
+        assert rare & set(pq.read_schema(tmp_path / "x.parquet").names) == expected
+
+
+def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp_path, monkeypatch):
+    """The columns are known at the first episode that has them; what stands before it is written again."""
+    monkeypatch.setattr(parquet, "_GROUP_EPISODES", 2)
+    lost = replace_id(EDGES["a body that was lost, and stamps of its time"])
+    episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), lost]
+    write_batches(tmp_path / "late.parquet", episodes)
+    write_batches(tmp_path / "whole.parquet", [concatenate_batches(episodes)])
+    monkeypatch.setattr(parquet, "rare_channels", lambda batch: frozenset(["pose_valid", "time_s"]))
+    write_batches(tmp_path / "early.parquet", episodes)
+    late, whole, early = ((tmp_path / f"{name}.parquet").read_bytes() for name in ("late", "whole", "early"))
+    assert late == whole == early
+    assert same_bits(open_archive(tmp_path / "late.parquet"), concatenate_batches(episodes))
+
+
+def replace_id(one: Recording) -> Batch:
+    return from_recording(replace(one, header=header_named(one, "lost")))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

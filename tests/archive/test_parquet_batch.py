@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import BOWL, HAND, contacts, episode, recordings, same_bits
+from builders import BOWL, HAND, PLATE, contacts, episode, recordings, same_bits
 from safevla_bench.archive import parquet, parquet_batch, parquet_rows
 from safevla_bench.archive.parquet_rows import SCHEMA, to_table
 from safevla_bench.archive.record_schema import EpisodeSelection
@@ -18,7 +19,7 @@ from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from
 
 
 def group(batches: list[Batch]) -> pa.RecordBatch:
-    return to_table(concatenate_batches(batches)).combine_chunks().to_batches()[0]
+    return to_table(concatenate_batches(batches), SCHEMA).combine_chunks().to_batches()[0]
 
 
 def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
@@ -78,7 +79,9 @@ def altered(rng: random.Random, value: object) -> object:
 def test_an_altered_row_is_read_as_it_is_alone_or_the_group_is_refused(seed):
     rng = random.Random(seed)
     touching = contacts((0, HAND, BOWL, 1.0), (2, HAND, BOWL, 3.0))
-    plain = group([episode(3, episode_id=f"e{k}", contacts=touching) for k in range(3)])
+    tracked = {"valid_bodies": (PLATE,), "pose_valid": np.array([[True], [False], [True]])}
+    stamped = {"further": {"time_s": np.array([0.0, 0.05, 0.2])}}
+    plain = group([episode(3, episode_id=f"e{k}", contacts=touching, **tracked, **stamped) for k in range(3)])
     names = [name for name in SCHEMA.names if name not in ("versions", "dropped_pairs")]
     refused = 0
     for _ in range(150):

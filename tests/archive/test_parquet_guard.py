@@ -57,8 +57,8 @@ def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
     held = one()
     long = pa.table(
         [pa.array(["x" * 1_000_000] * 50) if name == "instruction" else pa.concat_arrays([held[name].chunk(0)] * 50)
-         for name in SCHEMA.names],
-        schema=SCHEMA,
+         for name in held.schema.names],
+        schema=held.schema,
     )  # fmt: skip
     pq.write_table(long, tmp_path / "x.parquet", store_schema=False)  # with a dictionary: the text stands there once
     monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 10_000_000)

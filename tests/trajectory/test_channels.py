@@ -73,4 +73,5 @@ def test_every_channel_is_a_field_of_a_step_in_the_order_of_the_table():
 @pytest.mark.parametrize("spec", NUMERIC, ids=lambda spec: spec.name)
 def test_a_channel_of_numbers_has_a_row_for_each_record_or_action(spec):
     assert spec.shape[0] == ("n-1" if spec.is_per_action else "n")
-    assert len(spec.shape) == (2 if spec in ROWS else 3)
+    axes = 1 if spec.is_scalar else 2 if spec in ROWS or spec.is_truth else 3
+    assert len(spec.shape) == axes

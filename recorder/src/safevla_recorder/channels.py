@@ -1,7 +1,8 @@
 """The channels of an episode: one row each. Arrays, files, validation and the JSON schema draw from `CHANNELS`.
 
-Shapes are written with symbols: n records, P and Q bodies with positions and orientations, J joints, A numbers of an
-action, S numbers of a simulator state, C contacts. An episode of n records has n - 1 actions.
+Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
+fail, J joints, A numbers of an action, S numbers of a simulator state, C contacts. An episode of n records has n - 1
+actions.
 """
 
 from __future__ import annotations
@@ -33,16 +34,28 @@ class ChannelSpec:
     """True if magnitudes above `LARGEST` are refused."""
     is_rotation: bool = False
     """True if the last axis holds quaternions wxyz, of which none has norm zero."""
+    is_rare: bool = False
+    """True if a table of many episodes has a column for it only where one of them recorded it."""
 
     @property
     def is_numeric(self) -> bool:
-        """True if the rows hold numbers alone: no truth values, places of bodies or contacts."""
-        return self.dtype == REAL and self.shape[0] != "C"
+        """True if the rows hold numbers, or truths of bodies (1 and 0 in a batch): no places of bodies, no contacts."""
+        return self.shape[0] != "C" and (self.dtype == REAL or self.is_pose)
 
     @property
     def is_pose(self) -> bool:
-        """True if each row holds numbers for each of some bodies."""
+        """True if each row holds numbers, or one truth, for each of some bodies."""
         return bool(self.bodies)
+
+    @property
+    def is_truth(self) -> bool:
+        """True if the values are true or false."""
+        return self.dtype == TRUTH
+
+    @property
+    def is_scalar(self) -> bool:
+        """True if each row is one value and no list."""
+        return len(self.shape) == 1
 
     @property
     def is_per_action(self) -> bool:
@@ -53,6 +66,11 @@ class ChannelSpec:
     def row_size(self) -> int:
         """Length of the last axis; 0 if it is free."""
         return self.shape[-1] if isinstance(self.shape[-1], int) else 0
+
+    @property
+    def pose_size(self) -> int:
+        """Numbers for each body of a row: 3, 4, or 1 for a truth."""
+        return self.row_size or 1
 
 
 CHANNELS = (
@@ -67,6 +85,8 @@ CHANNELS = (
     ChannelSpec("gripped_body", ("n",), dtype=PLACE),
     ChannelSpec("action", ("n-1", "A")),
     ChannelSpec("sim_state", ("n", "S")),
+    ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),
+    ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),
 )
 """Every channel, in the order of the JSON schema."""
 CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impulse_ns": REAL}
@@ -74,7 +94,7 @@ CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impu
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
-"""The channels of numbers, poses of bodies among them."""
+"""The channels of numbers, those of bodies among them."""
 ROWS = tuple(channel for channel in NUMERIC if not channel.is_pose)
 POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 

@@ -60,8 +60,8 @@ class Recording:
 
     Bodies are numbered by their place in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4],
     body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J],
-    gripper_contact [n], gripped [n] (-1 = nothing), action [n-1,A], sim_state [n,S]. `header` has `HEADER_FIELDS`,
-    of which those that are None may be absent.
+    gripper_contact [n], gripped [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of
+    `valid_bodies`, time_s [n]. `header` has `HEADER_FIELDS`, of which those that are None may be absent.
     """
 
     header: Mapping[str, object]
@@ -82,6 +82,9 @@ class Recording:
     extra: Mapping[str, object] = field(default_factory=dict)
     further: Mapping[str, Floats] = field(default_factory=dict)
     """Channels of numbers that are in `CHANNELS` and have no field here, by name."""
+    valid_bodies: Sequence[int] = ()
+    pose_valid: Bools | None = None
+    """False where the pose of a body is not known, whatever numbers stand there; other bodies' poses always are."""
 
     def channel(self, name: str) -> Floats | None:
         """Return the rows of a channel of numbers; None = not recorded."""

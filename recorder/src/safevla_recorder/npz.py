@@ -7,6 +7,7 @@ recorded. Arrays have the names, shapes and units of the record; bodies are plac
     eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  joint_torque_peak_nm [n,J]
     gripper_contact [n]  action [n-1,A]  sim_state [n,S]
     body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
+    pose_valid [n,V] of valid_bodies [V]    time_s [n]
     gripped_body [n], -1 = nothing    contacts.step, .a, .b, .force_n, .impulse_ns [C], impulse_ns NaN = not recorded
 
 A family that was not recorded has no array. The zip holds no time of day: same episode, same bytes.
@@ -37,7 +38,7 @@ DTYPES = {
     **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC},
     **{spec.bodies: np.dtype(PLACE) for spec in POSES},
     **{f"contacts.{column}": np.dtype(code) for column, code in CONTACT_COLUMNS.items()},
-    **{spec.name: np.dtype(spec.dtype) for spec in CHANNELS if spec.dtype != REAL},
+    **{spec.name: np.dtype(spec.dtype) for spec in CHANNELS if spec.dtype != REAL and not spec.is_pose},
     "extra": _TEXT,
 }
 """Dtype of every array that may occur, in the order of the file."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safevla_bench.archive.record_schema import MAX_RECORDS, Role
 from safevla_bench.archive.strict_json import type_error
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory import Batch, Channel, ContactList, Header, Poses, Recording
-from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, as_fields
+from safevla_bench.trajectory import Batch, ContactList, Header, Poses, Recording
+from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec, as_fields
 
 _HEADER_FIELDS = Header.__struct_fields__
 
@@ -44,10 +44,8 @@ def to_recording(batch: Batch, index: int) -> Recording:
     """Return one episode of a batch as plain arrays, of which `from_recording` makes the same bits."""
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     records, base = last - first, int(batch.body_starts[index])
-    channels = {
-        spec.name: _channel_rows(batch.channel(spec.name), index, records - spec.is_per_action) for spec in ROWS
-    }
-    poses = {spec: _pose_rows(batch.poses(spec.name), index, records, base) for spec in POSES}
+    channels = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
+    poses = {spec: _pose_rows(batch.poses(spec.name), spec, index, records, base) for spec in POSES}
     gripped = batch.gripped[first:last]
     return Recording(
         header=msgspec.structs.asdict(batch.headers[index]),
@@ -66,16 +64,23 @@ def to_recording(batch: Batch, index: int) -> Recording:
     )
 
 
-def _channel_rows(channel: Channel, index: int, rows: int) -> NDArray[np.float64] | None:
+def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[np.float64] | None:
+    channel = batch.channel(spec.name)
     width = int(channel.width[index])
-    return None if width < 0 else channel.episode_rows(index).reshape(rows, width)
+    if width < 0:
+        return None
+    rows = channel.episode_rows(index).reshape(records - spec.is_per_action, width)
+    return rows[:, 0] if spec.is_scalar else rows
 
 
-def _pose_rows(poses: Poses, index: int, records: int, base: int) -> tuple[list[int], NDArray[np.float64] | None]:
+def _pose_rows(
+    poses: Poses, spec: ChannelSpec, index: int, records: int, base: int
+) -> tuple[list[int], NDArray[Any] | None]:
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
-    return (body - base).tolist(), rows.reshape(records, len(body), poses.size)
+    rows = rows.reshape(records, len(body), poses.size)
+    return (body - base).tolist(), rows[..., 0].astype(np.bool_) if spec.is_truth else rows
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -52,15 +53,17 @@ def _channel_values(batch: Batch, index: int) -> Iterable[tuple[str, Sequence[ob
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     for spec in ROWS:
         if not spec.is_per_action and batch.channel(spec.name).present[index]:
-            yield spec.name, _channel_rows(batch.channel(spec.name), index, last - first)
+            numbers = _channel_rows(batch.channel(spec.name), index, last - first)
+            yield spec.name, [number for (number,) in numbers] if spec.is_scalar else numbers
     for spec in POSES:
         poses = batch.poses(spec.name)
         if poses.present[index]:
             bodies, rows = poses.episode_poses(index)
             names = [batch.body_label(int(body)) for body in bodies]
+            values = rows[..., 0].astype(np.bool_) if spec.is_truth else rows
             yield (
                 spec.name,
-                [dict(zip(names, row, strict=True)) for row in rows.tolist()] if names else [{}] * (last - first),
+                [dict(zip(names, row, strict=True)) for row in values.tolist()] if names else [{}] * (last - first),
             )
     if batch.contacts.present[index]:
         yield "contacts", _contact_lists(batch, index)
@@ -166,6 +169,8 @@ def _in_every_step(steps: Sequence[Step], name: str) -> bool:
 def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
+    if spec.is_scalar:
+        return np.array([getattr(step, spec.name) for step in steps], dtype=np.float64)
     return _build_matrix([getattr(step, spec.name) for step in steps], spec.name, first=0)
 
 
@@ -197,9 +202,7 @@ def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
     return index[name]
 
 
-def _read_poses(
-    steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]
-) -> tuple[list[int], NDArray[np.float64]]:
+def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]) -> tuple[list[int], NDArray[Any]]:
     name = spec.name
     names = list(getattr(steps[0], name))
     for t, step in enumerate(steps):
@@ -210,7 +213,8 @@ def _read_poses(
             raise RecordError("the body is in some steps only", remedy=remedy, place=place)
     rows = [[getattr(step, name)[body] for body in names] for step in steps]
     bodies = [_body_index(body, index, 0, f"{name}.{body}") for body in names]
-    return bodies, np.array(rows, dtype=np.float64).reshape(len(steps), len(names), spec.row_size)
+    shape = (len(steps), len(names)) if spec.is_truth else (len(steps), len(names), spec.pose_size)
+    return bodies, np.array(rows, dtype=spec.dtype).reshape(shape)
 
 
 def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:

@@ -158,14 +158,14 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         roles=outline.body_roles,
         records=outline.records,
         contacts=contacts,
-        gripper_contact=_read_truths(arrays),
+        gripper_contact=_read_truths(arrays, "gripper_contact"),
         gripped=arrays.get("gripped_body"),
         extra=strict_json.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
         if "extra" in arrays
         else {},
         **as_fields(
             Recording,
-            {spec.name: arrays.get(spec.name) for spec in NUMERIC}
+            {spec.name: _read_truths(arrays, spec.name) if spec.is_truth else arrays.get(spec.name) for spec in NUMERIC}
             | {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES},
         ),
     )
@@ -188,11 +188,11 @@ def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
     return [int(place) for place in places]
 
 
-def _read_truths(arrays: Arrays) -> NDArray[np.bool_] | None:
+def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
     """Return the truth values; a byte that is neither 0 nor 1 is refused, though NumPy takes it for true."""
-    truths = arrays.get("gripper_contact")
+    truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
-        _refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", "gripper_contact")
+        _refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", name)
     return truths
 
 

@@ -6,9 +6,11 @@ Same episodes and same version of pyarrow, same bytes.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, NoReturn
 
 import pyarrow as pa
@@ -16,10 +18,18 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive import parquet_batch
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, read_row_groups
-from safevla_bench.archive.parquet_rows import LIST_DEPTHS, SCHEMA, decode_row, to_table
+from safevla_bench.archive.parquet_rows import (
+    LIST_DEPTHS,
+    SCHEMA,
+    decode_row,
+    rare_channels,
+    table_schema,
+    to_table,
+)
 from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_recorder.channels import NUMERIC
 
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
@@ -40,12 +50,46 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
     The stream must be readable too.
     """
-    numbers = [f"{name}{'.list.element' * depth}" for name, depth in LIST_DEPTHS.items()]
-    options = {"use_dictionary": False, "use_byte_stream_split": numbers, "write_page_checksum": True}
-    with pq.ParquetWriter(stream, SCHEMA, compression="zstd", store_schema=False, **options) as writer:
+    rare: frozenset[str] = frozenset()
+    writer = _open_writer(stream, rare)
+    try:
         for group in _group_episodes(batches):
-            writer.write_table(to_table(concatenate_batches(group)))
+            batch = concatenate_batches(group)
+            if not rare_channels(batch) <= rare:
+                rare |= rare_channels(batch)
+                writer.close()
+                writer = _rewrite(stream, rare)
+            writer.write_table(to_table(batch, table_schema(rare)))
+    finally:
+        writer.close()
     check_row_group_sizes(stream)  # what is written can be read
+
+
+def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
+    schema = table_schema(rare)
+    numbers = [
+        f"{spec.name}{'.list.element' * LIST_DEPTHS[spec.name]}"
+        for spec in NUMERIC
+        if spec.name in schema.names and not spec.is_truth
+    ]
+    options = {"use_dictionary": False, "use_byte_stream_split": numbers, "write_page_checksum": True}
+    return pq.ParquetWriter(stream, schema, compression="zstd", store_schema=False, **options)
+
+
+def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
+    """Return a writer behind the row groups of a finished file, which are written again with more columns."""
+    with TemporaryFile() as copy:
+        stream.seek(0)
+        shutil.copyfileobj(stream, copy)
+        stream.seek(0)
+        stream.truncate()
+        writer = _open_writer(stream, rare)
+        copy.seek(0)
+        with pq.ParquetFile(copy) as written:
+            for number in range(written.num_row_groups):
+                batches = [parquet_batch.decode_group(rows) for rows in written.read_row_group(number).to_batches()]
+                writer.write_table(to_table(concatenate_batches(batches), table_schema(rare)))
+    return writer
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:

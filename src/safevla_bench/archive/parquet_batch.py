@@ -129,6 +129,8 @@ def _read_channel(group: _GroupColumns, spec: ChannelSpec) -> Channel:
     steps, counts, present = group.step_column(spec.name, int(spec.is_per_action))
     if not present.any():
         return Channel(np.empty(0), _to_offsets(counts), np.full(len(counts), -1))
+    if spec.is_scalar:
+        return Channel(_to_numpy(steps), _to_offsets(counts), np.where(present, 1, -1))
     lengths, first = _list_lengths(_require_no_nulls(steps)), _to_offsets(counts)[:-1]
     widths = np.where(present, lengths[np.minimum(first, len(lengths) - 1)], -1)
     _check_regular(
@@ -138,7 +140,7 @@ def _read_channel(group: _GroupColumns, spec: ChannelSpec) -> Channel:
 
 
 def _read_poses(group: _GroupColumns, spec: ChannelSpec) -> Poses:
-    size = spec.row_size
+    size = spec.pose_size
     listed, counts, posed = group.column(spec.bodies)
     steps, rows, present = group.step_column(spec.name)
     _check_regular((posed == present).all())
@@ -149,10 +151,14 @@ def _read_poses(group: _GroupColumns, spec: ChannelSpec) -> Poses:
     body = group.group_places(places, np.repeat(group.bodies, counts), np.repeat(group.body_starts[:-1], counts))
     _check_regular(len(np.unique(body)) == len(body))
     _check_regular((_list_lengths(_require_no_nulls(steps)) == np.repeat(counts, rows)).all())
-    each = _require_no_nulls(steps.flatten())
-    _check_regular((_list_lengths(each) == size).all())
+    values = _require_no_nulls(steps.flatten())
+    if not spec.is_truth:
+        _check_regular((_list_lengths(values) == size).all())
+        values = values.flatten()
     channel = Channel(
-        _to_numpy(each.flatten()), _to_offsets(rows * counts * size), np.where(present, counts * size, -1)
+        _to_numpy(values).astype(np.float64, copy=False),
+        _to_offsets(rows * counts * size),
+        np.where(present, counts * size, -1),
     )
     return Poses(channel, body, _to_offsets(counts), size)
 

@@ -2,8 +2,9 @@
 
 Batches become Arrow tables, one row an episode, without a loop over steps. Columns carry the names, types and units of
 the record: the header's fields, `bodies` (name and role), the number of `records`, and the families as nested lists
-over the steps. Null = not recorded. Bodies elsewhere are places in `bodies`, counted from 0; `pos_bodies` and
-`quat_bodies` say whose poses a step lists. `extra` holds host-specific fields as JSON.
+over the steps. Null = not recorded. Bodies elsewhere are places in `bodies`, counted from 0; `pos_bodies`,
+`quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists. `extra` holds host-specific fields as JSON.
+Columns of rare channels are in a file only where an episode has them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from safevla_bench.archive import strict_json
 from safevla_bench.archive.arrays import check_shapes, parse_outline
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory import Batch, Channel, ContactList, Poses, Recording, from_recording
-from safevla_recorder.channels import NUMERIC, POSES, ROWS, as_fields
+from safevla_recorder.channels import NUMERIC, POSES, ROWS, ChannelSpec, as_fields
 
 LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in NUMERIC}
 """Channels of numbers, and the levels of their nested lists."""
@@ -31,6 +32,10 @@ _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float
 
 def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
+
+
+def _value_type(spec: ChannelSpec) -> pa.DataType:
+    return pa.bool_() if spec.is_truth else pa.float64()
 
 
 HEADER = pa.schema(
@@ -60,7 +65,7 @@ SCHEMA = pa.schema(
         *HEADER,
         pa.field("bodies", pa.list_(pa.struct([("name", pa.string()), ("role", pa.string())]))),
         pa.field("records", pa.int64()),
-        *(pa.field(name, _nest_list(pa.float64(), depth)) for name, depth in LIST_DEPTHS.items()),
+        *(pa.field(spec.name, _nest_list(_value_type(spec), LIST_DEPTHS[spec.name])) for spec in NUMERIC),
         *(pa.field(name, pa.list_(pa.int32())) for name in BODIES.values()),
         pa.field("contacts", _nest_list(_CONTACT, 2)),
         pa.field("gripper_contact", pa.list_(pa.bool_())),
@@ -68,18 +73,36 @@ SCHEMA = pa.schema(
         pa.field("extra", pa.string()),
     ]
 )
+RARE: Mapping[str, frozenset[str]] = {
+    spec.name: frozenset([spec.name, spec.bodies] if spec.is_pose else [spec.name]) for spec in NUMERIC if spec.is_rare
+}
+"""Rare channels, and their columns."""
 _Ints = NDArray[np.int64]
 
 
-def to_table(batch: Batch) -> pa.Table:
-    """Return all episodes of a batch as a table of `SCHEMA`, a row each."""
+def rare_channels(batch: Batch) -> frozenset[str]:
+    """Return the rare channels that an episode of the batch has."""
+    poses = {spec.name for spec in POSES}
+    return frozenset(
+        name for name in RARE if (batch.poses(name).channel if name in poses else batch.channel(name)).present.any()
+    )
+
+
+def table_schema(rare: frozenset[str]) -> pa.Schema:
+    """Return the columns of a file whose episodes have these rare channels: `SCHEMA` without those of the others."""
+    left_out = frozenset().union(*(columns for name, columns in RARE.items() if name not in rare))
+    return pa.schema([field for field in SCHEMA if field.name not in left_out])
+
+
+def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
+    """Return all episodes of a batch as a table, a row each, with the columns that it needs or those of `schema`."""
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
     columns["bodies"] = _body_column(batch)
     columns["records"] = pa.array(batch.lengths)
     for spec in ROWS:
-        columns[spec.name] = _row_column(batch.channel(spec.name), batch.lengths - spec.is_per_action)
+        columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
     for spec in POSES:
-        columns[spec.name] = _pose_column(batch.poses(spec.name), batch.lengths)
+        columns[spec.name] = _pose_column(batch.poses(spec.name), spec, batch.lengths)
         columns[spec.bodies] = _posed_body_column(batch, batch.poses(spec.name))
     columns["contacts"] = _contact_column(batch)
     columns["gripper_contact"] = _record_column(batch, pa.array(batch.gripper_contact), batch.gripper_present)
@@ -87,7 +110,8 @@ def to_table(batch: Batch) -> pa.Table:
     columns["extra"] = pa.array(
         [strict_json.format_extra_fields(extra) if extra else None for extra in batch.extra], pa.string()
     )
-    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    schema = schema or table_schema(rare_channels(batch))
+    return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
 def _header_column(batch: Batch, name: str) -> pa.Array:
@@ -108,17 +132,22 @@ def _list_array(values: pa.Array, lengths: _Ints, present: NDArray[np.bool_] | N
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
-def _row_column(channel: Channel, steps: _Ints) -> pa.Array:
+def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
+    if spec.is_scalar:
+        return _list_array(pa.array(channel.values), rows, channel.present)
     width = np.repeat(np.maximum(channel.width, 0), rows)
     return _list_array(_list_array(pa.array(channel.values), width), rows, channel.present)
 
 
-def _pose_column(poses: Poses, steps: _Ints) -> pa.Array:
+def _pose_column(poses: Poses, spec: ChannelSpec, steps: _Ints) -> pa.Array:
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
-    vectors = _list_array(pa.array(poses.channel.values), np.full(int(bodies.sum()), poses.size))
-    return _list_array(_list_array(vectors, bodies), rows, poses.present)
+    if spec.is_truth:
+        values = pa.array(poses.channel.values.astype(np.bool_))
+    else:
+        values = _list_array(pa.array(poses.channel.values), np.full(int(bodies.sum()), poses.size))
+    return _list_array(_list_array(values, bodies), rows, poses.present)
 
 
 def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
@@ -165,7 +194,6 @@ OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
 """Columns with one value, or one small table, for each episode."""
 _REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
-_ROW_SIZES = {spec.name: spec.row_size for spec in NUMERIC}
 
 
 def decode_row(row: Row) -> Batch:
@@ -225,7 +253,7 @@ def _build_recording(row: Row) -> Recording:
         **as_fields(
             Recording,
             {spec.bodies: _read_places(row, spec.name) for spec in POSES}
-            | {name: _read_numbers(row, name, depth) for name, depth in LIST_DEPTHS.items()},
+            | {spec.name: _read_numbers(row, spec) for spec in NUMERIC},
         ),
     )
 
@@ -254,8 +282,9 @@ def _to_numpy(values: pa.Array, name: str) -> NDArray[Any]:
     return found
 
 
-def _read_numbers(row: Row, name: str, depth: int) -> NDArray[np.float64] | None:
+def _read_numbers(row: Row, spec: ChannelSpec) -> NDArray[Any] | None:
     """Return a channel of numbers, [n, …], of which each step holds lists of one shape; None if not recorded."""
+    name, depth = spec.name, LIST_DEPTHS[spec.name]
     values = _row_list(row, name)
     if values is None:
         return None
@@ -266,7 +295,7 @@ def _read_numbers(row: Row, name: str, depth: int) -> NDArray[np.float64] | None
         if len(odd):
             step = int(odd[0]) // max(1, len(lengths) // shape[0])
             _refuse_column(f"{lengths[odd[0]]} values, {lengths[0]} in step 0", _REMEDY_WIDTH, name, step)
-        shape.append(int(lengths[0]) if len(lengths) else _ROW_SIZES[name])
+        shape.append(int(lengths[0]) if len(lengths) else spec.row_size)
         values = values.flatten()
     return _to_numpy(values, name).reshape(shape)
 

@@ -41,9 +41,9 @@ _POSE_TYPES: Mapping[int, Any] = {3: dict[str, Vector], 4: dict[str, Quaternion]
 def _step_type(spec: ChannelSpec) -> Any:
     """Return the type of a channel in one step."""
     if spec.is_pose:
-        return _POSE_TYPES[spec.row_size]
+        return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
     if spec.is_numeric:
-        return ROW_TYPES[spec.row_size]
+        return float if spec.is_scalar else ROW_TYPES[spec.row_size]
     return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
 
 

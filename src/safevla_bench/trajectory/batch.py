@@ -47,7 +47,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Poses:
-    """Positions (`size` 3) or quaternions (`size` 4) of some bodies of each episode.
+    """Positions (`size` 3), quaternions (`size` 4) or truths (`size` 1, 1.0 or 0.0) of some bodies of each episode.
 
     Every record of episode e holds the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
     """
@@ -98,6 +98,8 @@ class Batch:
     eef_quat_wxyz: Channel
     body_pos_m: Poses
     body_quat_wxyz: Poses
+    pose_valid: Poses
+    """0.0 where the pose of a body is not known; the poses of bodies that are not listed always are."""
     contacts: Contacts
     joint_torque_nm: Channel
     gripper_contact: Bools
@@ -181,7 +183,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         **as_fields(
             Batch,
             {spec.name: absent for spec in ROWS}
-            | {spec.name: Poses(absent, nowhere, none, spec.row_size) for spec in POSES},
+            | {spec.name: Poses(absent, nowhere, none, spec.pose_size) for spec in POSES},
         ),
     )
 

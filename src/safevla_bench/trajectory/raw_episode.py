@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Floats, Poses, select_episodes
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, select_episodes
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
 from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
@@ -57,7 +57,7 @@ def _build_batch(recording: Recording) -> Batch:
             Batch,
             {spec.name: _row_channel(recording, spec) for spec in ROWS}
             | {
-                spec.name: _build_poses(recording.channel(spec.name), getattr(recording, spec.bodies), spec.row_size)
+                spec.name: _build_poses(recording.channel(spec.name), getattr(recording, spec.bodies), spec.pose_size)
                 for spec in POSES
             },
         ),
@@ -82,7 +82,7 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
     return Contacts(present, starts, listed.a, listed.b, listed.force_n, listed.impulse_ns)
 
 
-def _build_channel(rows: Floats | None) -> Channel:
+def _build_channel(rows: NDArray[Any] | None) -> Channel:
     if rows is None:
         return Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
     values = np.ascontiguousarray(rows, dtype=np.float64)
@@ -90,10 +90,10 @@ def _build_channel(rows: Floats | None) -> Channel:
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
 
 
-def _build_poses(rows: Floats | None, bodies: Sequence[int], row_size: int) -> Poses:
-    """Return one episode's positions (`row_size` 3) or quaternions (4); no bodies where none were recorded."""
+def _build_poses(rows: NDArray[Any] | None, bodies: Sequence[int], size: int) -> Poses:
+    """Return one episode's positions (`size` 3), quaternions (4) or truths (1); no bodies where none were recorded."""
     body = np.array(bodies if rows is not None else (), dtype=np.int64)
-    return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), row_size)
+    return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), size)
 
 
 def _target_index(header: Header, index: Mapping[str, int]) -> int:

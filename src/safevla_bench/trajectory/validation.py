@@ -36,6 +36,8 @@ def find_errors(batch: Batch) -> Iterator[RecordError]:
                 yield from _check_norm(batch, spec, channel)
     yield from _check_contacts(batch)
     yield from _check_torques(batch)
+    yield from _check_tracking(batch)
+    yield from _check_stamps(batch)
     for spec, channel in rows + poses:
         if spec.is_bounded:
             yield from _check_bounds(batch, spec, channel)
@@ -125,11 +127,11 @@ def _item_place(batch: Batch, spec: ChannelSpec, channel: Channel, item: int) ->
     """Return the episode, step and field of a flat item of a channel; of a pose, with the body's name."""
     e = _owner_index(channel.starts, item)
     row, column = divmod(item - int(channel.starts[e]), int(channel.width[e]))
-    field = f"{spec.name}[{column}]"
+    field = spec.name if spec.is_scalar else f"{spec.name}[{column}]"
     if spec.is_pose:
         poses = batch.poses(spec.name)
         body = batch.body_label(int(poses.body[poses.body_starts[e] + column // poses.size]))
-        field = f"{spec.name}.{body}[{column % poses.size}]"
+        field = f"{spec.name}.{body}[{column % poses.size}]" if poses.size > 1 else f"{spec.name}.{body}"
     return Place(episode=batch.headers[e].episode_id, step=row + 1 if spec.is_per_action else row, field=field)
 
 
@@ -156,6 +158,35 @@ def _check_norm(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[R
     if len(bad):
         place = _item_place(batch, spec, channel, int(bad[0]) * spec.row_size)
         yield RecordError("the quaternion has norm zero", remedy="Write a rotation, w first.", place=place)
+
+
+def _check_tracking(batch: Batch) -> Iterator[RecordError]:
+    """Check that `pose_valid` speaks only of bodies that have a pose."""
+    valid = batch.pose_valid
+    if not len(valid.body):
+        return
+    posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
+    poseless = np.flatnonzero(~np.isin(valid.body, posed))
+    if len(poseless):
+        e, name = _owner_index(valid.body_starts, int(poseless[0])), batch.body_label(int(valid.body[poseless[0]]))
+        place = Place(episode=batch.headers[e].episode_id, field=f"pose_valid.{name}")
+        remedy = "Write its body_pos_m or body_quat_wxyz too, or leave it out of pose_valid."
+        yield RecordError(f"{name!r} has no pose that could be valid", remedy=remedy, place=place)
+
+
+def _check_stamps(batch: Batch) -> Iterator[RecordError]:
+    """Check that time stamps increase within each episode."""
+    channel = batch.channel("time_s")
+    for e in np.flatnonzero(channel.present):
+        stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]
+        back = np.flatnonzero(~(np.diff(stamps) >= SHORTEST_DT_S))
+        if len(back):
+            step = int(back[0]) + 1
+            place = Place(episode=batch.headers[e].episode_id, step=step, field="time_s")
+            problem = f"the time stamp {stamps[step]!r} does not follow {stamps[step - 1]!r}"
+            yield RecordError(
+                problem, remedy="Time stamps increase, in seconds; leave repeated records out.", place=place
+            )
 
 
 def _check_contacts(batch: Batch) -> Iterator[RecordError]:
