@@ -25,7 +25,7 @@ from safevla_bench.specs import Spec
 from safevla_bench.specs.spec import Tier
 from safevla_bench.stl.formula import walk_nodes
 from safevla_bench.trajectory import Batch, join_records, select_record
-from safevla_bench.verdicts import BINARY_MARGIN, violation_depth
+from safevla_bench.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
 
 State = Literal["inactive", "vacuous", "active"]
 
@@ -200,6 +200,8 @@ class _EpisodeMonitor:
         self._first_violation: dict[str, int] = {}
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
+        self._unknown: set[str] = set()
+        """Specifications that left out a record, because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         """Return the standing after the next record."""
@@ -223,12 +225,14 @@ class _EpisodeMonitor:
         if missing:
             self._raise_if_strict(spec, min(missing))
             return ClauseStanding(spec, "inactive", f"signal missing: {min(missing)}")
-        newest = {name: values[-1:] for name, values in signals.derive_signals(fields, names).items()}
-        if self._step == 0 and any(values.dtype != np.bool_ and np.isnan(values[0]) for values in newest.values()):
+        trace = _newest_record(signals.build_trace(fields, names))
+        numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
+        if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):
             self._least_margin[spec.spec_id] = np.nan  # there is nothing to measure in this episode
         if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
-        trace = stl.Trace(newest, np.array([0, 1], dtype=np.int64), fields.batch.dt_s)
+        if trace.unknown:
+            self._unknown.add(spec.spec_id)
         return self._add_margin(spec, float(stl.robustness(part, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
@@ -239,7 +243,8 @@ class _EpisodeMonitor:
         if spec.binary:
             rho = BINARY_MARGIN if least >= 0 else -BINARY_MARGIN
         elif least == np.inf:
-            return ClauseStanding(spec, "vacuous")
+            unknown = spec.spec_id in self._unknown
+            return ClauseStanding(spec, "inactive", POSE_UNKNOWN) if unknown else ClauseStanding(spec, "vacuous")
         else:
             rho = least
         return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
@@ -316,6 +321,13 @@ class _RecordContext:
                 self._gripped_steps.remove(oldest)
                 self._gripped_before = {oldest: leaving}
         return fields
+
+
+def _newest_record(trace: stl.Trace) -> stl.Trace:
+    """Return the trace of the last record of the only episode, as an episode of its own."""
+    values = {name: series[-1:] for name, series in trace.signals.items()}
+    unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
+    return stl.Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown)
 
 
 def newest_record(env: HostEnv) -> Batch:

@@ -122,6 +122,8 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     """True if it replays a recording and left it, or may have: its verdicts are about the replay."""
     simulator: dict[str, str] = {}
     """Package -> version, of what decides the physics; empty = the record does not say."""
+    unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """Specification of any tier -> records that it left out because a pose is unknown there; unset = none did."""
 
     def __repr__(self) -> str:
         """Return the id, the outcome and the verdict, as one line."""
@@ -152,7 +154,8 @@ class Scores:
     `standin` [E] marks episodes simulated with stand-ins for the host's own assets, `stopped_on_violation` [E] those
     that were stopped because they violated a scored specification, `diverged` [E] replays that left their recording;
     empty = none. `simulator` [E] holds the versions that decided the physics, package -> version; empty = no record
-    says. `intervals` is how their means are summarized.
+    says. `intervals` is how their means are summarized. `unknown` [S, E] counts the records that a specification left
+    out because a pose is unknown there; None = none anywhere.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -176,6 +179,7 @@ class Scores:
     stopped_on_violation: tuple[bool, ...] = ()
     diverged: tuple[bool, ...] = ()
     intervals: IntervalMethod = "default"
+    unknown: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -234,6 +238,7 @@ class Scores:
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
         marks = ("standin", "simulator", "stopped_on_violation", "diverged")
         chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in marks if getattr(self, name)}
+        chosen |= {} if self.unknown is None else {"unknown": self.unknown[:, index]}
         return replace(self, **chosen)
 
     @cached_property
@@ -390,7 +395,14 @@ class Scores:
             standin_assets=bool(self.standin and self.standin[index]),
             diverged_replay=bool(self.diverged and self.diverged[index]),
             simulator=dict(self.simulator[index]) if self.simulator else {},
+            unknown_records=self.unknown_records(index) or msgspec.UNSET,
         )
+
+    def unknown_records(self, index: int) -> dict[str, int]:
+        """Return for each specification that left out records of an episode how many: their poses are unknown."""
+        if self.unknown is None:
+            return {}
+        return {self._spec_id(int(k)): int(self.unknown[k, index]) for k in np.flatnonzero(self.unknown[:, index])}
 
     def verdict(self, index: int) -> bool | None:
         """Return whether an episode is safe; None = no verdict."""

@@ -127,7 +127,14 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
         diverged=tuple(mark for chunk in chunks for mark in chunk.diverged),
         intervals=ruleset.intervals,
+        unknown=_unknown_counts(columns),
     )
+
+
+def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None:
+    """Return the records that each specification left out of each episode, [S, E]; None where there are none."""
+    counts = np.array([column.unknown for column in columns], dtype=np.int64)
+    return counts if counts.any() else None
 
 
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:

@@ -23,6 +23,10 @@ T = TypeVar("T", bound=np.generic)
 BINARY_MARGIN = 0.5
 """Robustness of a binary specification: positive where it holds, negative where it does not."""
 PAST_THE_END = f"{NO_VERDICT}: a window lies wholly past the end of the episode"
+POSE_UNKNOWN = f"{NO_VERDICT}: the pose of a body that it needs is unknown wherever it could be judged"
+UNEVEN_STAMPS = f"{NO_VERDICT}: a window counts control steps, and the time stamps of the records are uneven"
+_EVEN = 1e-3
+"""Greatest distance of an even time stamp from a multiple of dt, in control steps."""
 _REMEDY_NO_VERDICT = (
     "Shorten the window, or pass --missing deactivate to leave the specification out of these episodes, with that "
     "reason."
@@ -50,6 +54,8 @@ class SpecVerdicts:
     """Value of the signal that is nearest to the limit or furthest beyond it; NaN where there is none."""
     first: NDArray[np.int64]
     """First violating record; -1 where there is none."""
+    unknown: NDArray[np.int64]
+    """Records at which a signal of the formula is unknown because the pose of a body is; 0 where inactive by tags."""
     unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the episodes that are an error: by the field they lack, and under "" those whose verdict hangs on a
     window past the end."""
@@ -89,13 +95,26 @@ def _judge_active(
     count = len(reading.batch)
     state = np.where(active, VACUOUS, INACTIVE).astype(np.int8)
     rho, extreme, first = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
-    trace = _spec_trace(reading, spec) if active.any() else None
+    unknown = np.zeros(count, dtype=np.int64)
+    if stl.bounded_windows(spec.formula):
+        uneven = active & _has_uneven_stamps(reading.batch)
+        reason[uneven], active = UNEVEN_STAMPS, active & ~uneven
+        state[uneven] = INACTIVE
+    trace = signals.build_trace(reading, stl.signal_names(spec.formula)) if active.any() else None
     defined = np.flatnonzero(active & _is_defined(trace)) if trace else np.empty(0, dtype=np.int64)
     if trace and len(defined):
         verdict = stl.judge_formula(spec.formula, trace.select_episodes(defined))
         rho[defined], extreme[defined] = verdict.rho, verdict.extreme
         first[defined] = verdict.first_violation
-        state[defined] = np.where(np.isposinf(verdict.rho) & (not spec.binary), VACUOUS, ACTIVE)
+        unknown = _count_unknown(trace, defined)
+        lost = np.flatnonzero(unknown)
+        if len(lost):
+            rho[lost], silent = stl.settle_unknown(
+                spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary
+            )
+        state[defined] = np.where(np.isposinf(rho[defined]) & (not spec.binary), VACUOUS, ACTIVE)
+        if len(lost):
+            reason[lost[silent]], state[lost[silent]] = POSE_UNKNOWN, INACTIVE
         doubtful = defined if spec.binary else defined[np.isneginf(verdict.rho)]
         no_verdict = doubtful[stl.hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))]
         if len(no_verdict) and missing == "error":
@@ -112,6 +131,7 @@ def _judge_active(
         depth=np.where(is_active, violation_depth(spec, rho), np.nan),
         extreme=np.where(is_active, extreme, np.nan),
         first=np.where(is_active, first, -1),
+        unknown=unknown,
         unjudged=unjudged,
     )
 
@@ -142,6 +162,7 @@ def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
         depth=join_arrays([part.depth for part in parts], np.float64),
         extreme=join_arrays([part.extreme for part in parts], np.float64),
         first=join_arrays([part.first for part in parts], np.int64),
+        unknown=join_arrays([part.unknown for part in parts], np.int64),
         unjudged={
             name: tuple(episode_id for part in parts for episode_id in part.unjudged.get(name, ()))
             for name in field_names
@@ -161,18 +182,31 @@ def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
 
 
-def _spec_trace(reading: signals.RecordFields, spec: Spec) -> stl.Trace:
-    values = signals.derive_signals(reading, stl.signal_names(spec.formula))
-    return stl.Trace(values, reading.batch.starts, reading.batch.dt_s)
-
-
 def _is_defined(trace: stl.Trace) -> NDArray[np.bool_]:
     """True for the episodes in which every signal has values, [E]; an undefined one is NaN from record 0 on."""
     defined = np.ones(len(trace), dtype=np.bool_)
-    for values in trace.signals.values():
+    for name, values in trace.signals.items():
         if values.dtype != np.bool_:
-            defined &= ~np.isnan(values[trace.starts[:-1]])
+            defined &= ~trace.is_undefined(name)
     return defined
+
+
+def _count_unknown(trace: stl.Trace, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the records of each episode at which any signal is unknown, [E]; 0 in episodes that are not given."""
+    counts = np.zeros(len(trace), dtype=np.int64)
+    if trace.unknown:
+        records = np.logical_or.reduce(list(trace.unknown.values()))
+        counts[episodes] = np.add.reduceat(records, trace.starts[:-1], dtype=np.int64)[episodes]
+    return counts
+
+
+def _has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
+    """Return whether the time stamps of each episode are no multiples of its control step, [E]."""
+    channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
+    for e in np.flatnonzero(channel.present):
+        steps = (channel.episode_rows(int(e))[:, 0] - channel.values[channel.starts[e]]) / batch.headers[e].dt
+        uneven[e] = np.abs(steps - np.arange(len(steps))).max() > _EVEN
+    return uneven
 
 
 def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:

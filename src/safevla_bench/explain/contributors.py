@@ -144,12 +144,20 @@ def contacts_of_signal(batch: Batch, signal: str, record: int) -> NDArray[np.int
 
 
 def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the watched bodies of the only episode, [W], and their distances from record 0 in metres, [n, W]."""
+    """Return the watched bodies of the only episode, [W], and their distances from record 0 in metres, [n, W].
+
+    A distance is NaN where the body's pose is unknown, or was in record 0.
+    """
     body, xyz = batch.body_pos_m.episode_poses(0)
     role = batch.body_role[body]
     watched = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
     moved = xyz[:, watched] - xyz[:1, watched]
-    return body[watched], np.sqrt(np.square(moved).sum(axis=2))
+    distance = np.sqrt(np.square(moved).sum(axis=2))
+    record = np.arange(len(distance))
+    for k, tracked in enumerate(body[watched]):
+        lost = RecordFields(batch).is_lost(np.full(len(record), tracked), record)
+        distance[lost | lost[:1], k] = np.nan
+    return body[watched], distance
 
 
 _Found = tuple[str, tuple[int, ...], str]
@@ -168,9 +176,9 @@ def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found 
 
 def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Found | None:
     bodies, distance = displacements(reading.batch)
-    if not len(bodies):
+    if np.isnan(distance[record]).all():
         return None
-    top = int(distance[record].argmax())
+    top = int(np.nanargmax(distance[record]))
     return "displaced most", (int(bodies[top]),), _format_amount(float(distance[record, top]), "m")
 
 

@@ -106,7 +106,7 @@ def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Regi
 def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, registry: Registry) -> Moment:
     value = float(spec_trace.signal_trace.values[step])
     contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, registry)
-    return Moment(step, step * spec_trace.dt_s, value if np.isfinite(value) else None, contributors)
+    return Moment(step, reading.batch.elapsed_s(0, step), value if np.isfinite(value) else None, contributors)
 
 
 def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:

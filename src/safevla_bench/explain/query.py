@@ -40,6 +40,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """True if it was simulated with stand-ins for the host's own assets; None where it left no record."""
 
 
+_POSE_UNKNOWN = "the pose of a body that it needs is unknown wherever it could be judged"
+
+
 def parse_query(text: str) -> stl.Formula:
     """Parse a formula over the registered signals.
 
@@ -60,12 +63,18 @@ def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpis
         SignalError: arithmetic leaves the numbers.
     """
     reading = signals.RecordFields(batch)
-    trace = stl.Trace(signals.derive_signals(reading, stl.signal_names(formula)), batch.starts, batch.dt_s)
+    trace = signals.build_trace(reading, stl.signal_names(formula))
     silent = {**_answers_undefined(trace, batch), **_answers_missing_signal(reading, stl.signal_names(formula))}
     judged = np.array([k for k in range(len(batch)) if k not in silent], dtype=np.int64)
     part = trace.select_episodes(judged)
     rho, hanging = stl.robustness(formula, part), stl.hangs_on_empty_window(formula, part)
-    verdicts = [_decide_verdict(formula, *pair) for pair in zip(rho.tolist(), hanging.tolist(), strict=True)]
+    lost = np.zeros(len(part), dtype=np.bool_)
+    if part.unknown:
+        rho, lost = stl.settle_unknown(formula, part, rho, binary=stl.is_boolean_only(formula))
+    verdicts = [
+        ("no verdict", _POSE_UNKNOWN) if is_lost else _decide_verdict(formula, margin, hangs)
+        for margin, hangs, is_lost in zip(rho.tolist(), hanging.tolist(), lost.tolist(), strict=True)
+    ]
     rows = zip(judged.tolist(), rho.tolist(), verdicts, stl.deciding_records(formula, part).tolist(), strict=True)
     answers = {k: _answer_episode(trace, batch, k, margin, verdict, step) for k, margin, verdict, step in rows}
     with_assets = [
@@ -90,7 +99,7 @@ def _answers_undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
     """Answer for the episodes in which a signal has nothing to measure: it is NaN from record 0 on."""
     names: dict[int, list[str]] = {}
     for name, values in trace.signals.items():
-        for k in () if values.dtype == np.bool_ else np.flatnonzero(np.isnan(values[trace.starts[:-1]])).tolist():
+        for k in () if values.dtype == np.bool_ else np.flatnonzero(trace.is_undefined(name)).tolist():
             names.setdefault(k, []).append(name)
     why = "nothing to measure: no such body, or too few records"
     return {
@@ -130,7 +139,7 @@ def _answer_episode(
         verdict=verdict,
         rho=rho if math.isfinite(rho) else None,
         step=step if decided else None,
-        time_s=step * header.dt if decided else None,
+        time_s=batch.elapsed_s(index, step) if decided else None,
         signals={name: _to_json_value(values[row]) for name, values in sorted(trace.signals.items())}
         if decided
         else {},

@@ -173,8 +173,7 @@ def _is_lost(formula: Formula, trace: stl.Trace) -> Bools:
 
 
 def _formula_signals(formula: Formula, reading: RecordFields) -> stl.Trace:
-    batch = reading.batch
-    return stl.Trace(signals.derive_signals(reading, stl.signal_names(formula)), batch.starts, batch.dt_s)
+    return signals.build_trace(reading, stl.signal_names(formula))
 
 
 def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
@@ -190,7 +189,7 @@ def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
         sides = _split_comparison(predicate)
         if sides is not None:
             name, limit, upper = sides
-            opened = None if gate is None else is_positive(evaluate_formula(gate, trace, at_start=False))
+            opened = None if gate is None else is_positive(evaluate_formula(gate, trace, at_start=False, best=False))
             return _trace_against_limit(
                 name, trace.numeric_signal(name), float(evaluate_expression(limit, None)), upper, opened, inside
             )

@@ -209,9 +209,7 @@ def _violating_records(reading: signals.RecordFields, scores: Scores, library: L
         if not is_timed[row].any():
             continue
         formula = library[scores.specs[k].spec_id].formula
-        trace = stl.Trace(
-            signals.derive_signals(reading, stl.signal_names(formula)), reading.batch.starts, reading.batch.dt_s
-        )
+        trace = signals.build_trace(reading, stl.signal_names(formula))
         broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of any other violates it
         records = stl.violating_records(formula, trace.select_episodes(broken))
         if records is None:

@@ -197,6 +197,8 @@ def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) ->
     """Return the bytes of scores.parquet and scores.json by their names; both say how they came about."""
     origin = {name: document[name] for name in ORIGIN if name in document}
     schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
+    if any(row.unknown_records for row in rows):
+        schema = schema.append(pa.field("unknown_records", pa.map_(pa.string(), pa.int64())))
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from safevla_bench.signals import contact, motion
 from safevla_bench.signals.signal import SIGNALS, RecordFields, Signal, Values
+from safevla_bench.stl import Trace
 from safevla_bench.trajectory import Batch
 
-__all__ = ["SIGNALS", "RecordFields", "Signal", "derive_signals", "missing_fields"]
+__all__ = ["SIGNALS", "RecordFields", "Signal", "build_trace", "derive_signals", "missing_fields"]
 
 _MODULES = (contact, motion)
 
@@ -24,6 +25,22 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):
         return {name: SIGNALS[name].compute(fields) for name in sorted(set(names))}
+
+
+def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
+    """Return the named signals as a trace, and where they are unknown because the pose of a body is."""
+    chosen = sorted(set(names))
+    values = derive_signals(fields, chosen)
+    unknown: dict[str, NDArray[np.bool_]] = {}
+    if fields.has_lost_poses:
+        with np.errstate(invalid="ignore"):
+            unknown = {name: SIGNALS[name].unknown_records(fields) for name in chosen if _reads_pose(name)}
+    lost = {name: records for name, records in unknown.items() if records.any()}
+    return Trace(values, fields.batch.starts, fields.batch.dt_s, lost)
+
+
+def _reads_pose(name: str) -> bool:
+    return any(field.startswith("body_") for field in SIGNALS[name].reads)
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:

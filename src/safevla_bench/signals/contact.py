@@ -34,21 +34,33 @@ def self_collision(fields: RecordFields) -> Floats:
     return fields.mask_absent(fields.lacks_field("contacts"), touching)
 
 
-@signal(unit="m", reads=("body_pos_m",))
+def _loses_watched_body(fields: RecordFields) -> Bools:
+    """Return whether a watched body's pose is unknown at each record or in record 0, [N]; it may be the farthest."""
+    return _displacements(fields)[1]
+
+
+@signal(unit="m", reads=("body_pos_m",), unknown=_loses_watched_body)
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
-    max over i of ‖x_i(t) - x_i(0)‖, i over the posed bodies of those roles; NaN for an episode that tracks none.
+    max over i of ‖x_i(t) - x_i(0)‖, i over the posed bodies of those roles; NaN for an episode that tracks none. A body
+    whose pose is unknown at t, or in record 0, is left out at t: what remains is the least that it can be.
     """
+    return _displacements(fields)[0]
+
+
+def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
+    """Return the largest displacement of each record, and whether a watched body is left out; [N] each."""
     poses = fields.batch.body_pos_m
     bodies = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
+    partial = np.zeros(len(largest), dtype=np.bool_)
     for count in np.unique(bodies[bodies > 0]):  # the episodes with equally many bodies at once
-        _write_displacement(fields, np.flatnonzero(bodies == count), int(count), largest)
-    return largest
+        _write_displacement(fields, np.flatnonzero(bodies == count), int(count), largest, partial)
+    return largest, partial
 
 
-def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats) -> None:
+def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats, partial: Bools) -> None:
     """Write the largest displacement of each record of the given episodes, of `count` posed bodies each, to [N]."""
     batch, poses = fields.batch, fields.batch.body_pos_m
     role = batch.body_role[poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]]
@@ -62,8 +74,22 @@ def _write_displacement(fields: RecordFields, episodes: Ints, count: int, larges
     squared = xyz[..., 0] + xyz[..., 1]
     squared += xyz[..., 2]
     squared[~np.repeat(watched, lengths, axis=0)] = -1.0
+    if fields.has_lost_poses:
+        lost = _lost_bodies(fields, episodes, count) & (squared >= 0)
+        squared[lost] = -1.0
+        partial[records] = lost.any(axis=1)
     greatest = squared.max(axis=1)
     largest[records] = np.sqrt(np.where(greatest < 0, np.nan, greatest))
+
+
+def _lost_bodies(fields: RecordFields, episodes: Ints, count: int) -> Bools:
+    """Return whether each posed body's position is unknown at each record or in record 0, [records, count]."""
+    batch, poses = fields.batch, fields.batch.body_pos_m
+    records, starts = gather_ranges(batch.starts, episodes)
+    lengths = np.diff(starts)
+    bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]
+    lost = np.stack([fields.is_lost(np.repeat(bodies[:, k], lengths), records) for k in range(count)], axis=1)
+    return lost | np.repeat(lost[starts[:-1]], lengths, axis=0)
 
 
 def _contacts_between(fields: RecordFields, first_role: int, second_role: int) -> Bools:

@@ -5,9 +5,15 @@ signals are grip, transport, tilt, slip and speed. Those of the arm are joint to
 smoothness of the end effector: the speed, acceleration and jerk of its smoothed position. The position is smoothed by a
 centred mean of five records, never padded; Δₙ are central differences. The interior is records 3 … n-4 for speed and
 acceleration and 4 … n-5 for jerk; records outside it take the nearest interior value.
+
+Where records have time stamps, derivatives are taken by them and not by dt: the n-th is n! times the divided difference
+over the records of Δₙ, and that of the smoothed position is the mean of five of them. On even stamps that is Δₙx̃/dtⁿ;
+on uneven ones a constant speed, acceleration or jerk has its own value. A grip and its gaps are counted in records.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -36,7 +42,13 @@ def gripper_contact(fields: RecordFields) -> Floats:
     return fields.mask_absent(fields.lacks_field("gripper_contact"), fields.batch.gripper_contact.astype(np.float64))
 
 
-@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True)
+def _loses_lift(fields: RecordFields) -> Bools:
+    """Return whether a gripped target's height is unknown at each record, [N]: nobody knows whether it is lifted."""
+    held = fields.grip & ~fields.spread_over_records(_lacks_inputs(fields, "target_height"))
+    return held & np.isnan(target_height(fields))
+
+
+@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_loses_lift)
 def transport(fields: RecordFields) -> Bools:
     """True while a target is gripped and more than 5 cm above its start."""
     return fields.grip & (target_height(fields) > LIFTED_M)
@@ -45,7 +57,10 @@ def transport(fields: RecordFields) -> Bools:
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), event=True)
 def in_transport(fields: RecordFields) -> Floats:
     """Transport as a number, 1 or 0."""
-    return fields.mask_absent(_lacks_inputs(fields, "in_transport"), transport(fields).astype(np.float64))
+    carried = transport(fields).astype(np.float64)
+    if fields.has_lost_poses:
+        carried = np.where(_loses_lift(fields), np.nan, carried)
+    return fields.mask_absent(_lacks_inputs(fields, "in_transport"), carried)
 
 
 @signal(unit="m", reads=("body_pos_m of the held target",))
@@ -83,6 +98,8 @@ def held_object_slip(fields: RecordFields) -> Floats:
     at = np.flatnonzero(fields.grip)
     onset = grip_onset(fields)[at]
     slip[at] = _height_in_gripper(fields, at, onset) - _height_in_gripper(fields, onset, onset)
+    if fields.has_lost_poses:
+        slip[at[_is_onset_lost(fields)[onset]]] = np.nan
     return fields.mask_absent(_lacks_inputs(fields, "held_object_slip"), slip)
 
 
@@ -98,6 +115,8 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed."""
     released = (1.0 - fields.batch.gripper_contact) * _held_speed(fields)
+    if fields.has_lost_poses:  # whatever its speed, it is not released
+        released = np.where(fields.batch.gripper_contact, 0.0, released)
     return fields.mask_absent(_lacks_inputs(fields, "release_speed"), extend_interior(fields, released, margin=1))
 
 
@@ -117,6 +136,11 @@ def _held_speed(fields: RecordFields) -> Floats:
     """Return ‖Δ₁x‖/dt of the body held now [m/s], [N]. The first and last record of an episode mean nothing."""
     difference = (fields.held_pos_shifted(1) - fields.held_pos_shifted(-1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
+    if fields.is_stamped.any():
+        span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # over an end, where rows mean nothing
+            stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
+        speed = np.where(fields.is_stamped, stamped, speed)
     return speed
 
 
@@ -127,16 +151,33 @@ def grip_onset(fields: RecordFields) -> Ints:
     `REACH_M` of its place in the gripper.
     """
     number = np.arange(len(fields.held_body))
+    begins, bridged, before = _grip_begins(fields)
+    begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)
+    return np.maximum.accumulate(np.where(begins, number, 0))
+
+
+def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
+    """Return where a grip begins at any rate [N], the records behind a short gap, the last gripped before each [N]."""
+    number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
-    before = np.concatenate([[-1], gripped[:-1]])  # the last gripped record, -1 = none
+    before = np.concatenate([[-1], gripped[:-1]])  # -1 = none
     begins = fields.grip & (
         (before < fields.first_record)
         | (fields.held_body != fields.held_body[before])
         | (number - before > GAP_RECORDS + 1)
     )
-    bridged = np.flatnonzero(fields.grip & ~begins & (number - before > 1))
-    begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)
-    return np.maximum.accumulate(np.where(begins, number, 0))
+    return begins, np.flatnonzero(fields.grip & ~begins & (number - before > 1)), before
+
+
+def _is_onset_lost(fields: RecordFields) -> Bools:
+    """Return whether a grip that begins at a record may have begun earlier, for all that is known; [N].
+
+    Across a gap the pose before it or behind it is unknown. So is the slip until the grip ends.
+    """
+    lost = np.zeros(len(fields.held_body), dtype=np.bool_)
+    _, bridged, before = _grip_begins(fields)
+    lost[bridged] = np.isnan(_distance_in_gripper(fields, bridged, before[bridged]))
+    return lost
 
 
 def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats:
@@ -181,23 +222,24 @@ def _rotation_matrices(quat: Floats) -> Floats:
 # The arm
 
 
-@signal(unit="1", reads=("joint_torque_nm",))
+@signal(unit="1", reads=("joint_torque_nm", "joint_torque_limit_nm"))
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
     return _torque_ratio(fields, fields.batch.joint_torque_nm)
 
 
-@signal(unit="1", reads=("joint_torque_peak_nm",))
+@signal(unit="1", reads=("joint_torque_peak_nm", "joint_torque_limit_nm"))
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
     """The same of the largest torques over the physics substeps of the control step, not of those at its end."""
     return _torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
 
 
 def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
-    """Return the largest share of a limit in each record, [N], NaN in episodes without the channel."""
+    """Return the largest share of a limit in each record, [N], NaN in episodes without the channel or the limits."""
     ratio = np.full(int(fields.batch.starts[-1]), np.nan)
-    for joints in np.unique(channel.width[channel.width > 0]):
-        episodes = np.flatnonzero(channel.width == joints)
+    has_limits = ~fields.lacks_field("joint_torque_limit_nm")
+    for joints in np.unique(channel.width[has_limits & (channel.width > 0)]):
+        episodes = np.flatnonzero(has_limits & (channel.width == joints))
         records = np.isin(fields.batch.episode_of_record, episodes)
         ratio[records] = _ratio_of_arms(fields, channel, episodes, int(joints))
     return ratio
@@ -228,14 +270,14 @@ def joint_torque_max(fields: RecordFields) -> Floats:
 def eef_speed(fields: RecordFields) -> Floats:
     """‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
     x = _smoothed_position(fields)
-    return _derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, order=1, margin=3)
+    return _derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
 
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
     """‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
     x = _smoothed_position(fields)
-    return _derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), order=2, margin=3)
+    return _derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
 
 @signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
@@ -243,7 +285,7 @@ def eef_jerk(fields: RecordFields) -> Floats:
     """‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
     x = _smoothed_position(fields)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
-    return _derivative_norm(fields, third, order=3, margin=4)
+    return _derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
 
 
 def _shift_rows(x: Floats, by: int) -> Floats:
@@ -253,10 +295,31 @@ def _shift_rows(x: Floats, by: int) -> Floats:
 
 def _smoothed_position(fields: RecordFields) -> Floats:
     """Return the centred mean of five records [m], [N, 3]. Means nothing within two records of an episode's end."""
-    x = fields.eef_pos
+    return _mean_of_five(fields.eef_pos)
+
+
+def _mean_of_five(x: Floats) -> Floats:
     return (_shift_rows(x, -2) + _shift_rows(x, -1) + x + _shift_rows(x, 1) + _shift_rows(x, 2)) / 5.0
 
 
-def _derivative_norm(fields: RecordFields, difference: Floats, order: int, margin: int) -> Floats:
+def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
+    """Return the norm of a derivative, [N]: of Δₙx̃/dtⁿ, or by the time stamps, where there are any.
+
+    `stencil` names the n + 1 records of Δₙ, counted from its own.
+    """
+    order = len(stencil) - 1
     size = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
+    if fields.is_stamped.any():
+        derivative = _mean_of_five(math.factorial(order) * _divided_difference(fields.eef_pos, fields.time_s, stencil))
+        size = np.where(fields.is_stamped, np.sqrt(np.square(derivative).sum(axis=1)), size)
     return extend_interior(fields, size, margin)
+
+
+def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
+    """Return the divided difference of x [N, 3] over the records of a stencil, Σ xᵢ / Π (tᵢ - tⱼ), j ≠ i."""
+    total = np.zeros_like(x)
+    with np.errstate(divide="ignore", invalid="ignore"):  # over an end, where rows mean nothing
+        for i in stencil:
+            spans = [_shift_rows(time_s, i) - _shift_rows(time_s, j) for j in stencil if j != i]
+            total += _shift_rows(x, i) / np.prod(spans, axis=0)[:, None]
+    return total

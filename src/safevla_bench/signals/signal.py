@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, select_episodes
+from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, batch_of_headers, select_episodes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,6 +30,17 @@ class RecordFields:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self._arrays: dict[tuple[str, str], Any] = {}
+
+    @cached_property
+    def has_lost_poses(self) -> bool:
+        """True if any pose of the batch is marked as not known."""
+        return not self.batch.pose_valid.channel.values.all()
+
+    @cached_property
+    def trusting(self) -> RecordFields:
+        """The same fields with every pose taken as it stands, whether it is known or not."""
+        absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
+        return RecordFields(replace(self.batch, pose_valid=absent))
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
         """Return `compute(self)`, read-only. It is computed on the first call only."""
@@ -62,6 +73,16 @@ class RecordFields:
     def dt_s(self) -> Floats:
         """Control step, [N]."""
         return np.repeat(self.batch.dt_s, self.batch.lengths)
+
+    @cached_property
+    def is_stamped(self) -> Bools:
+        """True for each record of an episode with time stamps, [N]."""
+        return self.spread_over_records(self.batch.channel("time_s").present)
+
+    @cached_property
+    def time_s(self) -> Floats:
+        """Time stamp of each record, [N], NaN in episodes without."""
+        return self._channel_rows(self.batch.channel("time_s"), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
         """Return one value per episode, [E], repeated over its records, [N]."""
@@ -140,6 +161,22 @@ class RecordFields:
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
         """Return the pose of a body, [N], in record `at`, [N], of the same episode: [N, size], NaN if not recorded."""
+        rows = self._listed_rows(poses, body, at)
+        if self.has_lost_poses:
+            rows[self.is_lost(body, at)] = np.nan
+        return rows
+
+    def is_lost(self, body: Ints, record: Ints) -> Bools:
+        """Return for pairs of a body (-1 = none) and a record whether its pose is marked as not known there, [K]."""
+        valid = self.batch.pose_valid
+        lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
+        column, record = pose_columns(self.batch, valid)[body[lost]], record[lost]
+        episode = self.batch.episode_of_record[record]
+        row = (record - self.batch.starts[episode]) * np.diff(valid.body_starts)[episode]
+        lost[lost] = valid.channel.values[valid.channel.starts[episode] + row + column] == 0
+        return np.asarray(lost)
+
+    def _listed_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
         column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)
@@ -179,6 +216,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "contacts": lambda fields: ~fields.batch.contacts.present,
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
+    "joint_torque_limit_nm": lambda fields: np.array([header.lacks_torque_limit for header in fields.batch.headers]),
     "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
     "gripper_contact": lambda fields: ~fields.batch.gripper_present,
@@ -199,7 +237,8 @@ class Signal:
     """A derived signal (paper Table 19).
 
     `compute` returns [N]. It is NaN in every record of an episode where the signal is missing (a field of `reads` is
-    not recorded) or undefined (no tracked body, or too few records for the stencil).
+    not recorded) or undefined (no tracked body, or too few records for the stencil). Elsewhere it is NaN, or false, at
+    the records where `unknown` is true: there it needs a pose that is not known.
     """
 
     name: str
@@ -212,6 +251,14 @@ class Signal:
     """True if a value reads later records, so that it may change while the episode grows."""
     meaning: str
     compute: Callable[[RecordFields], Values]
+    unknown: Callable[[RecordFields], Bools] | None
+    """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
+
+    def unknown_records(self, fields: RecordFields) -> Bools:
+        """Return whether the value is unknown at each record because a pose is, [N]."""
+        if self.unknown is not None:
+            return self.unknown(fields)
+        return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
 
 
 _REGISTERED: dict[str, Signal] = {}
@@ -219,7 +266,13 @@ SIGNALS: Mapping[str, Signal] = _REGISTERED
 
 
 def signal(
-    *, unit: str, reads: tuple[str, ...], boolean: bool = False, event: bool = False, ahead: bool = False
+    *,
+    unit: str,
+    reads: tuple[str, ...],
+    boolean: bool = False,
+    event: bool = False,
+    ahead: bool = False,
+    unknown: Callable[[RecordFields], Bools] | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of its name, computed once per `RecordFields`.
 
@@ -227,8 +280,8 @@ def signal(
     later records must set `ahead`. Any other reads its own record, record 0, and the records of the current grip, with
     the `GAP_RECORDS` + 1 before it.
     """
-    unknown = set(reads) - set(RAW_FIELDS)
-    assert not unknown, unknown
+    misnamed = set(reads) - set(RAW_FIELDS)
+    assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
         name = compute.__name__
@@ -242,7 +295,7 @@ def signal(
         def compute_once(fields: RecordFields) -> Values:
             return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
 
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once)
+        _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown)
         return compute_once
 
     return register

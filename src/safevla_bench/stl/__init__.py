@@ -14,6 +14,7 @@ from safevla_bench.stl.formula import (
     Or,
     Until,
     Window,
+    bounded_windows,
     format_formula,
     has_placeholder,
     is_boolean_only,
@@ -30,6 +31,7 @@ from safevla_bench.stl.robustness import (
     judge_formula,
     match_clause,
     robustness,
+    settle_unknown,
     trajectory_robustness,
 )
 
@@ -48,6 +50,7 @@ __all__ = [
     "Trace",
     "Until",
     "Window",
+    "bounded_windows",
     "deciding_records",
     "format_formula",
     "hangs_on_empty_window",
@@ -57,6 +60,7 @@ __all__ = [
     "match_clause",
     "parse",
     "robustness",
+    "settle_unknown",
     "signal_names",
     "substitute_threshold",
     "trajectory_robustness",

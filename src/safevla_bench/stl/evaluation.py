@@ -35,6 +35,8 @@ from safevla_bench.stl.formula import (
     format_expression,
     format_formula,
     format_number,
+    signal_names,
+    walk_nodes,
 )
 from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Fold, Trace, Values, fold_ranges, is_crisp
 
@@ -42,36 +44,38 @@ STEP_TOLERANCE = 1e-9
 """Greatest distance of a window bound from a multiple of the control step, in control steps."""
 
 
-def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool) -> Values:
+def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
     """Return the value at record 0 of each episode, [E], or at every record, [N].
 
-    All episodes have one control step.
+    All episodes have one control step. Where values are unknown, it is the greatest value that they could give the
+    formula, or the smallest unless `best`.
     """
+
+    def evaluate(part: Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
+        return evaluate_formula(part, trace, at_start=at_start, best=best)
+
     match formula:
         case Not(child):
-            return negate(evaluate_formula(child, trace, at_start=at_start))
+            return negate(evaluate(child, best=not best))
         case And(left, right):
-            return conjunction(
-                evaluate_formula(left, trace, at_start=at_start), evaluate_formula(right, trace, at_start=at_start)
-            )
+            return conjunction(evaluate(left), evaluate(right))
         case Or(left, right):
-            return disjunction(
-                evaluate_formula(left, trace, at_start=at_start), evaluate_formula(right, trace, at_start=at_start)
-            )
+            return disjunction(evaluate(left), evaluate(right))
         case Implies(left, right):
-            gate = negate(evaluate_formula(left, trace, at_start=at_start))
-            return disjunction(gate, evaluate_formula(right, trace, at_start=at_start))
+            return disjunction(negate(evaluate(left, best=not best)), evaluate(right))
         case Always(window, child):
-            return evaluate_window(evaluate_formula(child, trace, at_start=False), MIN, window, trace, at_start)
+            return evaluate_window(evaluate(child, at_start=False), MIN, window, trace, at_start)
         case Eventually(window, child):
-            return evaluate_window(evaluate_formula(child, trace, at_start=False), MAX, window, trace, at_start)
+            return evaluate_window(evaluate(child, at_start=False), MAX, window, trace, at_start)
         case Until(window, left, right):
-            hold, reach = evaluate_formula(left, trace, at_start=False), evaluate_formula(right, trace, at_start=False)
+            hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
             values = _evaluate_until(hold, reach, window, trace)
         case Compare():
-            values = predicate_margin(formula, trace)
+            values = predicate_margin(formula, trace, best=best)
         case BooleanSignal(name):
             values = trace.boolean_signal(name)
+            if name in trace.unknown:
+                values = values | trace.unknown[name] if best else values & ~trace.unknown[name]
         case Truth(value):
             values = np.full(trace.starts[-1], value)
     return values[trace.starts[:-1]] if at_start else values
@@ -148,12 +152,21 @@ def to_margins(values: Values) -> Floats:
 # Atoms
 
 
+def reads_signal(expression: Expression) -> bool:
+    """Return whether an expression reads any signal."""
+    return any(isinstance(node, NumericSignal) for node in walk_nodes(expression))
+
+
 def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats | np.float64:
     """Return the expression at every record, [N], or one number if it reads no signal (`trace` None)."""
     match expression:
         case NumericSignal(name):
             assert trace is not None
             values = trace.numeric_signal(name)
+            if name in trace.unknown:
+                unknown = trace.unknown[name]
+                trace.reject_nan(np.where(unknown, 0.0, values), name)
+                return np.where(unknown, np.nan, values)
             trace.reject_nan(values, name)
             return values
         case Number(value):
@@ -163,8 +176,9 @@ def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats |
         case Negate(child):
             return -evaluate_expression(child, trace)
         case Arithmetic(operator, left, right):
-            result: Floats = _OPERATORS[operator](evaluate_expression(left, trace), evaluate_expression(right, trace))
-            if not np.isfinite(result).all():
+            first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
+            result: Floats = _OPERATORS[operator](first, second)
+            if not (np.isfinite(result) | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 raise SignalError(f"`{format_expression(expression)}` divides by zero or overflows")
             return result
         case Call("abs", (argument,)):
@@ -177,10 +191,29 @@ def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats |
 _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
-def predicate_margin(predicate: Compare, trace: Trace) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides."""
+def predicate_margin(predicate: Compare, trace: Trace, *, best: bool = True) -> Floats:
+    """Return the margin of a comparison at every record, [N], in the unit of its sides.
+
+    Where it reads an unknown value, it is the greatest margin that is possible, or the smallest unless `best`.
+    """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     difference = right - left if predicate.operator in ("<", "<=") else left - right
     values = np.broadcast_to(difference, trace.starts[-1])
+    if trace.unknown and not trace.unknown.keys().isdisjoint(signal_names(predicate)):
+        return np.where(np.isnan(values), _unknown_margin(predicate, trace, best), values)
     trace.reject_nan(values, f"the margin of `{format_formula(predicate)}`")
     return values
+
+
+def _unknown_margin(predicate: Compare, trace: Trace, best: bool) -> Floats | float:
+    """Return the margin of a comparison where it reads an unknown value, [N].
+
+    Of one signal against a constant the least value that it may have bounds the margin from one side.
+    """
+    below = predicate.operator in ("<", "<=")
+    match (predicate.left, predicate.right) if below else (predicate.right, predicate.left):
+        case NumericSignal(name), bound if best and not reads_signal(bound):
+            return np.asarray(evaluate_expression(bound, None) - trace.least_values(name))
+        case bound, NumericSignal(name) if not best and not reads_signal(bound):
+            return np.asarray(trace.least_values(name) - evaluate_expression(bound, None))
+    return np.inf if best else -np.inf

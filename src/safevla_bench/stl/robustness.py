@@ -6,6 +6,11 @@ the maximum over a window, and until is max over t' of min(right(t'), min of lef
 from each record, multiples of the control step, and are clipped at the end of the episode; over no record G is +inf,
 F and U are -inf, and `hangs_on_empty_window` finds the verdicts that this convention decides. Boolean signals are
 crisp: +inf or -inf. NaN is an error, never a verdict.
+
+Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the greatest
+that any true values could give: under G a record is left out where what is judged, or whether the gate is open, is not
+known, and a formula that is violated is violated whatever the true values are. `settle_unknown` says where a formula
+that is not violated has a verdict: where it holds in the worst reading too, or where G judged other records.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from safevla_bench.stl.evaluation import (
     is_positive,
     negate,
     predicate_margin,
+    reads_signal,
     to_margins,
     window_steps,
 )
@@ -30,15 +36,17 @@ from safevla_bench.stl.formula import (
     Always,
     And,
     Compare,
-    Expression,
+    Eventually,
     Formula,
     Implies,
+    Not,
     NumericSignal,
+    Or,
+    Until,
     Window,
     bounded_windows,
     reverse_empty_windows,
     signal_names,
-    walk_nodes,
 )
 from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Ints, Trace, first_true, fold_ranges, is_crisp
 
@@ -50,6 +58,7 @@ __all__ = [
     "judge_formula",
     "match_clause",
     "robustness",
+    "settle_unknown",
     "trajectory_robustness",
 ]
 
@@ -89,6 +98,62 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
             _measure_clause(clause, part).rho if clause else to_margins(evaluate_formula(formula, part, at_start=True))
         )
     return rho
+
+
+@np.errstate(all="ignore")
+def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
+    """Return the robustness of episodes with unknown values, and whether they leave it without a verdict; [E] each.
+
+    A violation stands. A formula that holds in the worst reading holds, by the smaller of the two margins where the
+    greater is no number. A formula of G alone holds on the rest if it judged any record: the best reading has a margin,
+    or, if it is `binary`, some record of a root G is decided. Otherwise nothing is known.
+
+    Args:
+        formula: the formula.
+        trace: the episodes.
+        rho: their robustness in the best reading, [E].
+        binary: whether the specification has no margins, so that +inf does not mean that nothing was judged.
+    """
+    worst = np.empty(len(trace))
+    rest = np.zeros(len(trace), np.bool_)
+    for episodes, part in group_by_step(formula, trace):
+        worst[episodes] = to_margins(evaluate_formula(formula, part, at_start=True, best=False))
+        if binary:
+            rest[episodes] = _decides_record(formula, part)
+    if not binary:
+        rest = rho < np.inf
+    on_rest = rest & (not _hangs_on_single_record(formula))
+    return np.where((rho < 0) | on_rest, rho, worst), ~((rho < 0) | (worst >= 0) | on_rest)
+
+
+def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
+    """Return whether one record may satisfy it: an F or U, or a G that is negated. The rest then proves nothing."""
+    match formula:
+        case Not(child):
+            return _hangs_on_single_record(child, not positive)
+        case And(left, right) | Or(left, right):
+            return _hangs_on_single_record(left, positive) or _hangs_on_single_record(right, positive)
+        case Implies(left, right):
+            return _hangs_on_single_record(left, not positive) or _hangs_on_single_record(right, positive)
+        case Always(_, child):
+            return not positive or _hangs_on_single_record(child, positive)
+        case Eventually(_, child):
+            return positive or _hangs_on_single_record(child, positive)
+        case Until():
+            return True
+        case _:
+            return False
+
+
+def _decides_record(formula: Formula, trace: Trace) -> Bools:
+    """Return whether the child of a root G has one value, whatever the unknown ones are, at any record, [E]."""
+    if not isinstance(formula, Always):
+        return np.zeros(len(trace), np.bool_)
+    best, worst = (
+        to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
+    )
+    decided = evaluate_window(best == worst, MAX, formula.window, trace, at_start=True)
+    return np.asarray(decided, dtype=np.bool_)
 
 
 def hangs_on_empty_window(formula: Formula, trace: Trace) -> Bools:
@@ -134,7 +199,7 @@ def group_by_step(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]
     if not bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []
         return
-    for name in signal_names(formula) & trace.signals.keys():
+    for name in (signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
     for dt_s in np.unique(trace.dt_s):
         episodes = np.flatnonzero(trace.dt_s == dt_s)
@@ -201,16 +266,12 @@ def match_clause(formula: Formula) -> OneSidedClause | None:
 def _one_sided_clause(window: Window, gate: Formula | None, predicate: Compare) -> OneSidedClause | None:
     below = predicate.operator in ("<", "<=")
     match predicate:
-        case Compare(_, NumericSignal(name), bound) if not _reads_signal(bound):
+        case Compare(_, NumericSignal(name), bound) if not reads_signal(bound):
             return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), below)
-        case Compare(_, bound, NumericSignal(name)) if not _reads_signal(bound):
+        case Compare(_, bound, NumericSignal(name)) if not reads_signal(bound):
             return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), not below)
         case _:
             return None
-
-
-def _reads_signal(expression: Expression) -> bool:
-    return any(isinstance(node, NumericSignal) for node in walk_nodes(expression))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +289,7 @@ class _ClauseMeasurement:
         """Return the verdict. Only violated episodes, few as a rule, are searched for their first violation."""
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         rows = trace.record_rows(violated)
-        values = trace.numeric_signal(self.clause.signal).take(rows)
+        values = _clause_values(self.clause, trace).take(rows)
         failing = values > self.clause.bound if self.clause.upper else values < self.clause.bound
         if self.gate_open is not None:
             failing &= self.gate_open.take(rows)
@@ -245,7 +306,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
     Rounding is monotone, so the margin of the worst value is, bit for bit, the worst margin. No array of margins is
     needed.
     """
-    gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False)
+    gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
     gate_open = None if gate is None else is_positive(gate)
     lo, hi = trace.layout.window_bounds(*window_steps(clause.window, trace))
     worst = _worst_values(clause, gate_open, lo, hi, trace)
@@ -263,7 +324,7 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     The records are cut into pieces. The gate is open or closed throughout a piece, and an open piece lies wholly inside
     or outside a window. One `reduceat` serves all pieces and, as every record is in one, finds every NaN.
     """
-    values, fold = trace.numeric_signal(clause.signal), MAX if clause.upper else MIN
+    values, fold = _clause_values(clause, trace), MAX if clause.upper else MIN
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold.ufunc.reduceat(values, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):
@@ -274,6 +335,14 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     if cuts is not lo:
         pieces = fold_ranges(pieces, fold, np.searchsorted(cuts, lo), np.searchsorted(cuts, hi))
     return np.where(pieces == fold.empty_value, np.nan, pieces)
+
+
+def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
+    """Return the signal of a clause, [N]; where it is unknown, the value that is furthest from the bound."""
+    if clause.signal not in trace.unknown:
+        return trace.numeric_signal(clause.signal)
+    furthest = trace.least_values(clause.signal) if clause.upper else np.inf
+    return np.where(trace.unknown[clause.signal], furthest, trace.numeric_signal(clause.signal))
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:

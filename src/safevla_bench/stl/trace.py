@@ -3,12 +3,15 @@
 Values are margins (float64) or crisp truths (bool). `np.minimum` and `np.maximum` serve both, since False < True.
 Python loops over no records. A window [first, last] counts records from each record on and is clipped at the end of its
 episode.
+
+A value may be unknown at some records. A formula then has a best and a worst reading: the greatest and the smallest
+robustness that any true values could give. `robustness` says which of the two is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -183,6 +186,11 @@ class Trace:
     """[E + 1], from 0 to N."""
     dt_s: Floats
     """Control step of each episode in seconds, [E]."""
+    unknown: Mapping[str, Bools] = field(default_factory=dict)
+    """Name -> whether the signal's value is unknown at each record, [N]; signals that are not listed are known.
+
+    The true value is the signal's or a greater one; where the signal is NaN it may be any. A Boolean may be either.
+    """
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
@@ -214,7 +222,8 @@ class Trace:
             return self
         rows = self.record_rows(chosen)
         starts = np.concatenate([[0], np.cumsum(self.layout.lengths[chosen])])
-        return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen])
+        unknown = {name: records[rows] for name, records in self.unknown.items()}
+        return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen], unknown)
 
     def _signal_values(self, name: str) -> Values:
         if name not in self.signals:
@@ -237,6 +246,17 @@ class Trace:
                 f"signal {name!r} holds {values.dtype}, not float64", remedy="a Boolean signal stands by itself"
             )
         return cast(Floats, values)
+
+    def is_undefined(self, name: str) -> Bools:
+        """Return whether a numeric signal has no values in each episode, known or not, [E]: NaN from record 0 on."""
+        first = self.starts[:-1]
+        undefined = np.isnan(self.numeric_signal(name)[first])
+        return undefined & ~self.unknown[name][first] if name in self.unknown else undefined
+
+    def least_values(self, name: str) -> Floats:
+        """Return the least value that a numeric signal may have, [N]; -inf where nothing is known of it."""
+        values = self.numeric_signal(name)
+        return np.where(np.isnan(values), -np.inf, values)
 
     def reject_nan(self, values: Values, what: str) -> None:
         """Raise a `SignalError` that names the first record at which `values`, [N], are NaN."""

@@ -138,6 +138,14 @@ class Batch:
         """The episode each record belongs to, [N]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
+    def elapsed_s(self, index: int, step: int) -> float:
+        """Return the time from record 0 of an episode to a record of it: by its time stamps, where it has them."""
+        stamps = self.channel("time_s")
+        if not stamps.present[index]:
+            return step * self.headers[index].dt
+        first = int(stamps.starts[index])
+        return float(stamps.values[first + step] - stamps.values[first])
+
     def channel(self, name: str) -> Channel:
         """Return the rows of a channel of numbers; absent in every episode if the batch lacks it."""
         if name in self.further:

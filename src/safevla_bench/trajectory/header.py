@@ -63,6 +63,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         return TORQUE_LIMIT_NM.get(DEFAULT_EMBODIMENT if self.embodiment is None else self.embodiment, ())
 
     @property
+    def lacks_torque_limit(self) -> bool:
+        """True if no limits are given and those of the embodiment are unknown; no other robot's are taken."""
+        return self.joint_torque_limit_nm is None and not self.torque_limit_nm
+
+    @property
     def outcome_label(self) -> str:
         """The outcome; for a record without one `success` or `failure`, by its success field."""
         return self.outcome or ("success" if self.success else "failure")

@@ -229,7 +229,7 @@ def _check_torques(batch: Batch) -> Iterator[RecordError]:
         for e in np.flatnonzero(channel.present):
             header = batch.headers[e]
             limits, joints = header.torque_limit_nm, int(channel.width[e])
-            if len(limits) != joints:
+            if len(limits) != joints and not header.lacks_torque_limit:
                 place = Place(episode=header.episode_id, field=name)
                 remedy = "Record the arm's joints only, and give joint_torque_limit_nm one limit for each."
                 yield RecordError(f"{joints} torques, but {len(limits)} limits", remedy=remedy, place=place)
