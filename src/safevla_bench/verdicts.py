@@ -17,7 +17,7 @@ from safevla_bench.errors import SignalError
 from safevla_bench.ruleset import MissingFields
 from safevla_bench.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS
 from safevla_bench.specs import Spec
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory import FOREIGN_LOG, Batch, mark_flags
 
 T = TypeVar("T", bound=np.generic)
 BINARY_MARGIN = 0.5
@@ -70,15 +70,18 @@ def judge_spec(
         reading: the episodes.
         spec: the specification.
         reasons: why its tags make it inactive, "" where it applies; [E].
-        missing: whether an applying specification whose fields are missing is an error (`unjudged`).
+        missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
+            robot it is inactive.
     """
     reason = reasons.copy()
     unjudged: dict[str, tuple[str, ...]] = {}
     active = np.array([text == "" for text in reasons], dtype=np.bool_)
+    is_log = np.array(mark_flags(reading.batch, FOREIGN_LOG), dtype=np.bool_)
     for field_name, lacking in signals.missing_fields(reading, stl.signal_names(spec.formula)).items():
         without = np.flatnonzero(active & lacking)
-        if len(without) and missing == "error":
-            unjudged[field_name] = _episode_ids(reading.batch, without)
+        asked = without[~is_log[without]]  # a log holds what its rig measures, and says so
+        if len(asked) and missing == "error":
+            unjudged[field_name] = _episode_ids(reading.batch, asked)
         reason[without] = f"{SIGNAL_MISSING}{field_name}"
         active[without] = False
     return _judge_active(reading, spec, active, reason, missing, unjudged)

@@ -1,4 +1,4 @@
-"""SOURCEs: an archive file, or a run folder, complete or not, whose records are read as often as asked.
+"""SOURCEs: an archive file, a run folder, complete or not, or a log, whose records are read as often as asked.
 
 What a reading leaves out is listed: invalid episodes, and those lost with damaged files.
 """
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from safevla_bench import archive, foreign
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
+from safevla_bench.logs import find_log
 from safevla_bench.runs import parts
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
 from safevla_bench.runs.policy_names import (
@@ -226,12 +227,13 @@ def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
 
 
 def open_source(path: Path) -> RecordSource:
-    """Open an archive file or a run folder as it is now; an unfinished run may go on or be completed meanwhile.
+    """Open an archive, a run folder or a log as it is now; an unfinished run may go on or be completed meanwhile.
 
     Of an unfinished run the episodes that are done are read, in plan order.
 
     Raises:
         RunError: there is no such file or run, or its description or tables are damaged.
+        RecordError: the mapping of a log cannot be read.
     """
     if not path.exists():
         remedy = "Name an archive file or a run folder."
@@ -241,6 +243,9 @@ def open_source(path: Path) -> RecordSource:
         raise RunError(
             "holds successes of another tool and no trajectories", remedy=remedy, place=Place(file=str(path))
         )
+    log = None if (path / RUN).exists() else find_log(path)
+    if log is not None:
+        return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():
         return _open_folder(path)
     return RecordSource(path, (), {}, partial(_read_file, path), (path,))
@@ -259,7 +264,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 def _open_folder(path: Path) -> RecordSource:
     if not (path / RUN).exists():
-        remedy = f"A run folder holds {RUN}; name one, or an archive file."
+        remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
     if description.get("complete") is False:

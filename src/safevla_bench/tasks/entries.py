@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs import Tag
+from safevla_bench.trajectory import LOG_BENCHMARK
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
@@ -55,6 +56,11 @@ class TaskTemplate:
     name: str
     meaning: str
     tags: frozenset[str]
+
+
+_LOG_CAPABILITIES = frozenset(
+    ["bystander_tracking", "target_pose_signal", "gripper_contact_signal", "joint_torque_signal"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +135,23 @@ class Registry:
         for family in self.families:
             if family.matches_task(benchmark, name):
                 return replace(family.entry, task_id=task_id, instruction=_parse_instruction(name))
+        if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
+            return self._log_entry(task_id)
         raise UnknownTaskError(
             self._unknown_task_text(benchmark, task_id), remedy=self._missing_entry_remedy(benchmark, task_id)
+        )
+
+    def _log_entry(self, task_id: str) -> TaskEntry:
+        """Return the entry of a task in the log of a robot: its kind is before the slash, where that is a template."""
+        template = self.templates.get(task_id.partition("/")[0])
+        return TaskEntry(
+            benchmark=LOG_BENCHMARK,
+            task_id=task_id,
+            template=template.name if template else None,
+            components=(),
+            tags=template.tags if template else frozenset(),
+            object_tags={},
+            capabilities=_LOG_CAPABILITIES,
         )
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:

@@ -24,6 +24,8 @@ from safevla_bench.trajectory.header import (
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
     DIVERGED,
+    FOREIGN_LOG,
+    LOG_BENCHMARK,
     PRIVILEGED,
     STANDIN,
     STOPPED_ON_VIOLATION,
@@ -46,7 +48,9 @@ __all__ = [
     "ABSOLUTE",
     "BYSTANDER",
     "DIVERGED",
+    "FOREIGN_LOG",
     "FURNITURE",
+    "LOG_BENCHMARK",
     "OUTCOMES",
     "PRIVILEGED",
     "ROBOT",

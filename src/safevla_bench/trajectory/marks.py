@@ -20,6 +20,11 @@ ABSOLUTE = "absolute_actions"
 DIVERGED = "diverged_replay"
 """Host-specific header field: true where the episode is a replay that left its recording, or may have."""
 
+FOREIGN_LOG = "foreign_log"
+"""Header field: true where the episode was read from the log of a robot, which holds what its rig measures."""
+LOG_BENCHMARK = "real-robot"
+"""The benchmark of a log that names none. It needs no entries: each task has what a log can hold, and its template."""
+
 MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
 

@@ -1,0 +1,282 @@
+"""LeRobot datasets of version 3 as episodes: frames of features in Parquet, at a constant rate.
+
+Read at huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py:
+
+    meta/info.json                     `codebase_version`, `fps`, `robot_type`, `features`: dtype, shape, names of each
+    meta/tasks.parquet                 task_index -> instruction, which is the table's index
+    data/chunk-NNN/file-NNN.parquet    a row a frame: a column a feature, `timestamp`, `episode_index`, `frame_index`,
+                                       `task_index`; videos lie elsewhere and are not read
+
+The action of a frame is taken after its observation, so it belongs to the record after it. The last leads nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from safevla_bench.archive.parquet_guard import check_row_group_sizes
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, MAX_RECORDS
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.foreign.demonstrations import INFO
+from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
+from safevla_bench.logs.records import Floats, LoggedEpisode, Series
+from safevla_bench.text.sanitize import escape_controls
+
+_KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
+_SUCCESS = "next.success"
+_LARGEST_INFO = 1 << 24
+_REMEDY = "Download the whole dataset again; version 3 is read, and lerobot converts older ones."
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset's description: its folder, frames a second, features and files."""
+
+    folder: Path
+    fps: float
+    robot: str | None
+    features: Mapping[str, Mapping[str, Any]]
+    files: tuple[Path, ...]
+
+    def place(self, field: str | None = None) -> Place:
+        """Return the place of an error."""
+        return Place(file=str(self.folder), field=field)
+
+    def describe_features(self) -> str:
+        """Return the features that hold numbers, with their shapes and names."""
+        rows = [
+            f"{name} {feature.get('shape')}" + (f" of {', '.join(names)}" if (names := feature_names(feature)) else "")
+            for name, feature in self.features.items()
+            if feature.get("dtype") not in ("video", "image", "string") and name not in (*_KEYS, "index")
+        ]
+        return escape_controls("; ".join(rows)) or "none"
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """Return the description of a dataset.
+
+    Raises:
+        RecordError: `meta/info.json` cannot be read, is of another version, or there are no frames.
+    """
+    path = folder / INFO
+    try:
+        if path.stat().st_size > _LARGEST_INFO:
+            raise ValueError("it has more than 16 MiB")
+        info = json.loads(path.read_text(encoding="utf-8"))
+        version, fps, features = str(info["codebase_version"]), float(info["fps"]), dict(info["features"])
+        if not (0 < fps < 1e6 and all(isinstance(feature, dict) for feature in features.values())):
+            raise ValueError("fps or features are of another form")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"cannot be read: {type(error).__name__}: {error}"
+        raise RecordError(problem, remedy=_REMEDY, place=Place(file=str(path))) from None
+    if not version.startswith("v3"):
+        remedy = f"Convert it with python -m lerobot.scripts.convert_dataset_v21_to_v30; {INFO} says {version}."
+        raise RecordError("a LeRobot dataset of another version than 3", remedy=remedy, place=Place(file=str(path)))
+    files = tuple(sorted(folder.glob("data/chunk-*/*.parquet")))
+    if not files:
+        remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the data, not only meta."
+        raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(folder)))
+    robot = info.get("robot_type")
+    return Dataset(folder, fps, robot if isinstance(robot, str) else None, features, files)
+
+
+def read_episodes(
+    dataset: Dataset, mapping: LogMapping, wanted: Collection[int] | None = None
+) -> Iterator[LoggedEpisode | RecordError]:
+    """Yield the episodes in order, or those at the places `wanted`; a file that cannot be read is an error.
+
+    Raises:
+        RecordError: the mapping names a feature, or numbers of it, that there are not.
+    """
+    picks = {name: _pick_columns(dataset, name, columns) for name, columns in mapping.sources.items()}
+    success = mapping.episode.success if isinstance(mapping.episode.success, str) else None
+    if success is not None:
+        _require_feature(dataset, success, "episode.success")
+    success = success or (_SUCCESS if _SUCCESS in dataset.features else None)
+    valid = {body.valid for body in mapping.sources.values() if isinstance(body, PoseColumns) and body.valid}
+    columns = [*dict.fromkeys([*_KEYS, *(pick.feature for pick in picks.values()), *valid])]
+    columns += [success] if success and success not in columns else []
+    instructions = _read_instructions(dataset.folder)
+    place = 0
+    for table in _read_tables(dataset, columns):
+        if isinstance(table, RecordError):
+            yield table
+            continue
+        for frames in _split_episodes(table):
+            if wanted is None or place in wanted:
+                yield _read_episode(dataset, mapping, picks, frames, instructions, success)
+            place += 1
+
+
+def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | RecordError]:
+    """Yield the frames, each table with whole episodes: an episode may begin in one file and end in the next."""
+    held: pa.Table | None = None
+    for path in dataset.files:
+        try:
+            with path.open("rb") as stream:
+                check_row_group_sizes(stream)
+            with pq.ParquetFile(path, pre_buffer=False) as file:
+                missing = [name for name in columns if name not in file.schema_arrow.names]
+                if missing:
+                    raise RecordError(f"there is no column {missing[0]!r}", remedy=_REMEDY)
+                table = file.read(columns=columns, use_threads=False)
+            held = table if held is None else pa.concat_tables([held, table])
+        except RecordError as error:
+            yield error.with_place(Place(file=str(path)))
+            continue
+        except (OSError, pa.ArrowException) as error:
+            problem = f"cannot be read: {' '.join(str(error).split())}"
+            yield RecordError(problem, remedy=_REMEDY, place=Place(file=str(path)))
+            continue
+        if held.num_rows > MAX_RECORDS or held.nbytes > 2 * MAX_EPISODE_BYTES:
+            yield RecordError("the frames are more than an episode may hold", remedy=_REMEDY, place=Place(str(path)))
+            held = None
+            continue
+        last = pc.max(held["episode_index"])
+        yield held.filter(pc.less(held["episode_index"], last))
+        held = held.filter(pc.equal(held["episode_index"], last))
+    if held is not None:
+        yield held
+
+
+def _split_episodes(table: pa.Table) -> Iterator[pa.Table]:
+    ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
+    _, first = np.unique(ordered["episode_index"].to_numpy(), return_index=True)
+    for begin, end in zip(first, [*first[1:], ordered.num_rows], strict=True):
+        yield ordered.slice(int(begin), int(end - begin))
+
+
+def _read_episode(
+    dataset: Dataset,
+    mapping: LogMapping,
+    picks: Mapping[str, _Pick],
+    frames: pa.Table,
+    instructions: Mapping[int, str],
+    success: str | None,
+) -> LoggedEpisode | RecordError:
+    name = f"episode_{frames['episode_index'][0].as_py():06d}"
+    place = Place(file=str(dataset.folder), episode=name)
+    try:
+        frame = frames["frame_index"].to_numpy()
+        stamps = np.asarray(frames["timestamp"].to_numpy(), dtype=np.float64)
+        even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
+        series = {part: _read_series(frames, pick, mapping.sources[part]) for part, pick in picks.items()}
+        return LoggedEpisode(
+            name=name,
+            file=str(dataset.folder),
+            time_s=frame / dataset.fps if even else stamps,
+            dt_s=1.0 / dataset.fps,
+            series=series,
+            instruction=instructions.get(int(frames["task_index"][0].as_py())),
+            success=None if success is None else bool(_feature_matrix(frames, success)[-1].any()),
+            embodiment=dataset.robot,
+        )
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        return RecordError(f"cannot be read: {error}", remedy=_REMEDY, place=place)
+
+
+def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) -> Series:
+    values = _feature_matrix(frames, pick.feature)[:, pick.index]
+    known = np.asarray(np.isfinite(values).all(axis=1))
+    if isinstance(columns, Columns):
+        return Series(values * columns.scale, np.asarray(known))
+    if values.shape[1] == 7:
+        known = np.asarray(known & values[:, 3:].any(axis=1))
+    if columns.valid:
+        known = np.asarray(known & _feature_matrix(frames, columns.valid).all(axis=1))
+    return Series(values, np.asarray(known))
+
+
+def _feature_matrix(frames: pa.Table, feature: str) -> Floats:
+    """Return a feature's numbers, [n, k]."""
+    column = frames[feature].combine_chunks()
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+        return flat.reshape(len(column), -1)
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
+
+
+@dataclass(frozen=True)
+class _Pick:
+    """A feature, and the places of the numbers that are taken from it."""
+
+    feature: str
+    index: list[int]
+
+
+def feature_names(feature: Mapping[str, Any]) -> list[str]:
+    """Return the names of a feature's numbers; LeRobot writes a list, or a dictionary of one."""
+    names = feature.get("names")
+    if isinstance(names, dict):
+        names = next(iter(names.values()), None) if len(names) == 1 else list(names)
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]:
+    if name not in dataset.features:
+        remedy = f"The dataset has: {dataset.describe_features()}."
+        raise RecordError(f"there is no feature {name!r}", remedy=remedy, place=dataset.place(key))
+    return dataset.features[name]
+
+
+def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -> _Pick:
+    feature = _require_feature(dataset, columns.source, part)
+    shape = feature.get("shape") or [1]
+    size, names = int(np.prod(shape)), feature_names(feature)
+    if isinstance(columns, PoseColumns):
+        if columns.valid:
+            _require_feature(dataset, columns.valid, part)
+        index = _pose_places(columns, names, size)
+    elif columns.names is not None:
+        unknown = [name for name in columns.names if name not in names]
+        if unknown:
+            remedy = f"Its names are: {', '.join(names) or 'none; give index'}."
+            problem = f"{columns.source!r} has nothing called {unknown[0]!r}"
+            raise RecordError(problem, remedy=remedy, place=dataset.place(part))
+        index = [names.index(name) for name in columns.names]
+    else:
+        index = list(columns.index) if columns.index is not None else list(range(size))
+    if not index or min(index) < 0 or max(index) >= size:
+        remedy = f"Give position = [x, y, z], or index, within 0 to {size - 1}. Its names are: {', '.join(names)}."
+        raise RecordError(f"{columns.source!r} has {size} numbers", remedy=remedy, place=dataset.place(part))
+    return _Pick(columns.source, index)
+
+
+def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:
+    """Return the places of x, y, z and, where there is an orientation, w, x, y, z."""
+    last = [name.rpartition(".")[2].rpartition("_")[2] for name in names]
+    position = list(columns.position or ())
+    if not position:
+        position = [last.index(axis) for axis in "xyz"] if all(last.count(axis) == 1 for axis in "xyz") else [0, 1, 2]
+    if columns.quaternion is not None:
+        quaternion = list(columns.quaternion)
+    elif all(last.count(f"q{axis}") == 1 for axis in "wxyz"):
+        return position + [last.index(f"q{axis}") for axis in "wxyz"]
+    else:
+        rest = [*range(position[-1] + 1, position[-1] + 5)]
+        quaternion = rest if size == 7 and rest[-1] < size else []
+    if columns.quaternion_order == "xyzw":
+        quaternion = quaternion[3:] + quaternion[:3]
+    return position + quaternion
+
+
+def _read_instructions(folder: Path) -> dict[int, str]:
+    """Return index -> text of the tasks; pandas keeps the text in the table's index, under a name of its own."""
+    path = folder / "meta" / "tasks.parquet"
+    try:
+        with path.open("rb") as stream:
+            check_row_group_sizes(stream)
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            rows = file.read(use_threads=False).to_pylist()
+        return {int(row["task_index"]): next(value for value in row.values() if isinstance(value, str)) for row in rows}
+    except (OSError, KeyError, TypeError, StopIteration, pa.ArrowException, RecordError):
+        return {}

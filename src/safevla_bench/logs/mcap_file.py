@@ -1,0 +1,376 @@
+"""MCAP files as episodes, one a file: messages of ROS 2 (CDR), protobuf or JSON, each topic at its own rate.
+
+A record is a message of the clock's topic. Every other topic has its last message at or before that instant, never one
+between two; a message holds for `max_age_s`, and behind that its topic is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, MAX_RECORDS, REMEDY_LARGE
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
+from safevla_bench.logs.records import Floats, LoggedEpisode, Series, warn_once
+from safevla_bench.plugins import install_command
+from safevla_bench.text.sanitize import escape_controls
+
+SUFFIX = ".mcap"
+_MAX_MESSAGE_BYTES = 1 << 26
+_MAX_RECORD_BYTES = 1 << 30
+_LZ4_RATIO = 256
+"""lz4 makes fewer bytes than this of one."""
+_CLOCKS_APART_S = 1.0
+_HELD_PERIODS = 2.0
+_POSES = ("", "pose", "pose.pose", "transform")
+"""Where a message keeps its pose: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
+TransformStamped; foxglove's PoseInFrame and FrameTransform have the same fields."""
+_NUMBERS = ("effort", "data", "value", "position")
+"""Where a message keeps its numbers unless `field` says it: JointState's efforts, Float64MultiArray's data."""
+_REMEDY = "The file is cut off or damaged: `mcap recover` repairs it; copy it again."
+
+
+@dataclass
+class Samples:
+    """The messages of one part of the mapping, in the order of the file."""
+
+    log_s: list[float] = field(default_factory=list)
+    header_s: list[float] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
+    frames: set[str] = field(default_factory=set)
+
+
+def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
+    """Return the episode of one file.
+
+    Raises:
+        RecordError: the reader is not installed, the file is damaged, the mapping names a topic or a field that is not
+            there, or messages are in an encoding that is not read.
+    """
+    samples = {part: Samples() for part in mapping.sources}
+    place = Place(file=str(path))
+    topics = _list_topics(path)
+    for part, columns in mapping.sources.items():
+        if columns.source not in topics:
+            remedy = f"The file has: {escape_controls('; '.join(f'{t} ({kind})' for t, kind in topics.items()))}."
+            field_place = Place(file=str(path), field=part)
+            raise RecordError(f"there is no topic {columns.source!r}", remedy=remedy, place=field_place)
+    by_topic: dict[str, list[str]] = {}
+    for part, columns in mapping.sources.items():
+        by_topic.setdefault(columns.source, []).append(part)
+    for topic, log_s, message in _read_messages(path, list(by_topic)):
+        for part in by_topic[topic]:
+            _add_sample(samples[part], mapping.sources[part], log_s, message, Place(file=str(path), field=part))
+    empty = [part for part, taken in samples.items() if not taken.rows]
+    if empty:
+        remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
+        raise RecordError(f"no message of {', '.join(empty)} could be taken", remedy=remedy, place=place)
+    _check_frames(path, samples)
+    return _align(path, mapping, samples)
+
+
+def describe_topics(path: Path) -> str:
+    """Return the topics of a file with the types of their messages."""
+    return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in _list_topics(path).items())) or "none"
+
+
+def _open(path: Path) -> Any:
+    try:
+        from mcap.reader import make_reader
+    except ImportError:
+        place = Place(file=str(path))
+        raise RecordError("MCAP's library is missing", remedy=install_command("mcap"), place=place) from None
+    return make_reader
+
+
+def _decoders() -> list[Any]:
+    """Return the decoders that are installed: those of ROS 2 and of protobuf."""
+    found = []
+    for package in ("mcap_ros2", "mcap_protobuf"):
+        try:
+            module = __import__(f"{package}.decoder", fromlist=["DecoderFactory"])
+        except ImportError:
+            continue
+        found.append(module.DecoderFactory())
+    return found
+
+
+def _damaged(path: Path, error: Exception) -> RecordError:
+    problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return RecordError(problem, remedy=_REMEDY, place=Place(file=str(path)))
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Return what mcap and its decompressors raise for a damaged file."""
+    from mcap.exceptions import McapError
+
+    return McapError, OSError, ValueError, EOFError, KeyError, RuntimeError, zlib.error, OverflowError, MemoryError
+
+
+def _check_chunks(path: Path) -> None:
+    """Refuse a file of which a chunk decompresses to more than an episode may hold, before any is decompressed."""
+    _open(path)
+    from mcap.records import Chunk
+    from mcap.stream_reader import StreamReader
+
+    try:
+        with path.open("rb") as stream:
+            reader = StreamReader(stream, emit_chunks=True, record_size_limit=_MAX_RECORD_BYTES)
+            for record in reader.records:
+                if isinstance(record, Chunk) and _chunk_size(record) > MAX_EPISODE_BYTES:
+                    problem = f"a chunk decompresses to more than {MAX_EPISODE_BYTES >> 20} MiB"
+                    raise RecordError(problem, remedy=REMEDY_LARGE, place=Place(file=str(path)))
+    except RecordError:
+        raise
+    except _failures() as error:
+        raise _damaged(path, error) from None
+
+
+def _chunk_size(chunk: Any) -> int:
+    """Return the bytes that a chunk decompresses to at most: as its compression says, which its own record may not."""
+    size = int(chunk.uncompressed_size)
+    if chunk.compression == "zstd":
+        content = zstandard.get_frame_parameters(chunk.data).content_size
+        return size if content == zstandard.CONTENTSIZE_UNKNOWN else max(size, content)
+    if chunk.compression == "lz4":
+        import lz4.frame
+
+        content = lz4.frame.get_frame_info(chunk.data)["content_size"]
+        return max(size, content or len(chunk.data) * _LZ4_RATIO)
+    return size
+
+
+def _list_topics(path: Path) -> dict[str, str]:
+    """Return topic -> type and encoding of its messages."""
+    _check_chunks(path)
+    make_reader = _open(path)
+    topics: dict[str, str] = {}
+    try:
+        with path.open("rb") as stream:
+            summary = make_reader(stream).get_summary()
+            if summary is not None and summary.channels:
+                for channel in summary.channels.values():
+                    schema = summary.schemas.get(channel.schema_id)
+                    topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
+            else:
+                for schema, channel, _ in make_reader(stream).iter_messages():
+                    topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
+    except _failures() as error:
+        raise _damaged(path, error) from None
+    return dict(sorted(topics.items()))
+
+
+def _read_messages(path: Path, topics: Sequence[str]) -> Iterator[tuple[str, float, Any]]:
+    """Yield topic, log time in seconds and message, decoded, of some topics, in the order of log time."""
+    make_reader = _open(path)
+    decoders: dict[int, Callable[[bytes], Any]] = {}
+    factories, count = _decoders(), 0
+    try:
+        with path.open("rb") as stream:
+            for schema, channel, message in make_reader(stream).iter_messages(topics=list(topics)):
+                count += 1
+                if count > MAX_RECORDS or len(message.data) > _MAX_MESSAGE_BYTES:
+                    problem = f"more than {MAX_RECORDS} messages, or one of more than {_MAX_MESSAGE_BYTES >> 20} MiB"
+                    raise RecordError(problem, remedy="Cut it into episodes.", place=Place(file=str(path)))
+                if channel.id not in decoders:
+                    decoders[channel.id] = _find_decoder(path, factories, schema, channel)
+                yield channel.topic, message.log_time / 1e9, decoders[channel.id](message.data)
+    except RecordError:
+        raise
+    except _failures() as error:
+        raise _damaged(path, error) from None
+
+
+def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
+    if channel.message_encoding == "json":
+        return json.loads
+    for factory in factories:
+        decoder: Callable[[bytes], Any] | None = factory.decoder_for(channel.message_encoding, schema)
+        if decoder is not None:
+            return decoder
+    remedy = f"CDR of ROS 2, protobuf and JSON are read; {install_command('mcap')}"
+    problem = f"the messages of {channel.topic!r} are {channel.message_encoding!r}, which nothing here decodes"
+    raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
+
+
+def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place) -> None:
+    for inner in _inner_messages(message, columns):
+        row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
+        if taken.rows and len(row) != len(taken.rows[0]):
+            problem = f"a message has {len(row)} numbers, the first {len(taken.rows[0])}"
+            raise RecordError(problem, remedy="Choose joints by name.", place=place)
+        taken.rows.append(row)
+        taken.log_s.append(log_s)
+        taken.header_s.append(_stamp_s(inner))
+        frame = _get(inner, "header.frame_id")
+        taken.frames.add(str(_get(inner, "frame_id") if frame is None else frame or ""))
+
+
+def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
+    """Yield the message, or of a list of transforms those of the frame that is asked for."""
+    transforms = _get(message, "transforms")
+    if transforms is None:
+        yield message
+        return
+    frame = columns.frame if isinstance(columns, PoseColumns) else None
+    yield from (inner for inner in transforms if _get(inner, "child_frame_id") == frame)
+
+
+def _get(message: Any, path: str) -> Any:
+    """Return what is at a path of fields of a message; None where there is no such field."""
+    for name in path.split(".") if path else ():
+        message = message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+        if message is None:
+            return None
+    return message
+
+
+def _stamp_s(message: Any) -> float:
+    """Return the time in a message's header in seconds; NaN without one, or where it is zero."""
+    stamp = _get(message, "header.stamp")
+    stamp = _get(message, "timestamp") if stamp is None else stamp
+    seconds = next((value for name in ("sec", "secs", "seconds") if (value := _get(stamp, name)) is not None), None)
+    if seconds is None or stamp is None:
+        return np.nan
+    parts = next((v for n in ("nanosec", "nsec", "nsecs", "nanos") if (v := _get(stamp, n)) is not None), 0)
+    try:
+        return float(seconds) + float(parts) * 1e-9 or np.nan
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
+    for path in (columns.field,) if columns.field is not None else _POSES:
+        pose = _get(message, path)
+        position = _get(pose, "position") if _get(pose, "position") is not None else _get(pose, "translation")
+        turn = _get(pose, "orientation") if _get(pose, "orientation") is not None else _get(pose, "rotation")
+        if _get(position, "x") is not None:
+            turned = [turn] if _get(turn, "w") is not None else []
+            return [
+                *(_number(_get(position, axis), place) for axis in "xyz"),
+                *(_number(_get(inner, axis), place) for inner in turned for axis in "wxyz"),
+            ]
+    remedy = f"Say with `field` where it is. The message has: {_describe_fields(message)}."
+    raise RecordError("a message has no pose", remedy=remedy, place=place)
+
+
+def _row(message: Any, columns: Columns, place: Place) -> list[float]:
+    paths = (columns.field,) if columns.field is not None else _NUMBERS
+    values = next((value for path in paths if (value := _get(message, path)) is not None), None)
+    if values is None:
+        remedy = f"Say with `field` where they are. The message has: {_describe_fields(message)}."
+        raise RecordError("a message has no such numbers", remedy=remedy, place=place)
+    numbers = [values] if isinstance(values, bool | int | float) else list(values)
+    if columns.names is not None:
+        names = list(_get(message, "name") or ())
+        unknown = [name for name in columns.names if name not in names]
+        if unknown or len(names) != len(numbers):
+            problem = f"a message has nothing called {unknown[0]!r}" if unknown else "names and numbers differ in count"
+            raise RecordError(problem, remedy=f"Its names are: {', '.join(names) or 'none'}.", place=place)
+        numbers = [numbers[names.index(name)] for name in columns.names]
+    elif columns.index is not None:
+        if not all(0 <= k < len(numbers) for k in columns.index):
+            raise RecordError(f"a message has {len(numbers)} numbers", remedy="Count from 0.", place=place)
+        numbers = [numbers[k] for k in columns.index]
+    if not numbers:
+        problem = f"{columns.field or 'effort'} of {columns.source!r} is empty"
+        raise RecordError(problem, remedy="The driver does not publish it; leave it out of the mapping.", place=place)
+    return [_number(value, place) * columns.scale for value in numbers]
+
+
+def _number(value: Any, place: Place) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        problem = f"{str(value)[:40]!r} is no number"
+        raise RecordError(problem, remedy="Say with `field` where the numbers are.", place=place) from None
+
+
+def _describe_fields(message: Any) -> str:
+    if isinstance(message, Mapping):
+        return ", ".join(map(str, message))
+    descriptor = getattr(message, "DESCRIPTOR", None)
+    if descriptor is not None:
+        return ", ".join(field.name for field in descriptor.fields)
+    return ", ".join(getattr(message, "__slots__", None) or vars(message))
+
+
+def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
+    """Warn where poses are in different frames."""
+    frames = {frame for taken in samples.values() for frame in taken.frames if frame and taken.rows}
+    posed = {
+        frame
+        for part, taken in samples.items()
+        if part == "eef" or part.startswith("bodies.")
+        for frame in taken.frames
+    }
+    if len(posed & frames) > 1:
+        problem = f"poses are in different frames: {', '.join(sorted(posed & frames))}; all must be in one that rests"
+        warn_once(str(path), problem)
+
+
+def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> LoggedEpisode:
+    times = {part: _sample_times(path, part, taken, mapping.episode.stamp) for part, taken in samples.items()}
+    clock = _choose_clock(path, mapping)
+    instants = np.unique(times[clock])
+    if len(instants) < len(times[clock]):
+        warn_once(str(path), f"{len(times[clock]) - len(instants)} messages of the clock have a time that was there")
+    if len(instants) < 2:
+        remedy = "Choose another topic with `clock` under [episode]."
+        raise RecordError("the clock's topic has fewer than two messages", remedy=remedy, place=Place(file=str(path)))
+    series = {
+        part: _hold(taken, times[part], instants, mapping.sources[part].max_age_s) for part, taken in samples.items()
+    }
+    return LoggedEpisode(
+        name=path.stem,
+        file=str(path),
+        time_s=instants - instants[0],
+        dt_s=float(np.median(np.diff(instants))),
+        series=series,
+    )
+
+
+def _choose_clock(path: Path, mapping: LogMapping) -> str:
+    """Return the part of the mapping whose messages are the records."""
+    asked, parts = mapping.episode.clock, mapping.sources
+    if asked is None:
+        return "eef" if "eef" in parts else next(iter(parts))
+    for part, columns in parts.items():
+        if columns.source == asked:
+            return part
+    remedy = f"Mapped are: {', '.join(sorted({columns.source for columns in parts.values()}))}."
+    raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy, place=Place(file=str(path)))
+
+
+def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> Floats:
+    log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
+    if stamp == "log":
+        return log_s
+    has_headers = bool(np.isfinite(header_s).all())
+    if stamp == "header" and not has_headers:
+        place = Place(file=str(path), field=part)
+        raise RecordError("a message has no time in its header", remedy='Write stamp = "log".', place=place)
+    near = has_headers and np.abs(header_s - log_s).max() <= _CLOCKS_APART_S
+    return header_s if has_headers and (near or stamp == "header") else log_s
+
+
+def _hold(taken: Samples, times: Floats, instants: Floats, max_age_s: float | None) -> Series:
+    """Return the last message at or before each instant, and whether it still holds."""
+    order = np.argsort(times, kind="stable")
+    rows, stamps = np.array(taken.rows, dtype=np.float64)[order], times[order]
+    last = np.searchsorted(stamps, instants, side="right") - 1
+    values = rows[np.maximum(last, 0)]
+    period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
+    limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
+    known = (last >= 0) & (instants - stamps[np.maximum(last, 0)] <= limit) & np.isfinite(values).all(axis=1)
+    if values.shape[1] == 7:
+        known &= values[:, 3:].any(axis=1)
+    return Series(values, np.asarray(known))

@@ -1,0 +1,214 @@
+"""The way from what was read of a log to an episode: units, validity, time stamps, and what looks implausible."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.logs.mapping import SCALES_M, GripColumns, LogMapping
+from safevla_bench.trajectory import FOREIGN_LOG, LOG_BENCHMARK, SCHEMA_VERSION, Batch, Recording, from_recording
+from safevla_recorder.episode import add_header_mark
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+_log = logging.getLogger(__name__)
+_EVEN = 1e-2
+"""Greatest distance of an even stamp from the nominal one, in control steps; stamps of float32 are as rough as that."""
+_FAR_M, _NORM_SLACK = 10.0, 0.05
+_warned: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers at each instant of an episode, [n, k], and whether they are known there, [n].
+
+    A pose is x, y, z and, where it has an orientation, w, x, y, z.
+    """
+
+    values: Floats
+    known: Bools
+
+
+@dataclass(frozen=True)
+class LoggedEpisode:
+    """One episode of a log: its instants in seconds, [n], and the series of each part of the record that is mapped."""
+
+    name: str
+    file: str
+    time_s: Floats
+    dt_s: float
+    series: Mapping[str, Series]
+    instruction: str | None = None
+    success: bool | None = None
+    embodiment: str | None = None
+    versions: Mapping[str, str] | None = None
+
+
+def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
+    """Return the episode as a batch of one.
+
+    An instant at which a part other than a body is unknown is no record; time stamps then show the gap. Records begin
+    where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
+
+    Raises:
+        RecordError: it is not said how the episode ended, no instant is left, or a number is not valid.
+    """
+    place = Place(file=episode.file, episode=episode.name)
+    kept = _choose_records(episode, place)
+    series = {name: Series(part.values[kept], part.known[kept]) for name, part in episode.series.items()}
+    time_s = episode.time_s[kept] - episode.time_s[kept[0]]
+    even = np.abs(time_s / episode.dt_s - np.arange(len(kept))).max() <= _EVEN
+    bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
+    lost = [name for name, part in bodies.items() if not part.known.all()]
+    positions = [part.values[:, :3] * SCALES_M[mapping.bodies[name].unit] for name, part in bodies.items()]
+    turned = [name for name, part in bodies.items() if part.values.shape[1] == 7]
+    number = {name: k for k, name in enumerate(mapping.bodies)}
+    eef = series.get("eef")
+    recording = Recording(
+        header=_build_header(episode, mapping, place),
+        roles={name: body.role for name, body in mapping.bodies.items()},
+        records=len(kept),
+        eef_pos_m=None if eef is None or mapping.eef is None else eef.values[:, :3] * SCALES_M[mapping.eef.unit],
+        eef_quat_wxyz=eef.values[:, 3:] if eef is not None and eef.values.shape[1] == 7 else None,
+        pos_bodies=list(number.values()),
+        body_pos_m=_fill_lost(np.stack(positions, axis=1), bodies) if bodies else None,
+        quat_bodies=[number[name] for name in turned],
+        body_quat_wxyz=_fill_lost(
+            np.stack([bodies[name].values[:, 3:] for name in turned], axis=1), {name: bodies[name] for name in turned}
+        )
+        if turned
+        else None,
+        joint_torque_nm=series["torque"].values if "torque" in series else None,
+        gripper_contact=_gripper_contact(series["gripper"], mapping.gripper) if mapping.gripper else None,
+        action=series["action"].values[:-1] if "action" in series and len(kept) > 1 else None,
+        extra=add_header_mark({}, FOREIGN_LOG),
+        further={} if even else {"time_s": time_s},
+        valid_bodies=[number[name] for name in lost],
+        pose_valid=np.stack([bodies[name].known for name in lost], axis=1) if lost else None,
+    )
+    try:
+        batch = from_recording(recording)
+    except RecordError as error:
+        raise error.with_place(place) from None
+    for source, problem in _find_implausible(episode, mapping, series):
+        warn_once(source, problem)
+    return batch
+
+
+def warn_once(source: str, problem: str) -> None:
+    """Log a warning about a source, unless it was logged before."""
+    if (source, problem) not in _warned:
+        _warned.add((source, problem))
+        _log.warning("warning: %s: %s", source, problem)
+
+
+def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
+    """Return the instants that are records, in order."""
+    usable = np.ones(len(episode.time_s), dtype=np.bool_)
+    unseen: list[str] = []
+    for name, part in episode.series.items():
+        if not part.known.any():
+            unseen.append(name)
+        elif not name.startswith("bodies."):
+            usable &= part.known
+    missing = [name for name in unseen if not name.startswith("bodies.")]
+    if missing:
+        remedy = "Leave it out of the mapping, or map it to what was recorded."
+        raise RecordError(f"{', '.join(missing)} is known at no instant", remedy=remedy, place=place)
+    begin = max((int(part.known.argmax()) for part in episode.series.values()), default=0)
+    kept = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
+    if not len(kept):
+        remedy = "Map topics that overlap in time, or give max_age_s."
+        raise RecordError("at no instant all that is mapped is known", remedy=remedy, place=place)
+    skipped = int((~usable[kept[0] :]).sum())
+    if kept[0] or skipped:
+        problem = (
+            f"{int(kept[0])} instants before everything mapped was seen, and {skipped} at which a part of the robot is "
+            "unknown, are no records; time stamps show the gaps"
+        )
+        warn_once(f"{episode.file}: {episode.name}", problem)
+    if unseen:
+        warn_once(f"{episode.file}: {episode.name}", f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
+    return kept
+
+
+def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:
+    """Return poses, [n, P, …], with the pose last seen where a body is lost; it is marked and never judged."""
+    filled = rows.copy()
+    for k, part in enumerate(bodies.values()):
+        seen = np.maximum.accumulate(np.where(part.known, np.arange(len(rows)), -1))
+        filled[:, k] = rows[np.maximum(seen, 0), k]
+        filled[seen < 0, k] = np.eye(1, rows.shape[2])[0] if rows.shape[2] == 4 else 0.0
+    return filled
+
+
+def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
+    value = part.values[:, 0]
+    if columns.holds_above is None and columns.holds_below is None:
+        return np.asarray(value != 0)
+    above = value > (-np.inf if columns.holds_above is None else columns.holds_above)
+    return np.asarray(above & (value < (np.inf if columns.holds_below is None else columns.holds_below)))
+
+
+def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
+    asked = mapping.episode
+    outcome = asked.outcomes.get(episode.name)
+    success = asked.success if isinstance(asked.success, bool) else episode.success
+    if outcome is not None:
+        success = outcome == "success"
+    if success is None:
+        remedy = (
+            "Write `success = true` or `success = false` under [episode] of the mapping, or for one episode "
+            f'`outcomes = {{ "{episode.name}" = "failure" }}`.'
+        )
+        raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
+    targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
+    task = asked.task or _make_slug(episode.instruction or episode.name)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "episode_id": episode.name,
+        "benchmark": asked.benchmark,
+        "task_id": f"{asked.template}/{task}" if asked.template else task,
+        "success": success,
+        "dt": episode.dt_s,
+        "target_object": asked.target or (targets[0] if targets else None),
+        "joint_torque_limit_nm": mapping.torque.limits_nm if mapping.torque else None,
+        "policy": asked.policy,
+        "instruction": episode.instruction,
+        "outcome": outcome or ("success" if success else "failure"),
+        "embodiment": asked.embodiment or episode.embodiment or "unknown",
+        "versions": None if episode.versions is None else dict(episode.versions),
+    }
+
+
+def _make_slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "task"
+
+
+def _find_implausible(
+    episode: LoggedEpisode, mapping: LogMapping, series: Mapping[str, Series]
+) -> Iterator[tuple[str, str]]:
+    """Yield the file and what looks wrong in it, with the remedy; each once for a part of the mapping."""
+    poses = {"eef": mapping.eef, **{f"bodies.{name}": body for name, body in mapping.bodies.items()}}
+    for name, columns in poses.items():
+        if columns is None or not series[name].known.any():
+            continue
+        values = series[name].values[series[name].known]
+        distance = float(np.median(np.linalg.norm(values[:, :3], axis=1))) * SCALES_M[columns.unit]
+        if distance > _FAR_M:
+            yield episode.file, f'[{name}] is {distance:.0f} m from the origin: in millimetres, perhaps? unit = "mm"'
+        if values.shape[1] == 7:
+            norm = np.linalg.norm(values[:, 3:], axis=1)
+            if np.abs(norm - 1).max() > _NORM_SLACK:
+                yield episode.file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
+            w, z = np.median(np.abs(values[:, 3])), np.median(np.abs(values[:, 6]))
+            if w < 0.3 and z > 0.9:
+                yield episode.file, f'[{name}] has quaternions like x, y, z, w: quaternion_order = "xyzw", perhaps?'
+    if mapping.episode.benchmark == LOG_BENCHMARK and not mapping.bodies and "eef" not in series:
+        yield episode.file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"
