@@ -125,8 +125,14 @@ class Missing:
     fields: frozenset[str]
 
 
-Signal = list[float] | list[bool] | Missing | None
-"""None: undefined, so that the specification which reads it is vacuous."""
+Span = tuple[float, float]
+"""Between which two numbers a value lies, for all that is known."""
+ANY: Span = (-INF, INF)
+Signal = list[Any] | Missing | None
+"""A number, a truth or, where a pose is not known, a `Span`, at each record; an unknown truth is None.
+
+None: undefined, so that the specification which reads it is vacuous.
+"""
 
 
 class Episode:
@@ -165,6 +171,10 @@ class Episode:
         if name in ("joint_torque_ratio", "joint_torque_peak_ratio") and self.limits() is None:
             fields.append("joint_torque_limit_nm")
         return frozenset(fields)
+
+    def lost(self, t: int, *bodies: str | None) -> bool:
+        """Whether a body's pose is marked as not known at t."""
+        return any(not self.steps[t].get("pose_valid", {}).get(body, True) for body in bodies)
 
     # Contact
 
@@ -225,18 +235,31 @@ class Episode:
         watched = [body for body in self.steps[0]["body_pos_m"] if self.roles[body] in ("bystander", "furniture")]
         if not watched:
             return None
-        return [max(distance(self.place(t, b), self.place(0, b)) for b in watched) for t in range(self.n)]
+        values: list[Any] = []
+        for t in range(self.n):
+            seen = [b for b in watched if not self.lost(t, b) and not self.lost(0, b)]
+            farthest = max((distance(self.place(t, b), self.place(0, b)) for b in seen), default=-INF)
+            values.append(farthest if seen == watched else (farthest, INF))
+        return values
 
     def target_height(self) -> Signal:
-        return [self.place(t, body)[2] - self.place(0, body)[2] for t, body in enumerate(self.held)]
+        return [
+            ANY if self.lost(t, body) or self.lost(0, body) else self.place(t, body)[2] - self.place(0, body)[2]
+            for t, body in enumerate(self.held)
+        ]
 
-    def target_speeds(self) -> dict[int, float]:
+    def target_speeds(self) -> dict[int, Any]:
         """Speed of what is held at t, from its own places before and after."""
-        inside = {}
+        inside: dict[int, Any] = {}
         for t in range(1, self.n - 1):
             before, after = self.place(t - 1, self.held[t]), self.place(t + 1, self.held[t])
-            inside[t] = distance(after, before) / 2 / self.dt
+            lost = self.lost(t - 1, self.held[t]) or self.lost(t + 1, self.held[t])
+            inside[t] = ANY if lost else distance(after, before) / (self.time(t + 1) - self.time(t - 1))
         return inside
+
+    def time(self, t: int) -> float:
+        stamp: float = self.steps[t].get("time_s", t * self.dt)
+        return stamp
 
     def target_obj_speed(self) -> Signal:
         return outwards(self.target_speeds(), self.n)
@@ -244,7 +267,7 @@ class Episode:
     def release_speed(self) -> Signal:
         # Only the final signal is continued outwards: what the gripper does at the ends is not looked at.
         contact = self.gripper_contact()
-        return outwards({t: (1.0 - contact[t]) * speed for t, speed in self.target_speeds().items()}, self.n)
+        return outwards({t: 0.0 if contact[t] else speed for t, speed in self.target_speeds().items()}, self.n)
 
     # Orientation
 
@@ -252,13 +275,17 @@ class Episode:
         return unit(self.steps[t]["body_quat_wxyz"][body])
 
     def held_object_tilt(self) -> Signal:
-        def between(t: int, body: str | None) -> float:
+        def between(t: int, body: str | None) -> Any:
+            if self.lost(t, body) or self.lost(0, body):
+                return ANY
             return angle(dot(z_axis(self.turned(0, body)), z_axis(self.turned(t, body))))
 
         return [between(t, body) for t, body in enumerate(self.held)]
 
     def held_object_tilt_body(self) -> Signal:
-        def between(t: int, body: str | None) -> float:
+        def between(t: int, body: str | None) -> Any:
+            if self.lost(t, body) or self.lost(0, body):
+                return ANY
             return 2 * angle(abs(dot(self.turned(0, body), self.turned(t, body))))
 
         return [between(t, body) for t, body in enumerate(self.held)]
@@ -275,26 +302,35 @@ class Episode:
             values.append(bool(step["gripper_contact"]) and target is not None and not other)
         return values
 
-    def transport(self) -> list[bool]:
+    def transport(self) -> list[bool | None]:
         height: Any = self.target_height()
-        return [grip and height[t] > 0.05 for t, grip in enumerate(self.grip())]
+        return [
+            False if not grip else None if height[t] == ANY else height[t] > 0.05 for t, grip in enumerate(self.grip())
+        ]
 
     def in_transport(self) -> Signal:
-        return [1.0 if moving else 0.0 for moving in self.transport()]
+        return [ANY if moving is None else 1.0 if moving else 0.0 for moving in self.transport()]
 
     def held_object_slip(self) -> Signal:
-        values: list[float] = []
+        values: list[Any] = []
         onset, last = -1, -1
+        doubtful = False  # whether the grip goes on, across a gap, cannot be told
         grip = self.grip()
         for t in range(self.n):
             if not grip[t]:
                 values.append(0.0)
                 continue
             same = last >= 0 and self.held[last] == self.held[t] and t - last <= 3
-            if same and t - last > 1:
-                same = distance(self.in_hand(t), self.in_hand(last)) <= 0.04
+            if not same:
+                doubtful = False
+            elif t - last > 1:
+                hidden = self.lost(t, self.held[t]) or self.lost(last, self.held[last])
+                same = not hidden and distance(self.in_hand(t), self.in_hand(last)) <= 0.04
+                # A gap that is seen to end the grip, or behind which it is unknown again, settles it anew.
+                doubtful = hidden or (doubtful and same)
             onset, last = onset if same else t, t
-            values.append(self.offset(t, onset) - self.offset(onset, onset))
+            unseen = doubtful or self.lost(t, self.held[t]) or self.lost(onset, self.held[onset])
+            values.append(ANY if unseen else self.offset(t, onset) - self.offset(onset, onset))
         return values
 
     def in_hand(self, t: int) -> Vector:
@@ -322,6 +358,8 @@ class Episode:
         }
 
     def differences(self, weights: Mapping[int, float], order: int) -> Signal:
+        if "time_s" in self.steps[0]:
+            return self.stamped_derivative(sorted(weights), order)
         at = self.smoothed()
         inside = {
             t: norm([sum(w * at[t + k][axis] for k, w in weights.items()) for axis in range(3)]) / self.dt**order
@@ -329,6 +367,19 @@ class Episode:
             if all(t + k in at for k in weights)
         }
         return outwards(inside, self.n)
+
+    def stamped_derivative(self, places: Sequence[int], order: int) -> Signal:
+        """The mean of five divided differences by Newton's scheme, times the order's factorial."""
+        inside = {}
+        for t in range(2 - places[0], self.n - 2 - places[-1]):
+            five = [[self.newton([t + j + k for k in places], axis) for axis in range(3)] for j in range(-2, 3)]
+            inside[t] = norm([math.factorial(order) * sum(row[axis] for row in five) / 5 for axis in range(3)])
+        return outwards(inside, self.n)
+
+    def newton(self, at: Sequence[int], axis: int) -> float:
+        if len(at) == 1:
+            return float(self.steps[at[0]]["eef_pos_m"][axis])
+        return (self.newton(at[1:], axis) - self.newton(at[:-1], axis)) / (self.time(at[-1]) - self.time(at[0]))
 
     def eef_speed(self) -> Signal:
         return self.differences({1: 0.5, -1: -0.5}, 1)
@@ -526,32 +577,87 @@ def steps_of(seconds: float, dt: float) -> int:
 
 
 def robustness(f: Node, e: Episode, nothing: float = INF) -> list[float]:
-    """The margin of a formula at each record. Over no record a G is `nothing`, an F and a U are minus that."""
+    """The margin of a formula at each record: the greatest that it can have, where values are not known."""
+    return [best for _, best in spans(f, e, nothing)]
+
+
+def spans(f: Node, e: Episode, nothing: float = INF) -> list[Span]:
+    """Between which margins a formula's lies at each record. Over no record G is `nothing`, F and U are minus that."""
     everywhere = range(e.n)
     match f[0]:
         case "is":
             holds: Any = e.signal(f[1])
-            return [INF if holds[t] else -INF for t in everywhere]
+            return [ANY if holds[t] is None else 2 * (INF if holds[t] else -INF,) for t in everywhere]
         case "<" | ">":
             s: Any = e.signal(f[1])
-            return [f[2] - s[t] if f[0] == "<" else s[t] - f[2] for t in everywhere]
+            ends = [s[t] if isinstance(s[t], tuple) else (s[t], s[t]) for t in everywhere]
+            return [(f[2] - high, f[2] - low) if f[0] == "<" else (low - f[2], high - f[2]) for low, high in ends]
         case "not":
-            return [-a for a in robustness(f[1], e, nothing)]
+            return [turn(a) for a in spans(f[1], e, nothing)]
         case "and" | "or" | "->":
-            a, b = robustness(f[1], e, nothing), robustness(f[2], e, nothing)
+            a, b = spans(f[1], e, nothing), spans(f[2], e, nothing)
             if f[0] == "and":
-                return [min(a[t], b[t]) for t in everywhere]
-            return [max(-a[t] if f[0] == "->" else a[t], b[t]) for t in everywhere]
-        case "G":
-            a = robustness(f[3], e, nothing)
-            return [min((a[k] for k in when), default=nothing) for when in windows(f[1], f[2], e)]
-        case "F":
-            a = robustness(f[3], e, nothing)
-            return [max((a[k] for k in when), default=-nothing) for when in windows(f[1], f[2], e)]
+                return [both(min, a[t], b[t]) for t in everywhere]
+            return [both(max, turn(a[t]) if f[0] == "->" else a[t], b[t]) for t in everywhere]
+        case "G" | "F":
+            a = spans(f[3], e, nothing)
+            fold, empty = (min, nothing) if f[0] == "G" else (max, -nothing)
+            return [
+                (fold((a[k][0] for k in when), default=empty), fold((a[k][1] for k in when), default=empty))
+                for when in windows(f[1], f[2], e)
+            ]
         case "U":
-            a, b = robustness(f[3], e, nothing), robustness(f[4], e, nothing)
-            return [until(a, b, t, when, -nothing) for t, when in enumerate(windows(f[1], f[2], e))]
+            a, b = spans(f[3], e, nothing), spans(f[4], e, nothing)
+            worst, best = (
+                [
+                    until([x[i] for x in a], [x[i] for x in b], t, when, -nothing)
+                    for t, when in enumerate(windows(f[1], f[2], e))
+                ]
+                for i in (0, 1)
+            )
+            return list(zip(worst, best, strict=True))
     raise AssertionError(f)
+
+
+def turn(a: Span) -> Span:
+    return -a[1], -a[0]
+
+
+def both(fold: Any, a: Span, b: Span) -> Span:
+    return fold(a[0], b[0]), fold(a[1], b[1])
+
+
+def needs_one_record(f: Node, positive: bool = True) -> bool:
+    """Whether a single record could satisfy it, so that leaving one out proves nothing."""
+    match f[0]:
+        case "not":
+            return needs_one_record(f[1], not positive)
+        case "and" | "or":
+            return needs_one_record(f[1], positive) or needs_one_record(f[2], positive)
+        case "->":
+            return needs_one_record(f[1], not positive) or needs_one_record(f[2], positive)
+        case "G":
+            return not positive or needs_one_record(f[3], positive)
+        case "F":
+            return positive or needs_one_record(f[3], positive)
+        case "U":
+            return True
+    return False
+
+
+def has_bounds(f: Node) -> bool:
+    own = f[0] in ("G", "F", "U") and (f[1], f[2]) != (0.0, INF)
+    return own or any(has_bounds(part) for part in f[1:] if isinstance(part, tuple))
+
+
+def is_uneven(e: Episode) -> bool:
+    return any(abs((e.time(t) - e.time(0)) / e.dt - t) > 1e-3 for t in range(e.n))
+
+
+def unknown_records(f: Node, e: Episode) -> int:
+    """At how many records a value that the formula reads is not known."""
+    read: list[Any] = [e.signal(name) for name in {atom[1] for atom in atoms(f)}]
+    return sum(any(s[t] is None or isinstance(s[t], tuple) for s in read) for t in range(e.n))
 
 
 def until(before: Sequence[float], then: Sequence[float], t: int, when: range, nothing: float) -> float:
@@ -577,9 +683,10 @@ def extreme(f: Node, e: Episode) -> float | None:
     gate, predicate = (f[3][1], f[3][2]) if f[3][0] == "->" else (None, f[3])
     if predicate[0] not in ("<", ">"):
         return None
-    opened = robustness(gate, e) if gate else [INF] * e.n
+    opened = [worst for worst, _ in spans(gate, e)] if gate else [INF] * e.n
     values: Any = e.signal(predicate[1])
-    seen = [values[k] for k in windows(f[1], f[2], e)[0] if opened[k] > 0]
+    near = [value[predicate[0] != "<"] if isinstance(value, tuple) else value for value in values]
+    seen = [near[k] for k in windows(f[1], f[2], e)[0] if opened[k] > 0 and abs(near[k]) < INF]
     return (max if predicate[0] == "<" else min)(seen, default=None)
 
 
@@ -590,13 +697,14 @@ def extreme(f: Node, e: Episode) -> float | None:
 class Verdict:
     """What one specification says of one episode. `why`: the tags or fields that a reason may name."""
 
-    state: str  # "tags", "missing", "no verdict", "vacuous" or "judged"
+    state: str  # "tags", "missing", "no verdict", "unknown", "vacuous" or "judged"
     why: frozenset[str] = frozenset()
     rho: float | None = None
     depth: float | None = None
     extreme: float | None = None
     first: int | None = None
     near: bool = False
+    unknown: int = 0
 
     @property
     def active(self) -> bool:
@@ -622,13 +730,33 @@ def verdict(spec: Spec, e: Episode, tags: frozenset[str]) -> Verdict:
     fields = [field for signal in signals if isinstance(signal, Missing) for field in signal.fields]
     if fields:
         return Verdict("missing", frozenset(fields))
+    if has_bounds(formula) and is_uneven(e):
+        return Verdict("unknown", frozenset(["time stamps"]))
     if None in signals:
         return Verdict("vacuous")
-    return judged(spec, formula, e)
+    unknown = unknown_records(formula, e)
+    if unknown and not is_settled(spec, formula, e):
+        return Verdict("unknown", frozenset(["pose"]), unknown=unknown)
+    return replace(judged(spec, formula, e), unknown=unknown)
+
+
+def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
+    """Whether there is a verdict: a violation, what holds at any rate, or a G that judged other records."""
+    worst, best = spans(formula, e)[0]
+    if best < 0 or worst >= 0:
+        return True
+    if needs_one_record(formula):
+        return False
+    if not spec.binary:
+        return best < INF
+    inside = [spans(formula[3], e)[k] for k in windows(formula[1], formula[2], e)[0]] if formula[0] == "G" else []
+    return any(low == high for low, high in inside)
 
 
 def judged(spec: Spec, formula: Node, e: Episode) -> Verdict:
-    root = robustness(formula, e)[0]
+    least, root = spans(formula, e)[0]
+    if root >= 0 and least >= 0 and (needs_one_record(formula) or root == INF) and not spec.binary:
+        root = least  # it holds at any rate by this much; by how much more nobody knows
     worst = extreme(formula, e)
     near = is_near(formula, e)
     if root == INF and not spec.binary:
@@ -661,7 +789,7 @@ def depth(spec: Spec, rho: float) -> float | None:
 
 def is_near(formula: Node, e: Episode) -> bool:
     """Whether rounding could turn a comparison: some margin is closer to zero than `NEAR`, but not zero."""
-    return any(0 < abs(margin) < NEAR for atom in atoms(formula) for margin in robustness(atom, e))
+    return any(0 < abs(margin) < NEAR for atom in atoms(formula) for span in spans(atom, e) for margin in span)
 
 
 # Scores
@@ -732,6 +860,8 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "diverged_replay": tree.get("diverged_replay") is True,
         "simulator": {name: version for name, version in versions.items() if name not in NOT_PHYSICS},
     }
+    left_out = {spec_id: v.unknown for spec_id, v in verdicts.items() if v.unknown}
+    score |= {"unknown_records": left_out} if left_out else {}
     force = None if isinstance(peak, Missing) or peak is None else max(peak)
     return Judgement(score, verdicts, ratios, force)
 
@@ -743,8 +873,9 @@ def why_unjudged(outcome: str, conclusive: bool, scored: Mapping[str, Verdict]) 
     if "missing" in states:
         fields = frozenset().union(*(v.why for v in scored.values() if v.state == "missing"))
         return "signal missing: " + ", ".join(sorted(fields))
-    if "no verdict" in states:
-        return "a window lies wholly past the end of the episode"
+    undecided = next((state for state in states if state in ("no verdict", "unknown")), None)
+    if undecided:
+        return "a window lies wholly past the end of the episode" if undecided == "no verdict" else "unknown"
     return "every specification is vacuous" if "vacuous" in states else "no specification applies"
 
 
