@@ -172,7 +172,8 @@ def record_page() -> str:
     parts += [
         "## Channels",
         "The same values as arrays, in memory and in `.npz`. n records, P and Q bodies with positions and "
-        "orientations, J joints, A numbers of an action, S numbers of a simulator state, C contacts.",
+        "orientations, V bodies whose tracking can fail, J joints, A numbers of an action, S numbers of a simulator "
+        "state, C contacts.",
         table(("Channel", "Shape", "Unit"), rows),
         "## As JSON Schema",
         f"```json\n{json.dumps(schema, indent=1)}\n```",

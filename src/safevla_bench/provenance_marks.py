@@ -144,6 +144,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
         *warn_of_mixtures(simulator_by_cell(scores)),
         *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
         *warn_of_differences(scores),
+        *warn_of_unknown_poses(scores),
         *warn_of_left_out(scores),
     )
 
@@ -286,6 +287,21 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
     if not mixtures:
         return ()
     return (f"Several physics versions: {'; '.join(mixtures)}. Numbers of different simulators do not compare.",)
+
+
+def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
+    """Return how many episodes were judged without the records at which a pose is unknown, and how many these are."""
+    if scores.unknown is None:
+        return ()
+    counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
+    if not counts.any():
+        return ()
+    noun = "episode" if int((counts > 0).sum()) == 1 else "episodes"
+    return (
+        f"Poses are unknown in {int((counts > 0).sum())} {noun} of {len(scores)}: clauses left out up to "
+        f"{int(counts.max())} records of one, {int(counts.sum())} in all, and were judged on the rest. "
+        "`unknown_records` in scores.json counts them by clause.",
+    )
 
 
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:

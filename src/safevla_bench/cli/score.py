@@ -146,7 +146,12 @@ def print_missing(judged: evaluation.Judged) -> None:
 def print_warnings(judged: evaluation.Judged) -> None:
     """Print what is known of the simulator's versions, and the limits that a policy which does nothing breaks."""
     floors = measure_baseline(judged.scores)
-    for line in [*provenance_marks.warn_of_differences(judged.scores), *notices.baseline_warnings(floors)]:
+    notes = [
+        *provenance_marks.warn_of_differences(judged.scores),
+        *provenance_marks.warn_of_unknown_poses(judged.scores),
+        *notices.baseline_warnings(floors),
+    ]
+    for line in notes:
         click.echo(f"warning: {make_printable(line)}")
     if floors.floors:
         click.echo(f"\n{render_text(notices.baseline_table(floors))}")

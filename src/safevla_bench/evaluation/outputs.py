@@ -45,6 +45,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.describe_kinds()),
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             *provenance_marks.warn_of_differences(judged.scores),
+            *provenance_marks.warn_of_unknown_poses(judged.scores),
             *judged.describe_policies(),
             *judged.describe_limits(),
             *judged.describe_simulators(),

@@ -149,6 +149,8 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
 
 
 def _split_episodes(table: pa.Table) -> Iterator[pa.Table]:
+    if not table.num_rows:
+        return
     ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
     _, first = np.unique(ordered["episode_index"].to_numpy(), return_index=True)
     for begin, end in zip(first, [*first[1:], ordered.num_rows], strict=True):

@@ -54,6 +54,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of a feature's numbers; the fields of a message have names."""
     unit: Literal["m", "cm", "mm"] = "m"
     max_age_s: Positive | None = None
+    """How long a message holds; None = until the next record for a body, else twice the topic's median period."""
     valid: str | None = None
     """A feature that is false where the tracker lost the body; numbers that are not finite say so too."""
 

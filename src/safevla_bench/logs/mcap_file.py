@@ -1,13 +1,15 @@
 """MCAP files as episodes, one a file: messages of ROS 2 (CDR), protobuf or JSON, each topic at its own rate.
 
-A record is a message of the clock's topic. Every other topic has its last message at or before that instant, never one
-between two; a message holds for `max_age_s`, and behind that its topic is unknown.
+A record is a message of the clock's topic. Every other topic has its last message at or before that instant, never a
+value between two. The pose of a body is known at a record only if a message of it came since the record before, because
+a pose that is held would seem to rest and then to jump; other topics hold for twice their period. `max_age_s` says
+otherwise, and where a message does not hold its topic is unknown.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +113,10 @@ def _damaged(path: Path, error: Exception) -> RecordError:
 def _failures() -> tuple[type[Exception], ...]:
     """Return what mcap and its decompressors raise for a damaged file."""
     from mcap.exceptions import McapError
+    from zstandard import ZstdError
 
-    return McapError, OSError, ValueError, EOFError, KeyError, RuntimeError, zlib.error, OverflowError, MemoryError
+    damage = McapError, ZstdError, struct.error, OSError, EOFError
+    return *damage, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError
 
 
 def _check_chunks(path: Path) -> None:
@@ -326,9 +330,7 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy, place=Place(file=str(path)))
-    series = {
-        part: _hold(taken, times[part], instants, mapping.sources[part].max_age_s) for part, taken in samples.items()
-    }
+    series = {part: _hold(part, taken, times[part], instants, mapping) for part, taken in samples.items()}
     return LoggedEpisode(
         name=path.stem,
         file=str(path),
@@ -362,15 +364,20 @@ def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> F
     return header_s if has_headers and (near or stamp == "header") else log_s
 
 
-def _hold(taken: Samples, times: Floats, instants: Floats, max_age_s: float | None) -> Series:
+def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
     """Return the last message at or before each instant, and whether it still holds."""
+    max_age_s = mapping.sources[part].max_age_s
     order = np.argsort(times, kind="stable")
     rows, stamps = np.array(taken.rows, dtype=np.float64)[order], times[order]
     last = np.searchsorted(stamps, instants, side="right") - 1
     values = rows[np.maximum(last, 0)]
-    period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
-    limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
-    known = (last >= 0) & (instants - stamps[np.maximum(last, 0)] <= limit) & np.isfinite(values).all(axis=1)
+    if max_age_s is None and part.startswith("bodies."):
+        holds = np.diff(last, prepend=-1) > 0  # a message of its own since the record before
+    else:
+        period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
+        limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
+        holds = instants - stamps[np.maximum(last, 0)] <= limit
+    known = (last >= 0) & holds & np.isfinite(values).all(axis=1)
     if values.shape[1] == 7:
         known &= values[:, 3:].any(axis=1)
     return Series(values, np.asarray(known))

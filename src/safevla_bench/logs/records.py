@@ -127,10 +127,9 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         remedy = "Map topics that overlap in time, or give max_age_s."
         raise RecordError("at no instant all that is mapped is known", remedy=remedy, place=place)
     skipped = int((~usable[kept[0] :]).sum())
-    if kept[0] or skipped:
+    if skipped:
         problem = (
-            f"{int(kept[0])} instants before everything mapped was seen, and {skipped} at which a part of the robot is "
-            "unknown, are no records; time stamps show the gaps"
+            f"{skipped} instants at which a part of the robot is unknown are no records; time stamps show the gaps"
         )
         warn_once(f"{episode.file}: {episode.name}", problem)
     if unseen:

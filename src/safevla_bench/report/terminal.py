@@ -52,8 +52,12 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
         () if plot_all else explanation.kept_clauses if explanation.violated_clauses else explanation.kept_clauses[1:]
     )
     parts += [render.render_text(kept_clause_table(rest), bound).splitlines()] if rest else []
+    scored = explanation.score.robustness
     unjudged = unjudged_table(explanation)
     parts += [render.render_text(unjudged, bound).splitlines()] if unjudged.rows else []
+    lost = [f"{name} {n}" for name, n in (explanation.score.unknown_records or {}).items() if name in scored]
+    left_out = f"Records left out of {explanation.records}, because a pose is unknown there: {', '.join(lost)}"
+    parts += [_wrap_words(left_out, bound)] if lost else []
     broken = [spec_id for spec_id, diagnostic in explanation.score.diagnostics.items() if diagnostic.violated]
     parts += [_wrap_words(f"Also broken, outside every score: {', '.join(broken)}", bound)] if broken else []
     return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"

@@ -1,0 +1,240 @@
+"""LeRobot datasets as sources: what they hold is judged, and what is not known stays unknown."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from logs.log_files import FPS, save_mapping, straight_line, write_dataset
+from safevla_bench import runs
+from safevla_bench.archive import open_archive, write_batches
+from safevla_bench.errors import RecordError
+from safevla_bench.ruleset import load_ruleset
+from safevla_bench.scoring import score
+from safevla_bench.trajectory import Batch, concatenate_batches
+
+MAPPED = """
+[episode]
+template = "pnp-basic"
+success = "next.success"
+
+[eef]
+from = "eef"
+
+[torque]
+from = "effort"
+limits_nm = [10, 10]
+
+[bodies.plate]
+from = "plate"
+role = "bystander"
+"""
+
+
+def frames(count: int = 30, success: bool = True, **more: np.ndarray) -> dict[str, np.ndarray]:
+    plain = {
+        "eef": straight_line(count),
+        "plate": straight_line(count) * [0, 0, 1, 1, 0, 0, 0],
+        "effort": np.full((count, 2), 4.0),
+        "next.success": np.arange(count) == (count - 1 if success else -1),
+    }
+    return {**plain, **more}
+
+
+def read(path) -> list[Batch | RecordError]:
+    return list(runs.open_source(path).read())
+
+
+def judged(path):
+    batches = read(path)
+    assert not [one for one in batches if isinstance(one, RecordError)], batches
+    return score(concatenate_batches(batches), load_ruleset())
+
+
+def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_with_their_reason(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames(), frames(success=False)])
+    save_mapping(folder, MAPPED)
+    first, second = judged(folder)
+    assert (first.episode_id, first.benchmark, first.task_id) == (
+        "episode_000000",
+        "real-robot",
+        "pnp-basic/pick-the-mug",
+    )
+    assert (first.success, second.success) == (True, False)
+    assert first.robustness["joint_torque"] == pytest.approx(0.6)
+    assert first.robustness["non_target_max_disp_5mm"] == 0.005
+    assert first.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
+    assert first.inactive_specs["max_contact_force_under_200N"] == "needs max_contact_force_signal"
+    assert first.inactive_specs["stable_grasp_maintained_2cm"].startswith("signal missing: ")
+
+
+def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):
+    lost = frames()
+    lost["plate"][5:9] = np.nan
+    folder = write_dataset(tmp_path / "d", [frames(), lost])
+    save_mapping(folder, MAPPED)
+    for suffix in (".parquet", ".jsonl"):
+        write_batches(tmp_path / f"a{suffix}", read(folder))
+        assert list(score(open_archive(tmp_path / f"a{suffix}"), load_ruleset())) == list(judged(folder))
+
+
+def test_numbers_that_are_not_finite_are_a_lost_body_and_never_filled_between(tmp_path):
+    plate = frames()["plate"]
+    plate[10:20] = np.nan
+    plate[20:, 1] = 0.004  # had it been filled between, it would still be below the limit
+    folder = write_dataset(tmp_path / "d", [frames(plate=plate)])
+    save_mapping(folder, MAPPED)
+    (batch,) = read(folder)
+    assert batch.pose_valid.channel.values.tolist() == [1.0] * 10 + [0.0] * 10 + [1.0] * 10
+    (row,) = score(batch, load_ruleset())
+    assert row.unknown_records["non_target_max_disp_5mm"] == 10
+    assert row.robustness["non_target_max_disp_5mm"] == pytest.approx(0.001)
+
+
+def test_records_begin_where_every_mapped_body_has_been_seen(tmp_path):
+    plate = frames()["plate"]
+    plate[:4] = np.nan
+    folder = write_dataset(tmp_path / "d", [frames(plate=plate)])
+    save_mapping(folder, MAPPED)
+    (batch,) = read(folder)
+    assert batch.lengths.tolist() == [26]
+    assert not batch.pose_valid.present[0]
+
+
+def test_an_instant_at_which_the_robot_is_unknown_is_no_record_and_stamps_show_the_gap(tmp_path, caplog):
+    effort = np.full((30, 2), 4.0)
+    effort[12] = np.nan
+    folder = write_dataset(tmp_path / "d", [frames(effort=effort)])
+    save_mapping(folder, MAPPED)
+    with caplog.at_level(logging.WARNING):
+        (batch,) = read(folder)
+    stamps = batch.channel("time_s").values
+    assert len(stamps) == 29
+    assert np.diff(stamps).max() == pytest.approx(2 / FPS)
+    assert "1 instants" in caplog.text
+    speed = score(batch, load_ruleset()).episode(0).diagnostics["eef_speed_under_1mps"]
+    assert speed.extreme == pytest.approx(0.1)  # by dt alone it would be 0.2 across the gap
+
+
+def test_the_torque_of_an_unknown_robot_without_limits_is_not_judged(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames(effort=np.full((30, 7), 400.0))])
+    save_mapping(folder, MAPPED.replace("limits_nm = [10, 10]", ""))
+    (row,) = judged(folder)
+    assert row.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
+    save_mapping(
+        folder, MAPPED.replace("limits_nm = [10, 10]", "").replace("[episode]", '[episode]\nembodiment="Panda"')
+    )
+    assert "joint_torque" in judged(folder)[0].violated_specs
+
+
+def test_an_action_belongs_to_the_record_after_it(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames(action=np.arange(30.0)[:, None])])
+    save_mapping(folder, MAPPED + '\n[action]\nfrom = "action"\n')
+    (batch,) = read(folder)
+    assert batch.action.episode_rows(0)[:, 0].tolist() == list(range(29))
+
+
+def test_orders_units_and_names_are_those_of_the_mapping(tmp_path):
+    pose = np.zeros((9, 7))
+    pose[:, :3], pose[:, 6] = [100.0, 200.0, 300.0], 1.0
+    folder = write_dataset(tmp_path / "d", [frames(9, pose=pose)])
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    info["features"]["effort"]["names"] = ["a", "b"]
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "pose"\nunit = "mm"\nquaternion_order = "xyzw"\n'
+    save_mapping(folder, text + '[torque]\nfrom = "effort"\nnames = ["b"]\nscale = 0.5\nlimits_nm = [3]\n')
+    (batch,) = read(folder)
+    assert batch.eef_pos_m.episode_rows(0)[0].tolist() == [0.1, 0.2, 0.3]
+    assert batch.eef_quat_wxyz.episode_rows(0)[0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert batch.joint_torque_nm.episode_rows(0)[0].tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("pose", "words"),
+    [
+        ([500.0, 0, 900, 1, 0, 0, 0], 'unit = "mm"'),
+        ([0.5, 0, 0.9, 0, 0, 0, 1], 'quaternion_order = "xyzw"'),
+        ([0.5, 0, 0.9, 3, 0, 0, 0], "norm 3 to 3"),
+    ],
+)
+def test_what_looks_implausible_is_a_warning_with_the_remedy_once_a_source(tmp_path, caplog, pose, words):
+    folder = write_dataset(tmp_path / "d", [frames(9, eef=np.tile(pose, (9, 1)).astype(float))] * 3)
+    save_mapping(folder, MAPPED)
+    with caplog.at_level(logging.WARNING):
+        assert len(read(folder) + read(folder)) == 6
+    assert [words in record.getMessage() for record in caplog.records] == [True]
+
+
+def problem(path) -> str:
+    (error,) = read(path)
+    assert isinstance(error, RecordError)
+    return f"{error} {error.remedy}"
+
+
+def test_errors_name_the_features_that_there_are(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    assert "eef [7]; plate [7]; effort [2]" in problem(folder)  # no mapping at all
+    save_mapping(folder, '[eef]\nfrom = "nothing"')
+    assert "there is no feature 'nothing'" in problem(folder)
+    save_mapping(folder, '[eef]\nfrom = "effort"')
+    assert "'effort' has 2 numbers" in problem(folder)
+    save_mapping(folder, '[eef]\nfrom = "eef"\n[gripper]\nfrom = "effort"\nnames = ["x"]')
+    assert "nothing called 'x'" in problem(folder)
+
+
+def test_an_episode_of_which_nobody_says_how_it_ended_is_an_error(tmp_path):
+    one = frames()
+    del one["next.success"]
+    folder = write_dataset(tmp_path / "d", [one, one])
+    save_mapping(folder, '[eef]\nfrom = "eef"\n[episode]\noutcomes = { episode_000001 = "timeout" }')
+    error, batch = read(folder)
+    assert "does not say whether the episode succeeded" in str(error)
+    assert (batch.headers[0].success, batch.headers[0].outcome) == (False, "timeout")
+
+
+def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames()], codebase_version="v2.1")
+    save_mapping(folder, MAPPED)
+    assert "another version than 3" in problem(folder)
+    folder = write_dataset(tmp_path / "e", [frames()])
+    save_mapping(folder, MAPPED)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert str(path) in problem(folder)
+
+
+def test_only_the_wanted_episodes_are_made(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames(success=k == 1) for k in range(3)])
+    save_mapping(folder, MAPPED)
+    (batch,) = runs.open_source(folder).read([1])
+    assert batch.headers[0].episode_id == "episode_000001"
+
+
+def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
+    write_dataset(tmp_path / "d", [frames()])
+    (tmp_path / "lab.toml").write_text('log = "d"\n' + MAPPED)
+    assert [batch.headers[0].episode_id for batch in read(tmp_path / "lab.toml")] == ["episode_000000"]
+    (tmp_path / "lab.toml").write_text('log = "nowhere"\n')
+    with pytest.raises(RecordError, match="'nowhere' is none"):
+        runs.open_source(tmp_path / "lab.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("eef = [", "is no TOML"),
+        ('[eef]\nfrom = "x"\ncolour = 1', "colour"),
+        ('[bodies.mug]\nfrom = "x"\nrole = "friend"', "friend"),
+        ('[episode]\ntarget = "mug"\n[eef]\nfrom = "x"', "no body of role target"),
+        ('[episode]\nbenchmark = "mine"\ntemplate = "pnp-basic"', "--registry"),
+    ],
+)
+def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, text)
+    with pytest.raises(RecordError, match=r"safevla-log\.toml") as caught:
+        runs.open_source(folder)
+    assert words in f"{caught.value} {caught.value.remedy}"
