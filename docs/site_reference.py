@@ -258,7 +258,7 @@ def _type_name(kind: Any) -> str:
 
 def _default(field: Any) -> str:
     if field.default is not msgspec.NODEFAULT:
-        return "—" if field.default in (None, ()) else f"`{json.dumps(field.default)}`"
+        return "—" if field.default in (None, (), msgspec.UNSET) else f"`{json.dumps(field.default)}`"
     return "required" if field.default_factory is msgspec.NODEFAULT else "—"
 
 

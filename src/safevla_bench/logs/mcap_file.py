@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,15 @@ def _open(path: Path) -> Any:
 
 def _decoders() -> list[Any]:
     """Return the decoders that are installed: those of ROS 2 and of protobuf."""
-    found = []
-    for package in ("mcap_ros2", "mcap_protobuf"):
-        try:
-            module = __import__(f"{package}.decoder", fromlist=["DecoderFactory"])
-        except ImportError:
-            continue
-        found.append(module.DecoderFactory())
+    found: list[Any] = []
+    with suppress(ImportError):
+        from mcap_ros2.decoder import DecoderFactory as Ros2Decoders
+
+        found.append(Ros2Decoders())
+    with suppress(ImportError):
+        from mcap_protobuf.decoder import DecoderFactory as ProtobufDecoders
+
+        found.append(ProtobufDecoders())
     return found
 
 
