@@ -51,6 +51,14 @@ class PluginGroup:
         """Return the name of the distribution that offers a plug-in."""
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
 
+    def check_loads(self, name: str) -> None:
+        """Import a plug-in without making it; raises `PluginError` as `make` does."""
+        for entry in entry_points(group=self.group, name=name):
+            try:
+                entry.load()
+            except Exception as error:  # it can fail in any way while it is imported
+                raise self._load_error(entry, error) from error
+
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Call the factory of that name with the positional arguments, then `arguments` by keyword.
 

@@ -51,6 +51,28 @@ def test_a_plug_in_that_does_not_load_is_a_finding(monkeypatch):
     assert "libero" not in findings[1].found
 
 
+def test_a_plug_in_is_named_with_its_distribution_and_warned_of_where_it_brings_no_tags(monkeypatch):
+    monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
+    monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
+    assert [finding.level for finding in findings] == ["warning", "ok", "ok"]
+    assert findings[0].found == "the host fake brings no tags of its tasks"
+    assert "fake (of my-lab)" in findings[1].found
+    assert findings[2].found == "policies: noop (of my-lab)"
+
+
+def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):
+    def broken(name):
+        raise PluginError(f"policy {name!r} of my-lab fails to load: SyntaxError", remedy="Repair my-lab.")
+
+    monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
+    monkeypatch.setattr(doctor.policies, "check_policy_loads", broken)
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
+    assert "policy 'noop' of my-lab fails to load: SyntaxError" in problems
+
+
 def test_an_episode_that_crashes_hangs_or_is_refused_is_an_error(monkeypatch):
     def ends(code, stdout="", stderr=""):
         done = subprocess.CompletedProcess([], code, stdout, stderr)
@@ -92,7 +114,7 @@ def test_a_crash_inside_the_episode_is_told_and_not_swallowed(monkeypatch):
 
 def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
     untagged = replace(load_ruleset(), registry=Registry({}, (), {}, {}, {}))
-    monkeypatch.setattr(selftest, "load_ruleset", lambda: untagged)
+    monkeypatch.setattr(selftest, "load_ruleset", lambda **_: untagged)
     assert selftest.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
 
 

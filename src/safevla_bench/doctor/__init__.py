@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench import hosts, tasks
+from safevla_bench import hosts, policies, tasks
 from safevla_bench.doctor import machine, selftest, simulators
 from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check, warned_check
 from safevla_bench.doctor.server import examine_server
@@ -69,3 +69,20 @@ def _check_plugins() -> Iterator[Diagnosis]:
             remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --registry FILE."
             yield warned_check("plug-ins", f"the host {name} brings no tags of its tasks", remedy)
     yield passed_check("plug-ins", f"hosts: {', '.join(loaded)}")
+    yield from _check_policies()
+
+
+def _check_policies() -> Iterator[Diagnosis]:
+    """Yield what other distributions offer: an error for each policy that does not load, and the others' names."""
+    loaded = []
+    for name in policies.policy_names():
+        owner = policies.policy_owner(name)
+        if owner == _OWN:
+            continue
+        try:
+            policies.check_policy_loads(name)
+            loaded.append(f"{name} (of {owner})")
+        except PluginError as problem:
+            yield failed_check("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
+    if loaded:
+        yield passed_check("plug-ins", f"policies: {', '.join(loaded)}")

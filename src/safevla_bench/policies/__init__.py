@@ -21,12 +21,22 @@ _POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
-__all__ = ["GROUP", "check_name", "make_policy", "policy_names", "split_name"]
+__all__ = ["GROUP", "check_name", "check_policy_loads", "make_policy", "policy_names", "policy_owner", "split_name"]
 
 
 def policy_names() -> tuple[str, ...]:
     """Return the names of the policies that are installed here, sorted."""
     return _POLICIES.names()
+
+
+def policy_owner(name: str) -> str:
+    """Return the name of the distribution that offers a policy."""
+    return _POLICIES.owner(name)
+
+
+def check_policy_loads(name: str) -> None:
+    """Import a policy's module without making the policy; raises `PluginError` where that fails."""
+    _POLICIES.check_loads(name)
 
 
 def split_name(text: str) -> tuple[str | None, str]:
