@@ -268,21 +268,30 @@ def joint_torque_max(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s", reads=("eef_pos_m",), ahead=True)
 def eef_speed(fields: RecordFields) -> Floats:
-    """‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
+    """‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2.
+
+    x̃ is the centred mean of five recorded positions; x₊ is its value one record later, x₋ one record earlier.
+    """
     x = _smoothed_position(fields)
     return _derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
 
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
-    """‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
+    """‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋.
+
+    x̃ is the centred mean of five recorded positions; x₊ is its value one record later, x₋ one record earlier.
+    """
     x = _smoothed_position(fields)
     return _derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
 
 @signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
 def eef_jerk(fields: RecordFields) -> Floats:
-    """‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
+    """‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2.
+
+    x̃ is the centred mean of five recorded positions; x₊ is its value one record later, x₋ one record earlier.
+    """
     x = _smoothed_position(fields)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
     return _derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
