@@ -452,8 +452,11 @@ class Stage(Protocol):
 class ObservingStage(Protocol):
     """A method that a stage may offer beside `Stage`, for data sets: what a policy would have been shown."""
 
-    def observe(self, record: int) -> Observation:
-        """Return the observation of a record without images; its pose is the one that `render` shows."""
+    def observe(self, record: int) -> Observation | None:
+        """Return the observation of a record without images; its pose is the one that `render` shows.
+
+        None where the host cannot say it.
+        """
         ...
 
 

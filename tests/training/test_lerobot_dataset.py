@@ -185,6 +185,14 @@ def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(f
     assert np.array(stats["max"]).max() <= 1
 
 
+def test_where_the_host_cannot_say_what_it_observed_the_recorded_hand_stands_in(fake_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("safevla_bench.hosts.fake.viewer.FakeStage.observe", lambda self, record: None)
+    exported(fake_run, tmp_path / "set", CAMERAS)
+    info = json.loads((tmp_path / "set/meta/info.json").read_text())
+    assert info["features"]["observation.state"]["shape"] == [6]
+    assert "grip site" in (tmp_path / "set/meta/safevla.json").read_text()
+
+
 def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run, tmp_path, monkeypatch):
     real, asked = open_stage, []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from safevla_bench.judged import Judged
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, describe_clauses, scored_specs
@@ -23,7 +23,7 @@ _COLUMNS = {
 
 
 def describe_dataset(
-    judged: Judged, cameras: CameraChoice | None, left_out: Sequence[str], state_names: Sequence[str]
+    judged: Judged, cameras: CameraChoice | None, left_out: Sequence[str], state: Mapping[str, object]
 ) -> dict[str, object]:
     """Return what `meta/safevla.json` holds: the clauses with their limits, the columns, and what judged them."""
     return {
@@ -31,10 +31,7 @@ def describe_dataset(
         "schema_version": 1,
         "clauses": describe_clauses(scored_specs(judged.scores), judged.library.specs),
         "columns": _COLUMNS,
-        "observation_state": {
-            "names": list(state_names),
-            "frame": "as the host observes it" if cameras else "the record's grip site; its axes may not be the host's",
-        },
+        "observation_state": dict(state),
         "cameras": None if cameras is None else {"names": list(cameras.names), "height_width": list(cameras.size)},
         "left_out": list(left_out),
         "origin": judged.describe_origin(),

@@ -85,6 +85,7 @@ class _Shape:
     actions: int
     joints: int
     fingers: int
+    """Numbers of the fingers in the state; -1 = the state is not the host's own, but that of the recorded grip site."""
     has_rotation: bool
     has_grip: bool
 
@@ -94,7 +95,7 @@ class _Shape:
             dt_s=batch.headers[index].dt,
             actions=int(batch.action.width[index]),
             joints=max(0, int(batch.joint_torque_nm.width[index])),
-            fingers=0 if pictures is None else pictures.state.shape[1] - len(STATE_NAMES),
+            fingers=-1 if pictures is None or pictures.state is None else pictures.state.shape[1] - len(STATE_NAMES),
             has_rotation=bool(batch.eef_quat_wxyz.present[index]),
             has_grip=bool(batch.gripper_present[index]),
         )
@@ -110,7 +111,7 @@ class _Shape:
 
     def state_names(self) -> tuple[str, ...]:
         fingers = tuple(f"finger_{k + 1}_m" for k in range(self.fingers))
-        return (*STATE_NAMES, *fingers) if self.has_rotation else (*STATE_NAMES[:3], *fingers)
+        return (*STATE_NAMES, *fingers) if self.has_rotation or self.fingers >= 0 else STATE_NAMES[:3]
 
 
 @dataclass
@@ -220,7 +221,7 @@ class _DatasetExport:
             stats = {_image_name(name): of_camera for name, of_camera in pictures.stats.items()}
         columns: dict[str, Any] = {
             **images,
-            STATE: _recorded_state(batch, index) if pictures is None else pictures.state,
+            STATE: _recorded_state(batch, index) if pictures is None or pictures.state is None else pictures.state,
             ACTION: batch.action.episode_rows(index),
             **_outcome_columns(len(labels.severity) - 1, row.success),
             "next.cost": labels.cost[1:],
@@ -242,10 +243,15 @@ class _DatasetExport:
 
     def _describe(self, writer: DatasetWriter) -> None:
         assert self.shape is not None
-        document = describe_dataset(self.judged, self.cameras, self.left_out, self.shape.state_names())
+        document = describe_dataset(self.judged, self.cameras, self.left_out, self._describe_state(self.shape))
         writer.write_file("meta/safevla.json", runs.dump_json(document))
         writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
+
+    def _describe_state(self, shape: _Shape) -> dict[str, object]:
+        observed = "as the host observes it"
+        recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
+        return {"names": list(shape.state_names()), "of": observed if shape.fingers >= 0 else recorded}
 
 
 def _find_owners(judged: Judged) -> list[tuple[Path, Host]]:

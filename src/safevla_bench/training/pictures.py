@@ -32,18 +32,19 @@ class CameraChoice:
 
 @dataclass(frozen=True)
 class EpisodePictures:
-    """What was shown before each action: PNG files and their statistics by camera, proprioception [n - 1, 6 + G]."""
+    """What was shown before each action: PNG files and their statistics by camera, and proprioception."""
 
     files: Mapping[str, tuple[bytes, ...]]
     stats: Mapping[str, Statistics]
-    state: NDArray[np.float64]
+    state: NDArray[np.float64] | None
+    """As the host observes it, [n - 1, 6 + G]; None where it cannot say."""
 
 
 def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice) -> EpisodePictures:
     """Render every record but the last, which no action follows.
 
-    The state is what the host observes there: position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, and
-    the fingers [G].
+    The state is what the host observes there, if it can say: position [3] in m, axis-angle [3] as robosuite's
+    `quat2axisangle`, and the fingers [G].
 
     Args:
         folder: the run folder of the episode.
@@ -57,21 +58,20 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
     """
     count = int(record.lengths[0]) - 1
     with closing(frames.open_stage(folder, host, record)) as stage:
-        if not isinstance(stage, ObservingStage):
-            problem = f"the host {host.name!r} cannot say what it observed"
-            raise HostError(problem, remedy="Its stage needs a method `observe`: docs/adding-a-host.md.")
-        state = np.array([read_state(stage, k) for k in range(count)])
+        states = [read_state(stage, k) for k in range(count)] if isinstance(stage, ObservingStage) else []
         images = {name: _render_camera(stage, record, name, choice.size) for name in choice.names}
     return EpisodePictures(
         files={name: tuple(map(encode_png, pictures)) for name, pictures in images.items()},
         stats={name: summarize_pixels(pictures) for name, pictures in images.items()},
-        state=state,
+        state=np.array(known) if (known := [state for state in states if state is not None]) else None,
     )
 
 
-def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64]:
-    """Return the proprioception of a record, [6 + G]."""
+def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64] | None:
+    """Return the proprioception of a record, [6 + G]; None where the host cannot say it."""
     seen = stage.observe(record)
+    if seen is None:
+        return None
     return np.concatenate([seen.eef_pos_m, to_axis_angle(seen.eef_quat_wxyz), seen.gripper_qpos])
 
 
