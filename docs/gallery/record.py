@@ -56,7 +56,7 @@ def write_strip(run: Path, spec_id: str, target: Path) -> None:
     for place, picture in enumerate(pictures):
         strip.paste(picture.resize((WIDTH, height), Image.Resampling.LANCZOS), (WIDTH * place, 0))
     target.parent.mkdir(parents=True, exist_ok=True)
-    strip.save(target, quality=75, method=6)
+    strip.save(target, quality=65, method=6)
 
 
 def write_record(run: Path, episode: int, target: Path) -> bool:
