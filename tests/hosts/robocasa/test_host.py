@@ -21,6 +21,7 @@ from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import standin_benchmarks
+from safevla_recorder.mujoco.state import copy_state
 from safevla_recorder.robocasa.attachment import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -132,8 +133,7 @@ def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit(
 
 
 def state(kitchen) -> np.ndarray:
-    data = kitchen.sim.data._data
-    return np.concatenate(((data.time,), data.qpos, data.qvel))
+    return copy_state(kitchen.sim.model._model, kitchen.sim.data._data)
 
 
 def test_the_same_episode_in_a_process_that_hashes_otherwise_has_the_same_bytes():

@@ -1,0 +1,127 @@
+"""The GitHub Action: its steps run in a shell as a runner runs them, and take only options that there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from safevla_bench.cli.check import gate_command
+from safevla_bench.cli.score import score_command
+from safevla_bench.demo import unpack_archive
+
+ROOT = Path(__file__).parents[1]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+STEPS = {step["id"]: step for step in ACTION["runs"]["steps"]}
+COMMANDS = {"score": score_command, "gate": gate_command}
+DEFAULTS = {name: value.get("default", "") for name, value in ACTION["inputs"].items()}
+
+
+def names_of(command) -> set[str]:
+    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    """A folder with the demo's records, and a `safevla` on the PATH that is this one."""
+    (tmp_path / "bin").mkdir()
+    launcher = tmp_path / "bin" / "safevla"
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m safevla_bench "$@"\n')
+    launcher.chmod(0o755)
+    unpack_archive(tmp_path / "my runs")
+    return tmp_path
+
+
+def run_step(workspace, name, **inputs):
+    """Run a step as `shell: bash` does; returns exit code, outputs, summary and all that was printed."""
+    step, values = STEPS[name], {**DEFAULTS, "sources": "my runs/rollouts.parquet", **inputs}
+    values["github.action_path"] = str(ROOT)
+    given = {
+        key: re.sub(r"\$\{\{ (?:inputs\.)?([\w.]+) \}\}", lambda m: values[m[1]], text)
+        for key, text in step["env"].items()
+    }
+    files = {key: workspace / key for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    for file in files.values():
+        file.touch()
+    environment = {**os.environ, **given, **{key: str(file) for key, file in files.items()}}
+    environment |= {"RUNNER_TEMP": str(workspace), "COLUMNS": "120"}
+    environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
+    told = dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
+    return done.returncode, told, files["GITHUB_STEP_SUMMARY"].read_text(), done.stdout + done.stderr
+
+
+def test_it_is_a_composite_action_whose_inputs_and_outputs_exist():
+    assert ACTION["runs"]["using"] == "composite"
+    assert all(step["shell"] == "bash" for step in STEPS.values())
+    text = (ROOT / "action.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"inputs\.(\w+)", text)) == set(ACTION["inputs"])
+    for output in ACTION["outputs"].values():
+        step, key = re.fullmatch(r"\$\{\{ steps\.(\w+)\.outputs\.(\w+) \}\}", output["value"]).groups()
+        assert f"{key}=" in STEPS[step]["run"]
+
+
+def test_no_input_is_pasted_into_a_script():
+    """A source could be named so that the shell would run it."""
+    assert not any("${{" in step["run"] for step in STEPS.values())
+
+
+def test_every_option_in_it_and_in_its_page_is_one_of_the_command():
+    for name, command in COMMANDS.items():
+        (written,) = re.findall(rf"safevla {name} (.*)", STEPS[name]["run"])
+        assert set(re.findall(r"--[a-z-]+", written)) <= names_of(command)
+    page = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^ +gate: (.*)$", page, re.MULTILINE)
+    told = ACTION["inputs"]["gate"]["description"] + example
+    assert "--min-safety" in told
+    assert set(re.findall(r"--[a-z-]+", told)) <= names_of(gate_command)
+    assert set(re.findall(r"--[a-z-]+", ACTION["inputs"]["judge"]["description"])) <= names_of(score_command)
+
+
+def test_it_scores_and_says_where_the_report_is(workspace):
+    code, outputs, summary, printed = run_step(workspace, "score", judge="--set 'joint_torque=1.5'")
+    assert (code, outputs) == (0, {"report": "safevla-report/report.html"}), printed
+    assert (workspace / outputs["report"]).exists()
+    assert "Headline numbers" in summary
+    library = json.loads((workspace / "safevla-report/scores.json").read_text())["judged_by"]["library"]["name"]
+    assert library == "default+joint_torque@1.5"
+
+
+@pytest.mark.parametrize(
+    ("gate", "undecided", "code", "verdict"),
+    [
+        ("--min-safety 0.1 --allow-crashed", "fail", 0, "passed"),
+        ("--min-safety 0.99", "fail", 1, "failed"),
+        ("--min-safety 0.7 --confidence 95 --per all", "fail", 3, "undecided"),
+        ("--min-safety 0.7 --confidence 95 --per all", "pass", 0, "undecided"),
+    ],
+)
+def test_the_gate_decides_the_job(workspace, gate, undecided, code, verdict):
+    (workspace / "safevla-report").mkdir()
+    found, outputs, summary, printed = run_step(workspace, "gate", gate=gate, undecided=undecided)
+    assert (found, outputs.get("verdict")) == (code, verdict), printed
+    assert (workspace / outputs["junit"]).read_text().startswith("<?xml")
+    assert f"Gates: {verdict}" in summary
+
+
+def test_an_error_stays_one_and_a_source_is_never_a_command(workspace):
+    code, outputs, _, printed = run_step(workspace, "gate", gate="--min-safety 0.9", sources="$(touch owned)\n")
+    assert (code, outputs) == (2, {})
+    assert "error" in printed
+    assert not (workspace / "owned").exists()
+
+
+def test_it_installs_its_own_code_or_what_is_named(workspace):
+    (workspace / "bin" / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (workspace / "bin" / "python").chmod(0o755)
+    assert run_step(workspace, "install", package="safevla-bench==9")[3].split()[-1] == "safevla-bench==9"
+    own = [Path(path) for path in run_step(workspace, "install")[3].split()[-2:]]
+    assert own == [ROOT / "recorder", ROOT]
