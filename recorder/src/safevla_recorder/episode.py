@@ -95,6 +95,9 @@ class Recording:
 FIXTURES = "fixtures"
 """Host-specific header field: root body -> position [3] in m and quaternion [4] wxyz, where no seed tells them."""
 
+EARLIER_SEED = "earlier_seed"
+"""Host-specific header field: the `seed` of a reset before this episode's own, and the `earlier_resets` since it."""
+
 
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
     """Return an episode's host-specific fields with the header field `mark` set to true."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from safevla_recorder.attachment import RecordableEnv
 from safevla_recorder.episode import (
+    EARLIER_SEED,
     FIXTURES,
     Action,
     Recording,
@@ -80,6 +81,8 @@ class _RunningEpisode:
     index: int | None
     fixtures: dict[str, list[float]]
     """Where fixtures stand, if no seed and initial state tell; else empty."""
+    earlier_seed: dict[str, int]
+    """The seed of an earlier reset and the resets since, if this one has none of its own; else empty."""
     steps: int = 0
 
 
@@ -96,13 +99,16 @@ class EpisodeCutter:
         self._waited = 0
         self._new_seed: int | None = None  # since the last reset
         self._env_seed: int | None = None  # of the last reset
+        self._last_seed: int | None = None  # given at any time
+        self._resets = 0  # since then
         self._index: int | None = None
         self._action: Action | None = None
         self.refusal: RunError | None = None
 
     def on_seed(self, seed: int) -> None:
         """Keep the seed for the next reset only: after it, the generator has gone on."""
-        self._new_seed = seed
+        self._new_seed = self._last_seed = seed
+        self._resets = 0
 
     def on_interruption(self) -> None:
         """End the running episode, if any: without success it is a timeout, unless the horizon says otherwise."""
@@ -123,6 +129,7 @@ class EpisodeCutter:
         """Start settling again."""
         self._is_over, self._waited, self._index = False, 0, None
         self._env_seed, self._new_seed = self._new_seed, None
+        self._resets += 1
 
     def on_state_set(self, init_state_index: int | None) -> None:
         """Start settling again, from that initial state."""
@@ -192,8 +199,15 @@ class EpisodeCutter:
             _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
         recorder, detach = self._env.start_recorder()
         fixtures = self._env.fixture_poses() if self._env_seed is None or self._index is None else {}
-        self._running = _RunningEpisode(recorder, detach, self._next_number(), self._env_seed, self._index, fixtures)
+        self._running = _RunningEpisode(
+            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, self._find_earlier_seed()
+        )
         self._env_seed = None  # another state set without a reset would not start from this seed
+
+    def _find_earlier_seed(self) -> dict[str, int]:
+        if self._env_seed is not None or self._last_seed is None or not self._resets:
+            return {}
+        return {"seed": self._last_seed, "earlier_resets": self._resets - 1}
 
     def _find_action_problem(self, action: Action) -> str | None:
         if action.shape != (self._env.action_size,):
@@ -221,7 +235,8 @@ class EpisodeCutter:
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        fields = {**self._env.header_fields(), **({FIXTURES: running.fixtures} if running.fixtures else {})}
+        told = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed}
+        fields = {**self._env.header_fields(), **{name: value for name, value in told.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
         if rules.privileged:

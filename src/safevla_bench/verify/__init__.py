@@ -8,8 +8,8 @@ bit. A replay shows that the actions lead to the recorded states. It does not sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import hosts, runs
-from safevla_bench.errors import Place, RunError, SafevlaError
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
+from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
 from safevla_bench.trajectory import (
     ABSOLUTE,
@@ -44,6 +45,7 @@ from safevla_bench.verify.record_check import (
     open_check,
 )
 from safevla_bench.verify.score_check import RulesetFiles, check_scores
+from safevla_recorder.episode import EARLIER_SEED
 
 __all__ = ["CheckVerdict", "Finding", "ProgressCallback", "RulesetFiles", "Verification", "verify_run"]
 
@@ -115,6 +117,10 @@ ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 REPLAY = "replay"
 _OWN_PACKAGE = "safevla-bench"
+_FROM_STATE = 1e-6
+"""Largest difference in a replay from a recorded state that still agrees, in the units of the state."""
+_OWN_LOOP = "own loop"
+"""The protocol of a folder of `safevla_recorder.record`."""
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
     "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
@@ -136,9 +142,9 @@ def check_replays(run: Path, records: ArchiveContents, count: int, observer: Pro
     """Play `count` recorded episodes again in their host, and return a finding for each, or the reason why not."""
     description = runs.read_description(run)
     try:
-        start = msgspec.convert(description.get("protocol"), _StartProtocol)
+        start = msgspec.convert(_plain_protocol(description.get("protocol")), _StartProtocol)
     except msgspec.ValidationError:
-        return [open_check(REPLAY, "run.json does not say how an episode starts: it was recorded in a loop of its own")]
+        return [open_check(REPLAY, "run.json does not say how an episode starts")]
     try:
         host = hosts.make_host(str(description.get("host")), _host_arguments(description))
         tasks = {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)}
@@ -155,6 +161,15 @@ def check_replays(run: Path, records: ArchiveContents, count: int, observer: Pro
             open_check(_check_name(header), obstacle) if obstacle else _replay_finding(host, tasks, start, episode)
         )
     return findings
+
+
+def _plain_protocol(protocol: object) -> object:
+    """Return a protocol, or what a loop of somebody's own says in its place, if all its blocks settled alike."""
+    if not isinstance(protocol, Mapping) or protocol.get("name") != _OWN_LOOP:
+        return protocol
+    waited = protocol.get("wait_steps")
+    alike = waited[0] if isinstance(waited, list) and len(waited) == 1 else None
+    return {"wait_steps": alike, "wait_action": "still", "init_state": "episode"}
 
 
 def choose_episodes(headers: Sequence[Header], count: int) -> list[int]:
@@ -186,8 +201,6 @@ def _replay_obstacle(episode: Batch, tasks: Mapping[tuple[str, str], Task], vers
     header = episode.headers[0]
     if (header.benchmark, header.task_id) not in tasks:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
-    if header.env_seed is None or header.init_state_index is None:
-        return "the record does not say its seed and initial state"
     channels: Mapping[str, Channel] = {"action": episode.action, "sim_state": episode.sim_state}
     absent = [name for name, channel in channels.items() if not channel.present[0]]
     if absent:
@@ -201,50 +214,97 @@ def _replay_obstacle(episode: Batch, tasks: Mapping[tuple[str, str], Task], vers
 def _replay_finding(
     host: Host, tasks: Mapping[tuple[str, str], Task], start: _StartProtocol, episode: Batch
 ) -> Finding:
+    """Play an episode again from each start that its record tells, until one gives its states."""
     header = episode.headers[0]
-    try:
-        replayed_episode = _replay_actions(
-            host, tasks[header.benchmark, header.task_id], _episode_seed(start, episode), episode
+    findings = []
+    for seed in _episode_starts(start, episode):
+        try:
+            replayed = _replay_actions(host, tasks[header.benchmark, header.task_id], seed, episode)
+        except SafevlaError as error:
+            findings.append(open_check(_check_name(header), f"the host cannot replay it here: {error}"))
+        except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
+            problem = f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}"
+            findings.append(mismatch(_check_name(header), problem))
+        else:
+            findings.append(_compare_states(episode, replayed, seed))
+        if findings[-1].verdict == "agrees":
+            return findings[-1]
+    if not findings:
+        return open_check(
+            _check_name(header), "the record says neither its seed and initial state nor its fixtures' places"
         )
-    except SafevlaError as error:
-        return open_check(_check_name(header), f"the host cannot replay it here: {error}")
-    except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
-        return mismatch(_check_name(header), f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
-    recorded, replayed = _sim_states(episode), _sim_states(replayed_episode)
+    return findings[-1]
+
+
+def _compare_states(episode: Batch, replayed_episode: Batch, seed: EpisodeSeed) -> Finding:
+    name, recorded, replayed = _check_name(episode.headers[0]), _sim_states(episode), _sim_states(replayed_episode)
     if recorded.shape != replayed.shape:
         detail = f"{_describe_size(recorded)} are recorded, the replay has {_describe_size(replayed)}"
-        return mismatch(_check_name(header), detail)
+        return mismatch(name, detail)
     differing = np.flatnonzero((recorded.view(np.int64) != replayed.view(np.int64)).any(axis=1))
-    if len(differing):
-        gaps = np.abs(recorded - replayed).max(axis=1)
-        first_step = f"step {differing[0]} of {len(recorded) - 1}"
-        at_first, at_most = gaps[differing[0]], gaps.max()
-        detail = f"the states differ from {first_step} on, there by {at_first:.3g}, later by up to {at_most:.3g}"
-        return mismatch(_check_name(header), f"{detail}. {PROCESSOR}")
     note = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
-    return agreement(_check_name(header), f"{_describe_size(recorded)}, bit for bit{note}")
+    if not len(differing):
+        return agreement(name, f"{_describe_size(recorded)}, bit for bit{_describe_start(seed)}{note}")
+    gaps = np.abs(recorded - replayed).max(axis=1)
+    at_first, at_most = gaps[differing[0]], gaps.max()
+    if _is_from_state(seed):
+        detail = (
+            f"from its recorded first state the replay differs by {at_first:.3g} in step {differing[0]} of "
+            f"{len(recorded) - 1}, later by up to {at_most:.3g}; no state holds the solver's or controllers' memory"
+        )
+        return agreement(name, f"{detail}{note}") if at_most <= _FROM_STATE else open_check(name, detail)
+    first_step = f"step {differing[0]} of {len(recorded) - 1}"
+    detail = f"the states differ from {first_step} on, there by {at_first:.3g}, later by up to {at_most:.3g}"
+    return mismatch(name, f"{detail}. {PROCESSOR}")
+
+
+def _is_from_state(seed: EpisodeSeed) -> bool:
+    return seed.recorded is not None and seed.recorded.state is not None
+
+
+def _describe_start(seed: EpisodeSeed) -> str:
+    if _is_from_state(seed):
+        return ", from its recorded first state"
+    return f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}" if seed.earlier_resets else ""
 
 
 def _describe_size(states: NDArray[np.float64]) -> str:
     return f"{states.shape[0]} states of {states.shape[1]} numbers"
 
 
-def _episode_seed(start: _StartProtocol, episode: Batch) -> EpisodeSeed:
+def _episode_starts(start: _StartProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
+    """Yield the starts that a record tells: from its seed or that of an earlier reset, then from its first state."""
     header, (replay,) = episode.headers[0], replay_fields(episode)
+    seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
+    earlier = _read_earlier_seed(episode)
+    if seed is None and earlier is not None:
+        seed, earlier_resets = earlier
     waited = read_wait_steps(replay)
-    assert header.init_state_index is not None
-    assert header.env_seed is not None
-    return EpisodeSeed(
-        init_state_index=header.init_state_index,
-        env_seed=header.env_seed,
-        wait_steps=(
-            waited if waited is not None else start.wait_steps_by_suite.get(header.benchmark, start.wait_steps)
-        ),
-        wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
-        rest_steps=start.rest_steps,
-        drawn=start.init_state == "drawn",
-        earlier_resets=read_earlier_resets(replay),
-    )
+    if seed is not None and header.init_state_index is not None:
+        yield EpisodeSeed(
+            init_state_index=header.init_state_index,
+            env_seed=seed,
+            wait_steps=(
+                waited if waited is not None else start.wait_steps_by_suite.get(header.benchmark, start.wait_steps)
+            ),
+            wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
+            rest_steps=start.rest_steps,
+            drawn=start.init_state == "drawn",
+            earlier_resets=earlier_resets,
+        )
+    if header.env_seed is None or header.init_state_index is None:
+        with suppress(HostError):
+            yield episode_seed(episode)
+
+
+def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
+    """Return the seed that a loop gave before an earlier reset, and the resets since; None where it gave none."""
+    header = episode.extra[0].get("header")
+    told = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
+    if not isinstance(told, Mapping):
+        return None
+    seed, resets = told.get("seed"), read_earlier_resets(told)
+    return (seed, resets) if isinstance(seed, int) and resets is not None else None
 
 
 def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> Batch:

@@ -17,6 +17,7 @@ from safevla_bench.policies.mobile.moves import (
     turn_to_face,
     yaw_direction,
 )
+from safevla_recorder.mujoco.state import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -88,5 +89,4 @@ def played(env, seen, move):
 
 
 def state(kitchen) -> np.ndarray:
-    data = kitchen.sim.data._data
-    return np.concatenate(((data.time,), data.qpos, data.qvel))
+    return copy_state(kitchen.sim.model._model, kitchen.sim.data._data)

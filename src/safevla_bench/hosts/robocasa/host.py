@@ -153,8 +153,11 @@ class RobocasaEnv(RobosuiteEnv):
         made for each episode. The kitchen's own reset settles for ten control steps before those of `seed`.
 
         Raises:
-            HostError: the index is below 0, or RoboCasa cannot build this kitchen.
+            HostError: the index is below 0, RoboCasa cannot build this kitchen, or a recorded state is to be begun at.
         """
+        if seed.recorded is not None and seed.recorded.state is not None:
+            remedy = "Its records can be shown and judged."
+            raise HostError("an episode of a kitchen of somebody's own cannot be begun here again", remedy=remedy)
         start = kitchens.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
         self.close()
         kitchen = install.kitchen(self.task, start, self._wants)
