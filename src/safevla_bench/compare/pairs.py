@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -235,9 +235,9 @@ def _require_same_starts(paired: PairedResults) -> None:
     """Check that all policies started each episode alike; where initial states are paired, each state."""
     first = paired.results[0]
     for other, places in zip(paired.results[1:], paired.places[1:], strict=True):
-        for name in ("env_seed", "horizon"):
+        for name, (read, remedy) in _STARTS.items():
             mine, theirs = (
-                _values_by_start(paired, result, row, name)
+                _values_by_start(paired, result, row, read)
                 for result, row in ((first, paired.places[0]), (other, places))
             )
             differing = [
@@ -248,19 +248,38 @@ def _require_same_starts(paired: PairedResults) -> None:
             if differing:
                 episodes = f"{_count_episodes(differing)}: {_list_first(differing)}"
                 problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
-                raise RunError(problem, remedy=f"Roll both out under one protocol. {_UNPAIRED}")
+                raise RunError(problem, remedy=f"{remedy} {_UNPAIRED}")
         _require_same_protocol(first, other)
 
 
+_ONE_PROTOCOL = "Roll both out under one protocol."
+_STARTS: Mapping[str, tuple[Callable[[PolicyResults, Header], object], str]] = {
+    "env_seed": (
+        lambda _, header: header.env_seed,
+        f"{_ONE_PROTOCOL} A loop that seeds once for many resets draws fixtures elsewhere: seed before each.",
+    ),
+    "horizon": (lambda _, header: header.horizon, _ONE_PROTOCOL),
+    "resets since the environment was seeded": (
+        lambda result, header: result.earlier_resets.get(header.key, 0),
+        "vla-evaluation-harness seeds once a task, so that from the second episode on fixtures stand elsewhere than in "
+        "a run of the same seed and initial state.",
+    ),
+}
+"""What fixes an episode's start beside the initial state: how it is read, and what to do where it differs."""
+
+
 def _values_by_start(
-    paired: PairedResults, result: PolicyResults, places: NDArray[np.int64], name: str
+    paired: PairedResults,
+    result: PolicyResults,
+    places: NDArray[np.int64],
+    read: Callable[[PolicyResults, Header], object],
 ) -> Mapping[PairKey, Sequence[object]]:
-    """Return the different values of a header's field by episode, or by initial state where those are paired."""
+    """Return the different values that `read` finds by episode, or by initial state where those are paired."""
     values: dict[PairKey, dict[object, None]] = {}
     for key, place in zip(paired.keys, places, strict=True):
         if place >= 0:
             start = key._replace(seed=None) if paired.by_state else key
-            values.setdefault(start, {})[getattr(result.headers[place], name)] = None
+            values.setdefault(start, {})[read(result, result.headers[place])] = None
     return {key: sorted(of_key, key=str) for key, of_key in values.items()}
 
 
@@ -269,12 +288,32 @@ def _join_values(values: Sequence[object]) -> str:
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
-    protocol, other_protocol = first.protocol, other.protocol
-    if protocol is None or other_protocol is None or protocol == other_protocol:
+    if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return
+    suites = {header.benchmark for result in (first, other) for header in result.headers}
+    protocol, other_protocol = (_start_rules(result.protocol or {}, suites) for result in (first, other))
+    if _OWN_LOOP not in (first.protocol.get("name"), other.protocol.get("name")):
+        protocol, other_protocol = first.protocol, other.protocol
     names = sorted(name for name in {*protocol, *other_protocol} if protocol.get(name) != other_protocol.get(name))
-    problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
-    raise RunError(problem, remedy=f"Roll both out under one protocol. {_UNPAIRED}")
+    if names:
+        problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
+        raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
+
+
+_OWN_LOOP = "own loop"
+"""The protocol of a folder of `safevla_recorder.record`: it knows how a loop settled, and ends at the first success."""
+
+
+def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
+    """Return the rules by which a loop of somebody's own can be compared with a rollout; seeds are compared apart."""
+    waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
+    of_suite = by_suite if isinstance(by_suite, Mapping) else {}
+    steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}
+    return {
+        "wait_steps": steps,
+        "rest_steps": protocol.get("rest_steps") or 0,
+        "stop_at_success": protocol.get("stop_at_success", True),
+    }
 
 
 def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:

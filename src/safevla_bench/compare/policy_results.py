@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks
 from safevla_bench.scores import AbsentEpisode, Scores, collect_versions
-from safevla_bench.trajectory import Header
+from safevla_bench.trajectory import EpisodeKey, Header
 from safevla_recorder.simulator_versions import physics_versions
 
 UNNAMED = "(unnamed)"
@@ -48,6 +48,8 @@ class PolicyResults:
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()
     """The suites that were simulated with stand-ins for the host's own assets."""
+    earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
+    """The resets before an episode's own since its environment was seeded; none of those that are not here."""
     left_out_clauses: tuple[str, ...] = ()
     """The line on clauses that were left out of these episodes on request."""
 
@@ -222,6 +224,7 @@ def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
         lost=tuple(lost for result in results for lost in result.lost),
         privileged=any(result.privileged for result in results),
         standin_suites=tuple(suite for result in results for suite in result.standin_suites),
+        earlier_resets={key: count for result in results for key, count in result.earlier_resets.items()},
         left_out_clauses=tuple(line for result in results for line in result.left_out_clauses),
     )
 

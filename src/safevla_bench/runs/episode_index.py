@@ -25,6 +25,8 @@ from safevla_bench.trajectory import (
     batch_of_headers,
     concatenate_batches,
     marked_headers,
+    read_earlier_resets,
+    replay_fields,
     select_episodes,
 )
 
@@ -40,12 +42,19 @@ class BatchNotes:
     headers: tuple[Header, ...]
     lengths: tuple[int, ...]
     privileged: tuple[EpisodeKey, ...]
+    earlier_resets: Mapping[EpisodeKey, int]
+    """The resets before an episode's own since the environment was seeded, of episodes with any."""
 
     @classmethod
     def of_batch(cls, batch: Batch) -> BatchNotes:
         """Return the notes of a batch, which stay when its records are let go."""
         privileged = tuple(header.key for header in marked_headers(batch, PRIVILEGED))
-        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged)
+        resets = {
+            header.key: count
+            for header, replay in zip(batch.headers, replay_fields(batch), strict=True)
+            if (count := read_earlier_resets(replay))
+        }
+        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ class EpisodeIndex:
     lost: tuple[AbsentEpisode, ...]
     """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
     privileged_keys: frozenset[EpisodeKey]
+    earlier_resets: Mapping[EpisodeKey, int]
+    """The resets before an episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
 
     @classmethod
     def from_notes(
@@ -84,6 +95,7 @@ class EpisodeIndex:
                 for absent in _lost_episodes(source, of_source)
             ),
             privileged_keys=frozenset(name for note in good for name in note.privileged),
+            earlier_resets={key: count for note in good for key, count in note.earlier_resets.items()},
         )
 
     def __len__(self) -> int:
