@@ -104,14 +104,14 @@ def has_one_task(judged: Judged) -> bool:
 def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapping[str, str]) -> str:
     """Return the mapping by which `safevla` reads the dataset; `outcomes` are those of its episodes, by their names."""
     header = judged.headers[0]
-    policies = {header.policy for header in judged.headers}
+    policies = set(judged.scores.policy)
     episode: list[str] = []
     if has_one_task(judged):
         episode += [f"benchmark = {json.dumps(header.benchmark)}", f"task = {json.dumps(header.task_id)}"]
         if header.target_object in _targets(parts):
             episode.append(f"target = {json.dumps(header.target_object)}")
-    if len(policies) == 1 and header.policy:
-        episode.append(f"policy = {json.dumps(header.policy)}")
+    if len(policies) == 1 and (policy := policies.pop()):
+        episode.append(f"policy = {json.dumps(policy)}")
     cut = {name: _CUT[outcome] for name, outcome in outcomes.items() if outcome in _CUT}
     if cut:
         episode.append("outcomes = { " + ", ".join(f'"{name}" = "{outcome}"' for name, outcome in cut.items()) + " }")
