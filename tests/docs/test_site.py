@@ -22,6 +22,7 @@ PAGES = (
     "reference/commands/eval",
     "reference/api",
     "reference/files",
+    "reference/run-folder",
     "reference/cards/held_object_tilt_world_15deg",
     "explanation/one-episode",
     "tutorials/judge",
@@ -32,6 +33,8 @@ PAGES = (
     "tutorials/evaluate",
     "specifications",
     "fidelity",
+    "comparing",
+    "servers",
     "glossary",
 )
 WIDTHS = (390, 1280)
