@@ -274,7 +274,8 @@ def estimate_table(plan: RunEstimate) -> Table:
         )
         for row in plan.scenes
     )
-    title = f"{plan.episodes} episodes, at most {plan.steps} steps; nothing has been run or written"
+    counted = "1 episode" if plan.episodes == 1 else f"{plan.episodes} episodes"
+    title = f"{counted}, at most {plan.steps} steps; nothing has been run or written"
     return Table(title, _COLUMNS, rows, _estimate_notes(plan))
 
 
