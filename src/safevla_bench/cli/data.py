@@ -32,7 +32,7 @@ from safevla_bench.trajectory import Batch
 @format_option
 @click.pass_context
 def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
-    """Check archives or run folders against the trajectory contract.
+    """Check archives, run folders or logs against the trajectory contract.
 
     Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
     --schema needs no SOURCE; it says fields, types and units.
@@ -93,7 +93,7 @@ def _report_document(report: _SourceReport) -> dict[str, object]:
 @click.argument("destination", metavar="DESTINATION")
 @skip_option
 def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: bool) -> None:
-    """Write the episodes of archives or run folders as one archive, bit for bit.
+    """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
     The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
     episode. A DESTINATION that ends in / is a new folder of numbered .npz files. Nothing is overwritten, and an archive

@@ -59,10 +59,13 @@ def score_command(
     ruleset: Ruleset,
     where: RayCluster | None,
 ) -> None:
-    """Judge archives or run folders; write scores.json, scores.parquet and report.html.
+    """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
     bad, unless --skip-invalid is given.
+
+    Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
+    topic is what: docs/real-robots.md.
 
     Results of other tools that hold successes alone (LeRobot's eval_info.json, a recording of vla-evaluation-harness
     or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
