@@ -6,6 +6,8 @@ import json
 import logging
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from logs.log_files import FPS, save_mapping, straight_line, write_dataset
@@ -204,6 +206,39 @@ def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path)
     path = folder / "data" / "chunk-000" / "file-000.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     assert str(path) in problem(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fps": "many"},
+        {"fps": float("nan")},
+        {"features": {"eef": 3}},
+        {"features": {"eef": {"shape": "x"}}},
+        {"features": {"eef": {"shape": [7], "names": {"a": 5, "b": [1]}}}},
+        {"features": {"eef": {"shape": [-1]}}},
+        {"features": {"eef": {"shape": [9]}, "plate": {"shape": [7]}, "effort": {"shape": [2]}, "next.success": {}}},
+        {"robot_type": [1]},
+        {"codebase_version": None},
+    ],
+)
+def test_a_strange_description_is_an_error_or_is_read_and_never_a_traceback(tmp_path, change):
+    folder = write_dataset(tmp_path / "d", [frames()], **change)
+    save_mapping(folder, MAPPED)
+    assert all(isinstance(one, Batch | RecordError) for one in read(folder))
+
+
+@pytest.mark.parametrize("column", ["episode_index", "frame_index", "timestamp", "eef", "next.success"])
+@pytest.mark.parametrize("value", [None, "text", [1.0], 1e300])
+def test_strange_columns_are_errors_and_never_a_traceback(tmp_path, column, value):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, MAPPED)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, column, pa.array([value] * table.num_rows)), path)
+    (one,) = read(folder)
+    assert isinstance(one, RecordError) or column == "next.success"
 
 
 def test_only_the_wanted_episodes_are_made(tmp_path):

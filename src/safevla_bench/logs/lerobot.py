@@ -73,7 +73,7 @@ def open_dataset(folder: Path) -> Dataset:
             raise ValueError("it has more than 16 MiB")
         info = json.loads(path.read_text(encoding="utf-8"))
         version, fps, features = str(info["codebase_version"]), float(info["fps"]), dict(info["features"])
-        if not (0 < fps < 1e6 and all(isinstance(feature, dict) for feature in features.values())):
+        if not (0 < fps < 1e6 and all(map(_is_feature, features.values()))):
             raise ValueError("fps or features are of another form")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"cannot be read: {type(error).__name__}: {error}"
@@ -87,6 +87,12 @@ def open_dataset(folder: Path) -> Dataset:
         raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(folder)))
     robot = info.get("robot_type")
     return Dataset(folder, fps, robot if isinstance(robot, str) else None, features, files)
+
+
+def _is_feature(feature: object) -> bool:
+    """Return whether a feature is described as LeRobot describes one: by a table with a shape of small numbers."""
+    shape = feature.get("shape", []) if isinstance(feature, dict) else None
+    return isinstance(shape, list) and all(type(size) is int and 0 <= size < 1 << 20 for size in shape)
 
 
 def read_episodes(
@@ -129,6 +135,7 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
                 if missing:
                     raise RecordError(f"there is no column {missing[0]!r}", remedy=_REMEDY)
                 table = file.read(columns=columns, use_threads=False)
+                _check_keys(table)
             held = table if held is None else pa.concat_tables([held, table])
         except RecordError as error:
             yield error.with_place(Place(file=str(path)))
@@ -146,6 +153,15 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
         held = held.filter(pc.equal(held["episode_index"], last))
     if held is not None:
         yield held
+
+
+def _check_keys(table: pa.Table) -> None:
+    """Refuse frames whose numbers of episode, frame and task are no integers, or absent."""
+    for name in _KEYS:
+        column = table[name]
+        is_right = pa.types.is_floating if name == "timestamp" else pa.types.is_integer
+        if column.null_count or not is_right(column.type):
+            raise RecordError(f"the column {name!r} holds {column.type}, or nothing in places", remedy=_REMEDY)
 
 
 def _split_episodes(table: pa.Table) -> Iterator[pa.Table]:
@@ -182,7 +198,7 @@ def _read_episode(
             success=None if success is None else bool(_feature_matrix(frames, success)[-1].any()),
             embodiment=dataset.robot,
         )
-    except (ValueError, TypeError, pa.ArrowException) as error:
+    except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
         return RecordError(f"cannot be read: {error}", remedy=_REMEDY, place=place)
 
 

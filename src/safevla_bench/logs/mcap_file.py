@@ -217,8 +217,8 @@ def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, me
         taken.rows.append(row)
         taken.log_s.append(log_s)
         taken.header_s.append(_stamp_s(inner))
-        frame = _get(inner, "header.frame_id")
-        taken.frames.add(str(_get(inner, "frame_id") if frame is None else frame or ""))
+        frames = (_get(inner, path) for path in ("header.frame_id", "frame_id", "parent_frame_id"))
+        taken.frames.add(str(next((frame for frame in frames if frame), "")))
 
 
 def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:

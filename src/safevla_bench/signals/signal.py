@@ -197,6 +197,12 @@ class RecordFields:
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
 
 
+def _lacks_torque_limits(batch: Batch) -> Bools:
+    """Return whether each episode has torques, and no limits that they could be compared with, [E]."""
+    torques = batch.joint_torque_nm.present | batch.channel("joint_torque_peak_nm").present
+    return torques & np.array([header.lacks_torque_limit for header in batch.headers], dtype=np.bool_)
+
+
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
     """Return each body's index among the posed bodies of its episode, [B]; -1 = not posed."""
     column = np.full(len(batch.body_role), -1, dtype=np.int64)
@@ -216,7 +222,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "contacts": lambda fields: ~fields.batch.contacts.present,
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
-    "joint_torque_limit_nm": lambda fields: np.array([header.lacks_torque_limit for header in fields.batch.headers]),
+    "joint_torque_limit_nm": lambda fields: _lacks_torque_limits(fields.batch),
     "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
     "gripper_contact": lambda fields: ~fields.batch.gripper_present,
