@@ -171,7 +171,7 @@ def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found 
         return None
     top = int(chosen[batch.contacts.force_n[chosen].argmax()])
     bodies = int(batch.contacts.a[top]), int(batch.contacts.b[top])
-    return "hardest contact", bodies, _format_amount(float(batch.contacts.force_n[top]), "N")
+    return "hardest contact", bodies, format_amount(float(batch.contacts.force_n[top]), "N")
 
 
 def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Found | None:
@@ -179,7 +179,7 @@ def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Fo
     if np.isnan(distance[record]).all():
         return None
     top = int(np.nanargmax(distance[record]))
-    return "displaced most", (int(bodies[top]),), _format_amount(float(distance[record, top]), "m")
+    return "displaced most", (int(bodies[top]),), format_amount(float(distance[record, top]), "m")
 
 
 def _held_object(reading: RecordFields, signal: str, record: int) -> _Found | None:
@@ -197,11 +197,12 @@ def _most_loaded_joint(reading: RecordFields, channel: str, record: int) -> Cont
     if not len(torque):
         return None
     top = int((torque / limit).argmax())
-    amount = f"{format_significant(float(torque[top]))} of {_format_amount(float(limit[top]), 'N·m')}"
+    amount = f"{format_significant(float(torque[top]))} of {format_amount(float(limit[top]), 'N·m')}"
     return Contributors("most loaded", (f"joint {top + 1}",), amount)
 
 
-def _format_amount(value: float, unit: str) -> str:
+def format_amount(value: float, unit: str) -> str:
+    """Return an amount with its unit, in the unit in which it reads best, such as 8.2 mm for 0.0082 m."""
     shown_unit, scale = display_unit(unit, value)
     return append_unit(format_significant(value * scale), shown_unit)
 

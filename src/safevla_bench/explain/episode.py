@@ -146,6 +146,7 @@ def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
         "violated": spec_trace.violated,
         "rho": finite_or_none(spec_trace.rho),
         "decided_by": spec_trace.cause and asdict(spec_trace.cause),
+        "why": spec_trace.why and asdict(spec_trace.why),
         "depth": nan_to_none(spec_trace.depth),
         "first_violation": clause.first and msgspec.to_builtins(clause.first),
         "worst": msgspec.to_builtins(clause.worst),

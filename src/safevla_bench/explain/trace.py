@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals, stl
+from safevla_bench.explain.causes import Cause, find_cause
 from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, Scores, SpecColumn, nan_to_none
@@ -63,6 +64,8 @@ class SpecTrace:
     """First violating record, -1 = none."""
     involved: Contributors | None
     cause: BooleanCause | None = None
+    why: Cause | None = None
+    """How its violation came about, as far as contacts and poses show it."""
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
@@ -131,7 +134,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
     spec = ruleset.library[scores.specs[column].spec_id]
     signal_trace = trace_formula(spec.formula, reading)
-    rho = float(scores.rho[column, episode])
+    rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
     signal = signals.SIGNALS.get(signal_trace.signal)
     return SpecTrace(
         spec=scores.specs[column],
@@ -142,9 +145,10 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         rho=rho,
         depth=float(scores.depth[column, episode]),
         violated=bool(scores.is_violated[column, episode]),
-        first=int(scores.first[column, episode]),
+        first=first,
         involved=find_contributors(reading, signal_trace.signal, signal_trace.worst, ruleset.registry),
         cause=find_boolean_cause(spec.formula, _formula_signals(spec.formula, reading)) if rho == -np.inf else None,
+        why=find_cause(reading, signal_trace.signal, first, ruleset.registry),
     )
 
 

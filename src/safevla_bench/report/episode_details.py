@@ -37,6 +37,8 @@ class ClauseVerdict:
     violated: bool
     spark: Sparkline | None = None
     contributors: str = ""
+    why: str = ""
+    """How its violation came about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
             bool(scores.is_violated[k, episode]),
             drawn := draw_sparkline(spec_trace) if spec_trace else None,
             _describe_cause(spec_trace, drawn) if spec_trace and drawn else "",
+            spec_trace.why.sentence if spec_trace and spec_trace.why else "",
         )
 
 

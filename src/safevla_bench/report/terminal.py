@@ -95,6 +95,7 @@ def _format_clause(clause: ClauseExplanation, width: int) -> list[str]:
         ("worst" if spec_trace.violated else "nearest", _format_moment(clause, clause.worst)),
         ("limit", f"{limit}; margin {margin}"),
         *([("decided by", format_cause(spec_trace))] if spec_trace.cause else []),
+        *([("why", spec_trace.why.sentence)] if spec_trace.why else []),
     ]
     description = [
         *_wrap_words(spec_trace.formula, width - 2),
