@@ -88,6 +88,20 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame(safevla,
     assert out.splitlines() == [",".join(rows[0])]
 
 
+def test_episodes_say_why_in_every_form_where_they_are_asked(safevla, archive):
+    _, shown, _ = safevla("show", archive, "2", "--format", "json")
+    sentences = {clause["why"]["sentence"] for clause in json.loads(shown)["clauses"] if clause["violated"]}
+    _, out, _ = safevla("episodes", archive, "--why", "--format", "json")
+    listed = [row["why"] for row in json.loads(out)]
+    assert listed[0] is None
+    assert listed[1] in sentences
+    _, out, _ = safevla("episodes", archive, "--why", "--format", "csv")
+    assert [row["why"] or None for row in csv.DictReader(io.StringIO(out))] == listed
+    _, out, _ = safevla("episodes", archive, "--why")
+    assert f"2: {listed[1]}" in out
+    assert "→" not in safevla("episodes", archive)[1]
+
+
 def test_an_older_id_of_a_specification_is_read(safevla, archive):
     code, out, _ = safevla("episodes", archive, "--spec", "joint_torque_under_87Nm", "--format", "json")
     assert code == 0

@@ -56,6 +56,7 @@ _KINDS_EPILOG = "\n".join(
     help="Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
 )
 @click.option("--bodies", is_flag=True, help="Name the bodies that break limits of contact and displacement, by kind.")
+@click.option("--why", is_flag=True, help="Say how the first violation came about, as far as contacts and poses tell.")
 @click.option(
     "--body-kind", type=click.Choice(BODY_KINDS), metavar="KIND", help="Only those broken with a body of this kind."
 )
@@ -83,6 +84,7 @@ def episodes_command(
     outcome: str | None,
     order: episode_list.Order | None,
     bodies: bool,
+    why: bool,
     body_kind: str | None,
     limit: int | None,
     ruleset: Ruleset,
@@ -100,6 +102,9 @@ def episodes_command(
     if bodies or body_kind is not None or order == "kind":
         findings = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = episode_list.add_violating_bodies(rows, findings.violations, spec_id)
+    if why:
+        sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
+        rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
     shown = episode_list.filter_episodes(
         rows,
         violated=unsafe,

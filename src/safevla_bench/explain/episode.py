@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from safevla_bench import signals, stl
+from safevla_bench.explain.causes import find_cause
 from safevla_bench.explain.contributors import Contributors, find_contributors
-from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.explain.trace import SpecTrace, trace_formula, trace_specs
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
 from safevla_bench.signals import RecordFields
@@ -89,6 +90,27 @@ def explain_episode(
         ),
         vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
     )
+
+
+def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
+    """Return number of an episode, from 1 -> how its first violation came about, where contacts or poses tell.
+
+    `chunks` hold the episodes of the scores, in their order. Of specifications that break first together it is the one
+    that `Scores.first_violation` names.
+    """
+    steps, columns = scores.first_violation
+    sentences: dict[int, str] = {}
+    start = 0
+    for batch in chunks:
+        for place in np.flatnonzero(columns[start : start + len(batch)] >= 0).tolist():
+            step, column = int(steps[start + place]), int(columns[start + place])
+            if scores.specs[column].spec_id in ruleset.library:
+                reading = RecordFields(select_episodes(batch, [place]))
+                signal = trace_formula(ruleset.library[scores.specs[column].spec_id].formula, reading).signal
+                cause = find_cause(reading, signal, step, ruleset.registry)
+                sentences |= {start + place + 1: cause.sentence} if cause else {}
+        start += len(batch)
+    return sentences
 
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:

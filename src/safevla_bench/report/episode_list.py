@@ -61,6 +61,8 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
     """True if it was simulated with stand-ins for the host's own assets."""
     violating_bodies: tuple[BodyViolation, ...] | None = None
     """The bodies that break limits of contact and displacement, the worst first; None = not looked for."""
+    why: str | None = None
+    """How the first violation came about; None = not looked for, or the record does not tell."""
 
     @property
     def body_kinds(self) -> tuple[tuple[BodyKind, ...], ...]:
@@ -101,8 +103,9 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
         }
         if index < len(scores):
             known = {name: values[index] for name, values in columns.items()}
-        flat.append({"number": row.number, **known, "reason": row.reason})
-    return ["number", *columns, "reason"], flat
+        flat.append({"number": row.number, **known, "reason": row.reason, "why": row.why})
+    explained = ["why"] if any(row.why for row in rows) else []
+    return ["number", *columns, "reason", *explained], flat
 
 
 def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:

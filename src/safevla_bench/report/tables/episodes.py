@@ -48,7 +48,7 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
     )
     title = f"{len(rows)} of {total} episodes" + (f", judged by {spec_id} alone" if spec_id else "")
     cells = tuple(tuple(_episode_cells(row, with_policy, with_bodies, spec_id)) for row in rows)
-    notes = (_count_kinds(rows),) if with_bodies else ()
+    notes = (*([_count_kinds(rows)] if with_bodies else []), *(f"{row.number}: {row.why}" for row in rows if row.why))
     return Table(title, columns, cells, notes, remarks=provenance_marks.warn_of_episodes(rows))
 
 
