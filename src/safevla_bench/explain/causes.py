@@ -260,15 +260,13 @@ def _others(batch: Batch, contacts: list[int], body: int, chosen: int) -> tuple[
 
 def _since(reading: RecordFields, contact: int) -> int:
     """Return the first record of a contact of the same two bodies without a gap."""
-    contacts, pair = reading.batch.contacts, _pair(reading.batch, contact)
-    step = int(reading.record_of_contact[contact])
-    while step > 0:
-        before = np.arange(contacts.starts[step - 1], contacts.starts[step])
-        same = np.isin(contacts.a[before], pair) & np.isin(contacts.b[before], pair)
-        if not same.any():
-            break
-        step -= 1
-    return step
+    contacts, (one, other) = reading.batch.contacts, _pair(reading.batch, contact)
+    until = contacts.starts[reading.record_of_contact[contact] + 1]
+    a, b = contacts.a[:until], contacts.b[:until]
+    same = ((a == one) & (b == other)) | ((a == other) & (b == one))
+    records = np.unique(reading.record_of_contact[:until][same])
+    gaps = np.flatnonzero(np.diff(records) > 1)
+    return int(records[gaps[-1] + 1 if len(gaps) else 0])
 
 
 def _pair(batch: Batch, contact: int) -> tuple[int, int]:
