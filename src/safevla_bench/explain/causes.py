@@ -96,11 +96,15 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 def _tell_displacement(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
     batch = reading.batch
     bodies, distance = displacements(batch)
-    if not len(bodies):
+    if np.isnan(distance[first]).all():
         return None
-    moved = max(range(len(bodies)), key=lambda k: (distance[first, k], batch.body_label(int(bodies[k]))))
-    body, begun = int(bodies[moved]), int(np.flatnonzero(distance[: first + 1, moved] <= MOVED_M)[-1]) + 1
-    begun = min(begun, first)
+    moved = max(
+        range(len(bodies)), key=lambda k: (np.nan_to_num(distance[first, k], nan=-1.0), _name(batch, bodies[k]))
+    )
+    body, path = int(bodies[moved]), distance[: first + 1, moved]
+    still = np.flatnonzero(path <= MOVED_M)
+    away = np.flatnonzero(path > MOVED_M)
+    begun = int(away[away > (still[-1] if len(still) else -1)][0]) if path[first] > MOVED_M else first
     chain = _chain_to(reading, body, begun)
     name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
     left = f"left its place at {_time(reading, begun)} and was {gone} away at {_time(reading, first)}"
