@@ -135,15 +135,6 @@ def test_motion_alone_and_records_without_contacts_have_no_chain():
     assert find_cause(RecordFields(silent), DISPLACED, 6, REGISTRY) is None
 
 
-def test_a_place_that_is_unknown_is_no_place_left():
-    plain = recording(N, contacts=contacts((6, HAND, PLATE, 9.0)))
-    pos = np.array(plain.body_pos_m)
-    pos[:, 1, 0] += 0.004 * np.maximum(0, np.arange(N) - 5)
-    pos[:, 0] = np.nan
-    found = cause(from_recording(recording(N, contacts=plain.contacts, body_pos_m=pos)))
-    assert (found.bodies, found.step) == (("hand", "plate"), 6)
-
-
 # Laws
 
 SIGNALS = (DISPLACED, FORCE, "self_collision", "held_object_tilt", "joint_torque_ratio")
