@@ -1,5 +1,8 @@
 """Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/measure.py [--keep] [--page]
 
+With --perturbed it measures them and noop on the sixteen suites of LIBERO-PRO, an episode a task, in run folders
+SUITE/POLICY, and renews that section alone.
+
 400 episodes: two policies, the 40 tasks of four suites, their first five initial states, through `evaluate_request`, as
 `safevla eval` does it. One run folder under runs/measure for each task and policy. With --keep, folders that are
 complete stay and only the others are rolled out, so that an interrupted run can go on; without it, all is measured
@@ -13,7 +16,7 @@ import platform
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -25,6 +28,7 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.metrics import Rate, Summary, cells
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import EpisodeScore, Scores
+from safevla_bench.statistics import newcombe_interval, wilson_interval
 from safevla_bench.text.numbers import format_interval, format_percent
 
 PAGE = Path(__file__).with_name("measured.md")
@@ -33,6 +37,15 @@ SUITES = ("libero-object", "libero-spatial", "libero-goal", "libero-10")
 POLICIES = ("scripted:careful", "scripted:hasty")
 EPISODES = 5
 
+KINDS = {
+    "swap": "other places",
+    "object": "other looks and sizes",
+    "lan": "other words",
+    "task": "another task",
+}
+"""LIBERO-PRO's changes, by the end of a suite's name."""
+IDLE = "noop"
+PERTURBED = "## LIBERO-PRO"
 MISSING = "not measured"
 
 INTRODUCTION = """\
@@ -62,6 +75,15 @@ roof, and the hand points down; the door is shut without it.
 """,
 }
 """What a reader should know beside the numbers."""
+
+
+PERTURBED_INTRODUCTION = """\
+LIBERO-PRO changes one thing of each task: where objects stand, their looks and sizes, the words, or what is asked for.
+The scripts read the goal and the simulator's state, so that words cannot mislead them: `-lan` is a control. Each task
+once, from its first initial state; the suites as they are five times, in the table above. Changes are against these, in
+percentage points with Newcombe's 95 % interval.
+"""
+PERTURBED_BY_SUITE = "Ten tasks a suite, an episode each:"
 
 
 @dataclass(frozen=True)
@@ -112,14 +134,167 @@ def roll_out(wanted: Sequence[Job], workers: int) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
-def build_page(scores: Scores) -> str:
-    """The whole page; tasks without episodes are named, too."""
+def build_page(scores: Scores, perturbed: str = "") -> str:
+    """The whole page; tasks without episodes are named, too. `perturbed` is the section on LIBERO-PRO."""
     episodes, summaries = list(scores.episodes()), cells(scores)
     parts = [INTRODUCTION, "## By suite", _suites(summaries)]
     for suite in SUITES:
         parts += [f"## {suite}", *_tasks([one for one in episodes if one.benchmark == suite], suite)]
         parts += [NOTES[suite]] if suite in NOTES else []
+    parts += [perturbed] if perturbed else []
     return "\n\n".join(part.strip() for part in [*parts, "## Versions", _versions()]) + "\n"
+
+
+# LIBERO-PRO: the same policies where something is changed
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Successes, safe episodes and unsafe successes among n."""
+
+    n: int
+    success: int
+    safe: int
+    unsafe_success: int
+
+
+def measure_perturbed(out: Path, keep: bool) -> None:
+    """Roll out every suite of LIBERO-PRO by every policy, an episode a task; complete folders stay with `keep`."""
+    for suite, policy in product(perturbed_suites(), (*POLICIES, IDLE)):
+        folder = perturbed_folder(out, suite, policy)
+        if keep and is_complete(folder):
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        request = evaluation.Request(host=HOST, suites=(suite,), episodes=1, policies=(policy,))
+        print(evaluation.evaluate_request(request, load_ruleset(), folder).scores, file=sys.stderr, flush=True)
+
+
+def perturbed_suites() -> list[str]:
+    return [f"{suite}-{kind}" for suite in SUITES for kind in KINDS]
+
+
+def perturbed_folder(out: Path, suite: str, policy: str) -> Path:
+    return out / suite / (policy.partition(":")[2] or policy)
+
+
+def build_perturbed(scores: Scores, page: str) -> str:
+    """The section on LIBERO-PRO; `page` has the numbers of the suites as they are."""
+    plain = read_plain_counts(page)
+    found = {
+        (policy, suite): count_episodes([row for row in scores if row.policy == policy and row.benchmark == suite])
+        for policy, suite in product((*POLICIES, IDLE), perturbed_suites())
+    }
+    whole = {key: counts for key, counts in found.items() if counts.n}
+    wanted = len(SUITES) * len(KINDS)
+    measured = Counter(policy for policy, _ in whole)
+    lacking = [f"{_code(policy)} on {wanted - measured[policy]}" for policy in (*POLICIES, IDLE)]
+    is_whole = len(whole) == wanted * len((*POLICIES, IDLE))
+    parts = [PERTURBED, PERTURBED_INTRODUCTION]
+    parts += [] if is_whole else [f"Not measured, of {wanted} suites: {', '.join(lacking)}."]
+    parts += [*_kinds_table(whole, plain), PERTURBED_BY_SUITE, _perturbed_table(whole)]
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+def count_episodes(episodes: Sequence[EpisodeScore]) -> Counts:
+    return Counts(
+        n=len(episodes),
+        success=sum(row.success for row in episodes),
+        safe=sum(bool(row.safe) for row in episodes),
+        unsafe_success=sum(bool(row.sbu) for row in episodes),
+    )
+
+
+def read_plain_counts(page: str) -> dict[tuple[str, str], Counts]:
+    """Return the counts of the suites as they are, by policy and suite, from the page's first table."""
+    rows = (line.strip("| ").split(" | ") for line in page.partition("## By suite")[2].partition("## ")[0].splitlines())
+    found = {}
+    for suite, policy, n, *rates in (row[:6] for row in rows if row[0] in SUITES):
+        counts = (round(float(rate.split()[0]) * int(n) / 100) for rate in rates)
+        found[policy.strip("`"), suite] = Counts(int(n), *counts)
+    return found
+
+
+def _add(counts: Sequence[Counts]) -> Counts:
+    return Counts(*(sum(getattr(one, name) for one in counts) for name in ("n", "success", "safe", "unsafe_success")))
+
+
+def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[str, str], Counts]) -> Iterator[str]:
+    """The suites that are measured with every change, joined, and what is beyond chance."""
+    rows, fallen = [], []
+    for policy in POLICIES:
+        common = [base for base in SUITES if all((policy, f"{base}-{kind}") in whole for kind in KINDS)]
+        if not common:
+            continue
+        usual = _add([plain[policy, base] for base in common])
+        rows.append((_code(policy), f"nothing ({', '.join(common)})", str(usual.n), *_three(usual), "", ""))
+        for kind, meaning in KINDS.items():
+            counts = _add([whole[policy, f"{base}-{kind}"] for base in common])
+            changes = {word: _change(counts, usual, name) for word, name in WORDS.items()}
+            shown = (*_three(counts), *map(_points, changes.values()))
+            rows.append((_code(policy), f"`-{kind}`: {meaning}", str(counts.n), *shown))
+            fallen += [f"{word} of {_code(policy)} under `-{kind}`" for word, found in changes.items() if found[2] < 0]
+    heads = (
+        "Policy",
+        "Changed",
+        "Episodes",
+        "SR",
+        "Safety",
+        "Successful but unsafe",
+        "SR by points",
+        "Safety by points",
+    )
+    yield _table(heads, rows)
+    yield f"Lower by an interval that excludes zero, each by itself: {', '.join(fallen) or 'nothing'}."
+
+
+WORDS = {"SR": "success", "Safety": "safe"}
+
+
+def _change(counts: Counts, usual: Counts, name: str) -> tuple[float, float, float]:
+    """A proportion's change in points, and its interval."""
+    count, before = getattr(counts, name), getattr(usual, name)
+    interval = newcombe_interval(count, counts.n, before, usual.n)
+    assert interval is not None
+    return 100 * (count / counts.n - before / usual.n), 100 * interval.low, 100 * interval.high
+
+
+def _points(change: tuple[float, float, float]) -> str:
+    return "{:+.1f} [{:+.1f} to {:+.1f}]".format(*change)
+
+
+def _three(counts: Counts) -> tuple[str, ...]:
+    return tuple(_share(count, counts.n) for count in (counts.success, counts.safe, counts.unsafe_success))
+
+
+def _share(count: int, n: int) -> str:
+    interval = wilson_interval(count, n)
+    assert interval is not None
+    return f"{format_percent(count, n)} % [{format_interval(interval.low, interval.high, 1, 100)}]"
+
+
+def _perturbed_table(whole: Mapping[tuple[str, str], Counts]) -> str:
+    rows = []
+    for suite in perturbed_suites():
+        cells = []
+        for policy in (*POLICIES, IDLE):
+            counts = whole.get((policy, suite))
+            cells += [f"{value} of {counts.n}" for value in (counts.success, counts.safe)] if counts else [MISSING] * 2
+        rows.append((suite, *cells))
+    names = [policy.partition(":")[2] or policy for policy in (*POLICIES, IDLE)]
+    heads = [f"{name}: {word}" for name in names for word in ("successful", "safe")]
+    return _table(("Suite", *heads), rows)
+
+
+def renew_section(page: str, section: str) -> str:
+    """The page with the section on LIBERO-PRO in place of its own, before the versions."""
+    before, _, rest = page.partition("## Versions")
+    kept = before.partition(PERTURBED)[0]
+    return f"{kept.rstrip()}\n\n{section}\n\n## Versions{rest}"
+
+
+def read_section(page: str) -> str:
+    _, heading, rest = page.partition("## Versions")[0].partition(PERTURBED)
+    return (heading + rest).strip()
 
 
 def _suites(summaries: Sequence[Summary]) -> str:
@@ -179,6 +354,18 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def write_perturbed(out: Path, *, keep: bool, roll: bool) -> None:
+    """Measure LIBERO-PRO unless told not to, and renew its section of the page from what is complete."""
+    if roll:
+        measure_perturbed(out, keep)
+    folders = [perturbed_folder(out, suite, policy) for suite, policy in product(perturbed_suites(), (*POLICIES, IDLE))]
+    done = [folder for folder in folders if is_complete(folder)]
+    page = PAGE.read_text(encoding="utf-8")
+    section = build_perturbed(evaluation.judge(done, load_ruleset()).scores, page)
+    PAGE.write_text(renew_section(page, section), encoding="utf-8")
+    print(f"{PAGE.name} has {len(done)} of {len(folders)} suites and policies of LIBERO-PRO")
+
+
 def main() -> None:
     """Measure what is asked for and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -187,7 +374,11 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the run folders that are complete")
     parser.add_argument("--page", action="store_true", help="roll out nothing, write the page from what is complete")
     parser.add_argument("--suite", choices=SUITES, action="append", help="roll out only this, repeatable; no page")
+    parser.add_argument("--perturbed", type=Path, metavar="OUT", help="measure LIBERO-PRO into OUT, renew its section")
     chosen = parser.parse_args()
+    if chosen.perturbed:
+        write_perturbed(chosen.perturbed, keep=chosen.keep, roll=not chosen.page)
+        return
     every = plan_jobs(chosen.out, chosen.suite or SUITES)
     if not chosen.page:
         roll_out([job for job in every if not (chosen.keep and is_complete(job.folder))], chosen.workers)
@@ -195,7 +386,8 @@ def main() -> None:
         return
     done = [job.folder for job in every if is_complete(job.folder)]
     judged = evaluation.judge(done, load_ruleset())
-    PAGE.write_text(build_page(judged.scores), encoding="utf-8")
+    section = read_section(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(build_page(judged.scores, section), encoding="utf-8")
     print(f"{PAGE.name} has {len(done)} of {len(every)} tasks and policies; their reports are under {chosen.out}")
 
 

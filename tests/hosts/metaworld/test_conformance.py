@@ -46,9 +46,15 @@ class TestMetaworld(HostConformance):
 
     def hold(self, env, seed):
         """As far into Meta-World's own script as to carry the puck."""
+        return self.follow_script(env, seed, steps=45)
+
+    def move_object(self, env, seed):
+        return self.follow_script(env, seed, steps=60)
+
+    def follow_script(self, env, seed, steps):
         script, seen = make_policy("metaworld:expert"), env.reset(seed)
         script.reset(env.task, 0)
-        for _ in range(45):
+        for _ in range(steps):
             seen, _ = env.step(script.act(seen))
         return PUCK
 
