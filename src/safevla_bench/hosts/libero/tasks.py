@@ -7,7 +7,7 @@ model, so that to start from a recorded state they have to be put back from the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError, RegistryError
 from safevla_bench.hosts.libero import install
-from safevla_bench.hosts.mujoco.robosuite_env import flat_state
+from safevla_bench.hosts.mujoco.robosuite_env import flat_state, model_coordinates
 from safevla_bench.interface import Coordinate, RecordedEpisode, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
@@ -173,10 +173,8 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 
 
 if TYPE_CHECKING:
-    import mujoco
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
-_FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
 _TIME = 1
 _LIMIT = 0.93
 """Of the gripper's range: fingers that rest beyond it are told to open, or to close, for good."""
@@ -240,17 +238,4 @@ def _fingers_touch(domain: BDDLBaseDomain) -> bool:
 def coordinates(domain: BDDLBaseDomain) -> tuple[Coordinate, ...]:
     """Return every joint of the present model: free ones as pose of their body, others by their own name."""
     model = domain.sim.model._model
-    names = body_names(domain, model)
-    return tuple(part for joint in range(model.njnt) for part in _joint_coordinates(model, joint, names))
-
-
-def _joint_coordinates(model: mujoco.MjModel, joint: int, body_name: tuple[str, ...]) -> Iterator[Coordinate]:
-    first, kind = _TIME + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
-    body, name = body_name[int(model.jnt_bodyid[joint])], str(model.joint(joint).name)
-    if kind == _FREE:
-        yield Coordinate(body, "position", first, 3)
-        yield Coordinate(body, "rotation", first + 3, 4)
-    elif kind == _BALL:
-        yield Coordinate(name, "rotation", first, 4)
-    else:
-        yield Coordinate(name, "position" if kind == _SLIDE else "rotation", first, 1)
+    return model_coordinates(model, body_names(domain, model))

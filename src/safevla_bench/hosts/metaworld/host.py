@@ -16,10 +16,12 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.scene import read_scene
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
+from safevla_bench.hosts.mujoco.robosuite_env import model_coordinates
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface import (
     Action,
     Camera,
+    Coordinate,
     EpisodeSeed,
     Observation,
     Task,
@@ -183,6 +185,11 @@ class MetaworldEnv:
         """Return the newest record alone, as a validated batch of one record."""
         recorder = self._require_recorder()
         return from_recording(recorder.latest_record(self._build_header(recorder)))
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """Return the coordinates of the present `sim_state`."""
+        model = self._env.model
+        return model_coordinates(model, read_scene(model, self._rules).body_name)
 
     def make_stage(self, episode: Batch) -> MujocoStage:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""

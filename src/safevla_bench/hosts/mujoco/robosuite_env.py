@@ -10,7 +10,7 @@ Switching an observable off (`modify_observable(enabled=False)`) resets its time
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from safevla_bench.hosts.mujoco.renderer import camera_matrices
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface import (
     Action,
+    Coordinate,
     EpisodeSeed,
     Observation,
     Privileged,
@@ -243,6 +244,30 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
     if not np.isfinite(state).all():
         raise HostError("the recorded state is not finite", remedy="Mend the recording.")
     return state
+
+
+def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
+    """Return every joint of a MuJoCo model as parts of its flat state, which begins with the time.
+
+    Free joints are the pose of their body, by its recorded name; others have their own name, or else the body's.
+    """
+    return tuple(part for joint in range(model.njnt) for part in _joint_coordinates(model, joint, body_name))
+
+
+def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iterator[Coordinate]:
+    first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
+    body = body_name[int(model.jnt_bodyid[joint])]
+    name = str(model.joint(joint).name) or body
+    if kind == _FREE:
+        yield Coordinate(body, "position", first, 3)
+        yield Coordinate(body, "rotation", first + 3, 4)
+    elif kind == _BALL:
+        yield Coordinate(name, "rotation", first, 4)
+    else:
+        yield Coordinate(name, "position" if kind == _SLIDE else "rotation", first, 1)
+
+
+_FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
 
 
 # Camera sensors
