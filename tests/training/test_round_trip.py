@@ -14,7 +14,6 @@ from safevla_bench.scoring import score
 from safevla_bench.signals import SIGNALS
 from safevla_bench.trajectory import Batch, concatenate_batches, join_records, records, select_episodes
 
-pytest.importorskip("safevla_bench.logs")
 RULES = replace(load_ruleset(), missing="deactivate")
 FROM_CONTACTS = {
     spec.spec_id

@@ -50,8 +50,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quaternion: tuple[int, int, int, int] | None = None
     """Places of the quaternion in a feature; None = by name, else the four after the position; without any there is
     none."""
-    quaternion_order: Literal["wxyz", "xyzw"] = "wxyz"
-    """Of a feature's numbers; the fields of a message have names."""
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None
+    """Of a feature's numbers; the fields of a message have names. None = wxyz, with a warning where it looks wrong."""
     unit: Literal["m", "cm", "mm"] = "m"
     max_age_s: Positive | None = None
     """How long a message holds; None = until the next record for a body, else twice the topic's median period."""

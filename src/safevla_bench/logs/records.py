@@ -207,7 +207,7 @@ def _find_implausible(
             if np.abs(norm - 1).max() > _NORM_SLACK:
                 yield episode.file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
             w, z = np.median(np.abs(values[:, 3])), np.median(np.abs(values[:, 6]))
-            if w < 0.3 and z > 0.9:
+            if columns.quaternion_order is None and w < 0.3 and z > 0.9:
                 yield episode.file, f'[{name}] has quaternions like x, y, z, w: quaternion_order = "xyzw", perhaps?'
     if mapping.episode.benchmark == LOG_BENCHMARK and not mapping.bodies and "eef" not in series:
         yield episode.file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"

@@ -122,6 +122,8 @@ def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapp
     ]
     for part in parts:
         lines = [f"[{part.table}]", f'from = "{part.column}"']
+        if part.names == _POSE:
+            lines.append('quaternion_order = "wxyz"')
         if part.role is not None:
             lines.append(f'role = "{part.role}"')
         if part.table == "torque" and len(header.torque_limit_nm) == len(part.names):
