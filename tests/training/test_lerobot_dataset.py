@@ -211,6 +211,18 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
     assert "no light" in (tmp_path / "set/meta/safevla.json").read_text()
 
 
+def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path, monkeypatch):
+    def unknown(self, record, camera, size, bodies=()):
+        raise KeyError(f"Invalid name {camera.name!r}. Valid names: ['above']")
+
+    monkeypatch.setattr("safevla_bench.hosts.fake.viewer.FakeStage.render", unknown)
+    skipped = []
+    with pytest.raises(HostError, match="no camera 'above'.*Valid names"):
+        training.export_dataset(evaluation.judge([fake_run], RULES), tmp_path / "set", CAMERAS, on_skip=skipped.append)
+    assert not skipped
+    assert not list(tmp_path.iterdir())
+
+
 def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path, monkeypatch):
     def never(folder, host, record):
         raise HostError("no light", remedy="Make some.")

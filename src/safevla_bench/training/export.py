@@ -26,7 +26,13 @@ from safevla_bench.scores import EpisodeScore
 from safevla_bench.training.card import describe_dataset, format_card
 from safevla_bench.training.features import Feature, Statistics, image_feature
 from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
-from safevla_bench.training.pictures import STATE_NAMES, CameraChoice, EpisodePictures, render_episode
+from safevla_bench.training.pictures import (
+    STATE_NAMES,
+    CameraChoice,
+    EpisodePictures,
+    UnknownCameraError,
+    render_episode,
+)
 from safevla_bench.training.recorded import (
     MAPPING,
     RecordedPart,
@@ -138,6 +144,8 @@ class _DatasetExport:
                 self.observer(number, episode_id)
                 try:
                     pictures = self._render(batch, index, number)
+                except UnknownCameraError:
+                    raise
                 except (HostError, RunError, RecordError) as error:
                     last = error
                     self.on_skip(error.with_place(Place(episode=episode_id)))

@@ -22,6 +22,10 @@ from safevla_bench.trajectory import Batch
 STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 
 
+class UnknownCameraError(HostError):
+    """The host has no such camera, in this episode as in all others."""
+
+
 @dataclass(frozen=True, slots=True)
 class CameraChoice:
     """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels."""
@@ -58,8 +62,8 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
     """
     count = int(record.lengths[0]) - 1
     with closing(frames.open_stage(folder, host, record)) as stage:
-        states = [read_state(stage, k) for k in range(count)] if isinstance(stage, ObservingStage) else []
         images = {name: _render_camera(stage, record, name, choice.size) for name in choice.names}
+        states = [read_state(stage, k) for k in range(count)] if isinstance(stage, ObservingStage) else []
     return EpisodePictures(
         files={name: tuple(map(encode_png, pictures)) for name, pictures in images.items()},
         stats={name: summarize_pixels(pictures) for name, pictures in images.items()},
@@ -81,7 +85,8 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     try:
         return np.stack([frames.render_checked(stage, record, k, camera, size).image for k in steps])
     except KeyError as error:  # MuJoCo's own, which lists the names there are
-        raise HostError(f"there is no camera {name!r}: {error}", remedy="Choose another by --cameras.") from None
+        problem = f"there is no camera {name!r}: {error}"
+        raise UnknownCameraError(problem, remedy="Choose another by --cameras.") from None
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
