@@ -217,7 +217,7 @@ def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path, 
 
     monkeypatch.setattr("safevla_bench.hosts.fake.viewer.FakeStage.render", unknown)
     skipped = []
-    with pytest.raises(HostError, match="no camera 'above'.*Valid names"):
+    with pytest.raises(HostError, match=r"no camera 'above'.*Valid names"):
         training.export_dataset(evaluation.judge([fake_run], RULES), tmp_path / "set", CAMERAS, on_skip=skipped.append)
     assert not skipped
     assert not list(tmp_path.iterdir())
