@@ -2,17 +2,19 @@
 
 python libero_records.py record FOLDER
 python libero_records.py compare FOLDER OTHER
+python libero_records.py vector FOLDER     a worker of LIBERO's SubprocVectorEnv and one environment alone, compared
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from safevla_recorder import record
+from safevla_recorder import record, record_until_closed
 
 STILL = [0.0] * 6 + [-1.0]
 TASKS = (("libero_goal", 8), ("libero_10", 9))
@@ -21,17 +23,47 @@ OWN = "versions"
 """The field of a header in which records of two environments may differ."""
 
 
-def record_tasks(out):
-    """Record some episodes of random actions in `out`."""
+def make_env(suite, number):
+    """Return the environment of a task."""
     from libero.libero import get_libero_path
     from libero.libero.benchmark import get_benchmark
     from libero.libero.envs.env_wrapper import ControlEnv
 
+    task = get_benchmark(suite)().get_task(number)
+    bddl_file = Path(get_libero_path("bddl_files"), task.problem_folder, task.bddl_file)
+    return ControlEnv(bddl_file_name=str(bddl_file), has_offscreen_renderer=False, use_camera_obs=False)
+
+
+def make_recorded(out, worker):
+    """Return the environment of the first task as a vector's factory makes it."""
+    return record_until_closed(make_env(*TASKS[0]), "random", out, worker=worker, seed=0)
+
+
+def record_vector(out):
+    """Record two episodes in two workers of LIBERO's vector, and the same ones in an environment alone."""
+    from libero.libero.envs.venv import SubprocVectorEnv
+
+    moves = [*[STILL] * 10, *np.random.default_rng(0).uniform(-1, 1, (STEPS // 6, 7)).tolist()]
+    vector = SubprocVectorEnv([partial(make_recorded, out / "vector", worker) for worker in range(2)])
+    alone = make_env(*TASKS[0])
+    with record(alone, policy="random", out=out / "alone", seed=0):
+        for _ in range(EPISODES):
+            for env, count in ((vector, 2), (alone, None)):
+                env.seed(7)
+                env.reset()
+                for move in moves:
+                    env.step(np.array([move] * count) if count else move)
+    vector.close()
+    alone.close()
+    return out / "vector" / "worker_0", out / "alone"
+
+
+def record_tasks(out):
+    """Record some episodes of random actions in `out`."""
+    from libero.libero.benchmark import get_benchmark
+
     for suite, number in TASKS:
-        benchmark = get_benchmark(suite)()
-        task = benchmark.get_task(number)
-        bddl_file = Path(get_libero_path("bddl_files"), task.problem_folder, task.bddl_file)
-        env = ControlEnv(bddl_file_name=str(bddl_file), has_offscreen_renderer=False, use_camera_obs=False)
+        benchmark, env = get_benchmark(suite)(), make_env(suite, number)
         env.env.object_property_initializers.clear()
         with record(env, policy="random", out=out, seed=0, horizon=STEPS):
             for index in range(EPISODES):
@@ -43,28 +75,33 @@ def record_tasks(out):
         env.close()
 
 
-def find_differences(folder, other):
-    """Yield what differs between the records of two folders, bit by bit."""
-    names = [sorted(path.name for path in (root / "raw").iterdir()) for root in (folder, other)]
-    if names[0] != names[1]:
-        yield "the folders hold {} and {}".format(*names)
+def find_differences(folder, other, names=()):
+    """Yield what differs between the records of two folders, bit by bit; fields of the header in `names` may."""
+    files = [sorted(path.name for path in (root / "raw").iterdir()) for root in (folder, other)]
+    if files[0] != files[1]:
+        yield "the folders hold {} and {}".format(*files)
         return
-    for name in names[0]:
+    for name in files[0]:
         if name.endswith(".json"):
-            if (folder / "raw" / name).read_text() != (other / "raw" / name).read_text():
+            rows = [json.loads((root / "raw" / name).read_text()) for root in (folder, other)]
+            if any(rows[0][field] != rows[1][field] for field in rows[0] if field not in names):
                 yield name
             continue
         with np.load(str(folder / "raw" / name)) as ours, np.load(str(other / "raw" / name)) as theirs:
-            yield from (f"{name}: {difference}" for difference in compare_arrays(dict(ours), dict(theirs)))
+            yield from (f"{name}: {difference}" for difference in compare_arrays(dict(ours), dict(theirs), names))
 
 
-def compare_arrays(ours, theirs):
+def compare_arrays(ours, theirs, names=()):
     """Yield the names of arrays and header fields that differ."""
     if sorted(ours) != sorted(theirs):
         yield "arrays"
         return
     headers = [json.loads(arrays.pop("header").tobytes().decode()) for arrays in (ours, theirs)]
-    yield from (field for field in sorted(headers[0]) if field != OWN and headers[0][field] != headers[1].get(field))
+    yield from (
+        field
+        for field in sorted(headers[0])
+        if field not in (OWN, *names) and headers[0][field] != headers[1].get(field)
+    )
     for name, array in ours.items():
         same_kind = array.dtype == theirs[name].dtype and array.shape == theirs[name].shape
         if not (same_kind and array.tobytes() == theirs[name].tobytes()):
@@ -76,7 +113,9 @@ def main():
     if command == "record":
         record_tasks(Path(folder))
         return
-    differences = list(find_differences(Path(folder), Path(other[0])))
+    folders = record_vector(Path(folder)) if command == "vector" else (Path(folder), Path(other[0]))
+    named_by_worker = [] if command == "compare" else ["episode_id"]
+    differences = list(find_differences(*folders, names=named_by_worker))
     print("\n".join(differences) or "the records are equal, bit for bit")
     sys.exit(bool(differences))
 
