@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -66,6 +67,23 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 @click.option(
     "--one-panel", is_flag=True, help="Tradeoff: every policy and suite on one panel with one frontier, as in Figure 2."
 )
+@click.option(
+    "--width",
+    default=drawing.COLUMN.width_in,
+    show_default=True,
+    type=click.FloatRange(1, 20),
+    metavar="INCHES",
+    help="Width of the figures; the default is a column of a two-column paper.",
+)
+@click.option(
+    "--font-size",
+    default=drawing.COLUMN.font_pt,
+    show_default=True,
+    type=click.FloatRange(4, 20),
+    metavar="POINTS",
+    help="Size of their text.",
+)
+@click.option("--no-title", is_flag=True, help="Leave titles out: a paper's caption says it.")
 @click.option("--progress", is_flag=True, help="Onset: percent of each episode instead of seconds.")
 @click.option(
     "--sweep",
@@ -83,6 +101,9 @@ def figures_command(
     forms: tuple[drawing.FigureFormat, ...],
     pooled: bool,
     one_panel: bool,
+    width: float,
+    font_size: float,
+    no_title: bool,
     progress: bool,
     sweeps: tuple[str, ...],
     ruleset: Ruleset,
@@ -96,6 +117,7 @@ def figures_command(
     if pooled and one_panel:
         raise click.UsageError("--pooled and --one-panel are two layouts; choose one.")
     folder = choose_output(out, sources, "figures")
+    page = drawing.Page(width, font_size, titled=not no_title)
     layout: tradeoff.TradeoffLayout = "pooled" if pooled else "cells" if one_panel else "suites"
     specs = ruleset.library
     requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
@@ -110,11 +132,13 @@ def figures_command(
     )
     make_folder(folder)
     for name in which:
-        _write_figure(folder / name, drawing.FIGURES[name].draw(shown), forms, drawing.FIGURES[name].description)
+        kind = drawing.FIGURES[name]
+        _write_figure(folder / name, drawing.draw_figure(partial(kind.draw, shown), page), forms, kind.description)
     rescore = evaluation.make_rescorer(judged)
     for one in requests:
         sweep = sensitivity.sweep_threshold(judged.scores, specs, one, rescore)
-        figure = sweeping.draw_sweep(sweeping.prepare_sweep(sweep, specs))
+        prepared = sweeping.prepare_sweep(sweep, specs)
+        figure = drawing.draw_figure(partial(sweeping.draw_sweep, prepared), page)
         _write_figure(folder / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
     print_warnings(judged)
     print_missing(judged)

@@ -12,11 +12,13 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from report.figures.builders import DT_S, LONG, RECORDS, crashed, crowd
 from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, run, verdicts
-from safevla_bench.report.figures import FIGURES, FigureInput, onset, render_figure
+from safevla_bench.errors import RunError
+from safevla_bench.report.figures import FIGURES, FigureInput, Page, draw_figure, onset, render_figure
 from safevla_bench.report.figures.style import figure_style
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
@@ -175,3 +177,33 @@ def test_colour_is_never_the_only_difference():
     assert len({(series_colour(k), series_marker(k)) for k in range(40)}) == 40
     assert len({series_marker(k) for k in range(10)}) == 10
     assert len({series_dash(k) for k in range(8)}) == 8
+
+
+PAGES = (Page(6.75, 9.0), Page(2.8, 5.0, titled=False), Page(5.0, 10.0, titled=False))
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_for_another_page_has_its_width_and_text_and_is_as_readable(name: str, page: Page):
+    scores = verdicts((True, 1, 1), (True, -5, 1), (False, 1, NAN))
+    inputs = FigureInput(scores, np.full(3, DT_S), np.full(3, RECORDS))
+    figure = draw_figure(lambda: FIGURES[name].draw(inputs), page)
+    assert figure.get_figwidth() == pytest.approx(page.width_in)
+    assert not overlapping(figure)
+    assert not outside(figure)
+    sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()}
+    usual = {text.get_fontsize() for text in draw_figure(lambda: FIGURES[name].draw(inputs)).findobj(Text)}
+    assert {round(size / page.scale, 6) for size in sizes} <= usual
+    assert any(text.get_fontweight() == "bold" for text in figure.findobj(Text)) == page.titled
+
+
+def test_a_page_too_narrow_for_its_text_is_refused():
+    with pytest.raises(RunError, match="too narrow for text of 9 pt"):
+        draw_figure(lambda: pytest.fail("drawn"), Page(3.5, 9.0))
+
+
+def test_the_page_of_one_figure_is_not_that_of_the_next():
+    inputs = FigureInput(verdicts((True, 1, 1)), np.full(1, DT_S), np.full(1, RECORDS))
+    before = render_figure(FIGURES["families"].draw(inputs), "svg")
+    draw_figure(lambda: FIGURES["families"].draw(inputs), PAGES[0])
+    assert render_figure(FIGURES["families"].draw(inputs), "svg") == before

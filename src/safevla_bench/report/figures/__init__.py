@@ -16,17 +16,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from safevla_bench.errors import RunError
 from safevla_bench.metrics import Summary, cells
 from safevla_bench.report.figures import margins, onset, sweeps, tradeoff, violations
-from safevla_bench.report.figures.style import figure_style
+from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
 from safevla_bench.scores import Scores
 from safevla_bench.tasks import Registry
+from safevla_bench.text.numbers import format_fixed
 
 __all__ = [
+    "COLUMN",
     "FIGURES",
     "FigureFormat",
     "FigureInput",
     "FigureKind",
+    "Page",
+    "draw_figure",
     "margins",
     "onset",
     "render_figure",
@@ -97,6 +102,23 @@ FIGURES: Mapping[str, FigureKind] = {
     "onset": FigureKind("when violations begin", _draw_onset),
 }
 """Name -> figure."""
+
+
+def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
+    """Return what `draw` draws, for a page of another width or size of text.
+
+    Raises:
+        RunError: the page is too narrow for text of that size.
+    """
+    if page.is_too_narrow:
+        least = format_fixed(NARROWEST_IN * page.scale, 1)
+        problem = f"a figure {page.width_in:g} in wide is too narrow for text of {page.font_pt:g} pt"
+        raise RunError(problem, remedy=f"Take at least {least} in, or smaller text.")
+    with drawing_page(page):
+        figure = draw()
+        with figure_style():
+            scale_figure(figure, page.scale)
+    return figure
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:

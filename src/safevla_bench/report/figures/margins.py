@@ -17,10 +17,10 @@ from safevla_bench.report.figures.style import (
     LINE,
     MUTED,
     SMALL,
-    WIDTH_IN,
     figure_style,
     series_colour,
     series_marker,
+    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED
@@ -101,7 +101,7 @@ def draw_margins(value: Margins) -> Figure:
         key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
         sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
         if not value.blocks:
-            empty = sheet.add_panel(0.1, 0, WIDTH_IN - 0.2, high)
+            empty = sheet.add_panel(0.1, 0, sheet_width() - 0.2, high)
             draw_empty(empty, "No specification reached a verdict in any episode.")
             return sheet.figure
         left = 0.16 + max(text_width_pt(text) for text in texts) / 72
@@ -111,7 +111,7 @@ def draw_margins(value: Margins) -> Figure:
             sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
             _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
             top -= _TITLE + len(rows) * _ROW + _GAP
-        middle = left + (WIDTH_IN - left - _COUNT) / 2
+        middle = left + (sheet_width() - left - _COUNT) / 2
         sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
         return sheet.figure
 
@@ -128,12 +128,12 @@ def _draw_block(
 ) -> None:
     """Draw the rows of one specification below its title; `last` has the labels of the axis."""
     high = len(rows) * _ROW
-    axes = sheet.add_panel(left, top - _TITLE - high, WIDTH_IN - left - _COUNT, high)
+    axes = sheet.add_panel(left, top - _TITLE - high, sheet_width() - left - _COUNT, high)
     _scale_axes(axes, *limits, len(rows), last=last)
     for place, row in enumerate(rows):
         y = top - _TITLE - (place + 0.5) * _ROW
         sheet.write_text(left - 0.06, y, texts[row.series], SMALL, ha="right", va="center_baseline")
-        x = WIDTH_IN - _COUNT + 0.06
+        x = sheet_width() - _COUNT + 0.06
         sheet.write_text(x, y, _format_counts(row), SMALL, color=MUTED, va="center_baseline")
         _draw_row(axes, len(rows) - 1 - place, row)
 

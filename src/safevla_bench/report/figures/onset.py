@@ -14,11 +14,11 @@ from safevla_bench import provenance_marks
 from safevla_bench.report.figures.sheet import KeyEntry, draw_empty, draw_grid, make_sheet
 from safevla_bench.report.figures.style import (
     BODY,
-    WIDTH_IN,
     drawable_text,
     figure_style,
     series_colour,
     series_dash,
+    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED
@@ -108,7 +108,7 @@ def draw_onset(value: Onset) -> Figure:
     with figure_style():
         across = 2 if len(value.panels) > 1 else 1
         rows = -(-len(value.panels) // across) or 1
-        wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP * (across - 1)) / across
+        wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
         titles = [_fitting_title(panel, 72 * wide) for panel in value.panels]
         panels_numbered = any(short != _full_title(panel) for panel, short in zip(value.panels, titles, strict=True))
         high, above = (1.8 if rows == 1 else 1.05), _ABOVE
@@ -127,7 +127,7 @@ def draw_onset(value: Onset) -> Figure:
             draw_empty(sheet.add_panel(_LEFT, _BELOW, wide, high), "No episode was counted.")
             return sheet.figure
         word = "Progress of the episode (%)" if value.progress else "Time in the episode (s)"
-        sheet.write_text((WIDTH_IN + _LEFT - _RIGHT) / 2, 0.02, word, ha="center", va="bottom")
+        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, word, ha="center", va="bottom")
         middle = _BELOW + rows * (high + above) / 2
         sheet.write_text(0.1, middle, "Episodes that have violated (%)", rotation=90, ha="center", va="center")
         return sheet.figure

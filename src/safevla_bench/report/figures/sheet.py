@@ -15,11 +15,13 @@ from safevla_bench.report.figures.style import (
     MUTED,
     SMALL,
     TINT,
-    WIDTH_IN,
     drawable_text,
+    is_titled,
+    line_room_pt,
     series_colour,
     series_dash,
     series_marker,
+    sheet_width,
     text_width_pt,
     wrap_text,
 )
@@ -77,16 +79,19 @@ class Sheet:
 
 def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Sheet:
     """Return a sheet with panels of a height in inches; the sheet's height follows from title, notes and key."""
-    room_pt = 72 * (WIDTH_IN - 2 * _MARGIN_IN)
-    heading = wrap_text(drawable_text(title), room_pt, _TITLE_SIZE, "bold")
+    room_pt = line_room_pt(sheet_width() - 2 * _MARGIN_IN)
+    heading = wrap_text(drawable_text(title), room_pt, _TITLE_SIZE, "bold") if is_titled() else []
     note_lines = [line for note in notes for line in wrap_text(drawable_text(note), room_pt, SMALL)]
     key_lines = [_key_lines(entry, room_pt) for entry in key]
-    head_in, note_in = len(heading) * _line_height(_TITLE_SIZE) + 0.06, len(note_lines) * _line_height(SMALL)
+    head_in, note_in = (
+        len(heading) * _line_height(_TITLE_SIZE) + (0.06 if heading else 0),
+        len(note_lines) * _line_height(SMALL),
+    )
     columns = _key_columns(key_lines, key, room_pt)
     key_in = sum(_row_heights(key_lines, columns))
     height = _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06 + body_in + head_in + _MARGIN_IN
-    sheet = Sheet(Figure(figsize=(WIDTH_IN, height)), _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06,
-                 height - _MARGIN_IN - head_in, WIDTH_IN)  # fmt: skip
+    sheet = Sheet(Figure(figsize=(sheet_width(), height)), _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06,
+                 height - _MARGIN_IN - head_in, sheet_width())  # fmt: skip
     _write_lines(sheet, heading, height - _MARGIN_IN, _TITLE_SIZE, weight="bold", color=INK)
     _write_lines(sheet, note_lines, _MARGIN_IN + note_in, SMALL, color=MUTED)
     _draw_key(sheet, key, key_lines, columns, _MARGIN_IN + note_in + 0.04 + key_in)
@@ -124,7 +129,7 @@ def _draw_key(
     sheet: Sheet, key: Sequence[KeyEntry], key_lines: Sequence[Sequence[str]], columns: int, top_in: float
 ) -> None:
     heights = _row_heights(key_lines, columns)
-    wide = (WIDTH_IN - 2 * _MARGIN_IN) / columns
+    wide = (sheet_width() - 2 * _MARGIN_IN) / columns
     for k, (entry, lines) in enumerate(zip(key, key_lines, strict=True)):
         row, column = divmod(k, columns)
         left, top = _MARGIN_IN + column * wide, top_in - sum(heights[:row])
@@ -160,7 +165,7 @@ def draw_empty(axes: Axes, reason: str) -> None:
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.set_facecolor(TINT)
-    lines = wrap_text(drawable_text(reason), 72 * axes.get_position().width * WIDTH_IN * 0.9)
+    lines = wrap_text(drawable_text(reason), 72 * axes.get_position().width * sheet_width() * 0.9)
     axes.text(0.5, 0.5, "\n".join(lines), transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 

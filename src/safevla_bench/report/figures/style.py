@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -17,18 +18,22 @@ from typing import Any, Literal
 import matplotlib as mpl
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.spines import Spine
+from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from numpy.typing import NDArray
 
 from safevla_bench.text.sanitize import escape_controls, shorten_name
 
-WIDTH_IN = 3.5
-"""A column of a two-column paper."""
 _MAX_CHARACTERS = 300
 """Longest text that is drawn: a name may have any length, and each character is measured."""
 BODY, SMALL = 7.0, 6.0
 """Sizes of text in points."""
+_TICK_PT = 2.5
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
 # Okabe and Ito's palette with a grey in place of its yellow, too pale on white; neighbours differ in lightness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
@@ -67,8 +72,8 @@ _STYLE_SETTINGS: Mapping[str, object] = {
     "ytick.labelsize": BODY,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
+    "xtick.major.size": _TICK_PT,
+    "ytick.major.size": _TICK_PT,
     "grid.color": LINE,
     "grid.linewidth": 0.4,
     "hatch.linewidth": 0.4,
@@ -77,6 +82,84 @@ _STYLE_SETTINGS: Mapping[str, object] = {
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The place of a figure in a paper: width in inches, size of text in points, and whether there is a title.
+
+    The default is a column of a two-column paper.
+    """
+
+    width_in: float = 3.5
+    font_pt: float = BODY
+    titled: bool = True
+
+    @property
+    def scale(self) -> float:
+        """Return the factor between text of this page and text as figures are drawn."""
+        return self.font_pt / BODY
+
+    @property
+    def is_too_narrow(self) -> bool:
+        """Return whether figures do not fit: their panels need as much width as 17 ems of text."""
+        return self.width_in / self.scale < NARROWEST_IN
+
+
+NARROWEST_IN = 2.8
+"""The least width of a figure with text of 7 points."""
+COLUMN = Page()
+_PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
+
+
+@contextmanager
+def drawing_page(page: Page) -> Iterator[None]:
+    """Context for drawing: sheets are as wide as the page, measured with text of 7 points."""
+    token = _PAGE.set(page)
+    try:
+        yield
+    finally:
+        _PAGE.reset(token)
+
+
+def sheet_width() -> float:
+    """Return the width of a sheet in inches, with text of 7 points."""
+    return _PAGE.get().width_in / _PAGE.get().scale
+
+
+def line_room_pt(room_in: float) -> float:
+    """Return the room of a line in points; a little less where text is scaled: hinted letters do not scale exactly."""
+    return 72 * room_in * (1.0 if _PAGE.get().scale == 1.0 else 0.97)
+
+
+def is_titled() -> bool:
+    """Return whether sheets have titles."""
+    return _PAGE.get().titled
+
+
+def scale_figure(figure: Figure, scale: float) -> None:
+    """Make a figure larger or smaller as a whole, with its text, lines and marks."""
+    if scale == 1.0:
+        return
+    figure.set_size_inches(*(scale * figure.get_size_inches()))
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.labelpad *= scale
+            length = axis.get_tick_params().get("length", _TICK_PT)
+            axis.set_tick_params(labelsize=scale * BODY, length=scale * length, width=scale * 0.6, pad=scale * 3.5,
+                                 grid_linewidth=scale * 0.4)  # fmt: skip
+    ticks = {part for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for part in axis.get_ticklabels()}
+    lines = {part for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_major_ticks()
+             for part in (tick.tick1line, tick.tick2line, tick.gridline)}  # fmt: skip
+    for part in figure.findobj():
+        if isinstance(part, Text) and part not in ticks:
+            part.set_fontsize(scale * float(part.get_fontsize()))
+        elif isinstance(part, Line2D) and part not in lines:
+            part.set_linewidth(scale * part.get_linewidth())
+            part.set_markersize(scale * part.get_markersize())
+            part.set_markeredgewidth(scale * part.get_markeredgewidth())
+        elif isinstance(part, Patch | Spine):
+            part.set_linewidth(scale * part.get_linewidth())
 
 
 @cache

@@ -17,7 +17,7 @@ from safevla_bench.report.figures.sheet import (
     format_episode_range,
     make_sheet,
 )
-from safevla_bench.report.figures.style import INK, WIDTH_IN, figure_style, series_colour, series_dash, series_marker
+from safevla_bench.report.figures.style import INK, figure_style, series_colour, series_dash, series_marker, sheet_width
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.sensitivity import ThresholdSweep
 from safevla_bench.specs import Library
@@ -123,10 +123,10 @@ def draw_sweep(value: SweepFigure) -> Figure:
             title, rows * (_HIGH + _ABOVE) + _BELOW, notes=_sweep_notes(value) if has_curves else (), key=key
         )
         if not has_curves:
-            axes = sheet.add_panel(_LEFT, _BELOW, WIDTH_IN - _LEFT - _RIGHT, _HIGH)
+            axes = sheet.add_panel(_LEFT, _BELOW, sheet_width() - _LEFT - _RIGHT, _HIGH)
             draw_empty(axes, "No episode was counted." if value.thresholds else "There is nothing to sweep.")
             return sheet.figure
-        wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP) / 2
+        wide = (sheet_width() - _LEFT - _RIGHT - _GAP) / 2
         for k, panel in enumerate(value.panels):
             row, column = divmod(k, 2)
             left, bottom = _LEFT + column * (wide + _GAP), _BELOW + (rows - 1 - row) * (_HIGH + _ABOVE)
@@ -134,7 +134,7 @@ def draw_sweep(value: SweepFigure) -> Figure:
             _draw_panel(axes, panel, value)
             axes.tick_params(labelbottom=row == rows - 1, labelleft=column == 0)
             sheet.write_text(left, bottom + _HIGH + 0.05, fit_text(panel.title, 72 * wide), va="bottom")
-        sheet.write_text((WIDTH_IN + _LEFT - _RIGHT) / 2, 0.02, value.threshold, ha="center", va="bottom")
+        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, value.threshold, ha="center", va="bottom")
         middle = _BELOW + (rows * (_HIGH + _ABOVE) - _ABOVE) / 2
         sheet.write_text(0.1, middle, "Episodes (%)", rotation=90, ha="center", va="center")
         return sheet.figure

@@ -28,13 +28,13 @@ from safevla_bench.report.figures.style import (
     INK,
     MUTED,
     SMALL,
-    WIDTH_IN,
     Box,
     drawable_text,
     figure_style,
     place_labels,
     series_colour,
     series_marker,
+    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables import policy_name
@@ -299,7 +299,7 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
         if not value.panels:
             draw_empty(sheet.add_panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
             return sheet.figure
-        sheet.write_text((WIDTH_IN + _LEFT - _RIGHT) / 2, 0.02, "Success rate (%)", ha="center", va="bottom")
+        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, "Success rate (%)", ha="center", va="bottom")
         middle = _BELOW + (rows * (frame.high + _ABOVE) - _ABOVE) / 2
         sheet.write_text(0.1, middle, "Safety (% of episodes)", rotation=90, ha="center", va="center")
         return sheet.figure
@@ -320,7 +320,7 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
 
 
 def _panel_frame(panels: Sequence[TradeoffPanel], across: int, high_in: float) -> _PanelFrame:
-    wide = (WIDTH_IN - _LEFT - _RIGHT - _GAP * (across - 1)) / across
+    wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
     return _PanelFrame(wide, high_in if across == 1 else wide, *across_ends, *down_ends)

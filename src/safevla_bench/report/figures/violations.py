@@ -28,12 +28,12 @@ from safevla_bench.report.figures.style import (
     MUTED,
     SMALL,
     TINT,
-    WIDTH_IN,
     Box,
     figure_style,
     place_labels,
     series_colour,
     series_marker,
+    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED, policy_name
@@ -94,10 +94,10 @@ def draw_families(value: Families) -> Figure:
                  f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.", *value.remarks]  # fmt: skip
         sheet = make_sheet("Violations by kind", body, notes=notes if rows else (), key=key)
         if not rows:
-            draw_empty(sheet.add_panel(0.1, 0, WIDTH_IN - 0.2, body), "There are no episodes.")
+            draw_empty(sheet.add_panel(0.1, 0, sheet_width() - 0.2, body), "There are no episodes.")
             return sheet.figure
         left = 0.1 + max(text_width_pt(text) for text in texts) / 72 + 0.06
-        wide = WIDTH_IN - left - _COUNT
+        wide = sheet_width() - left - _COUNT
         axes = sheet.add_panel(left, 0, wide, body)
         axes.set_axis_off()
         axes.set_xlim(0, wide)
@@ -123,14 +123,14 @@ def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, b
         for line, word in enumerate(words):
             y = body - _HEAD / 2 + (len(words) / 2 - line - 0.5) * 0.125
             sheet.write_text(left + (k + 0.5) * step, y, word, ha="center", va="center_baseline")
-    x = WIDTH_IN - _COUNT + 0.3
+    x = sheet_width() - _COUNT + 0.3
     sheet.write_text(x, body - _HEAD / 2, "n", color=MUTED, ha="right", va="center_baseline")
 
 
 def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, top: float) -> None:
     y = top - _ROW / 2
     sheet.write_text(left - 0.06, y, sign, ha="right", va="center_baseline")
-    x = WIDTH_IN - _COUNT + 0.3
+    x = sheet_width() - _COUNT + 0.3
     sheet.write_text(x, y, str(row.n), SMALL, color=MUTED, ha="right", va="center_baseline")
 
 
@@ -225,7 +225,7 @@ def draw_severity(value: Severity) -> Figure:
         key += [KeyEntry(name, 0, _spec_letter(k), marked=False) for k, name in enumerate(value.specs)]
         title, notes = "Violations: how often against how badly", _severity_notes(value)
         sheet = make_sheet(title, _HIGH + _BELOW, notes=notes, key=key if value.points else ())
-        wide = WIDTH_IN - _LEFT - _RIGHT
+        wide = sheet_width() - _LEFT - _RIGHT
         axes = sheet.add_panel(_LEFT, _BELOW, wide, _HIGH)
         if not value.points:
             draw_empty(axes, "No limit was broken." if value.unviolated else "No specification was judged.")
