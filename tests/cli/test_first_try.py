@@ -119,3 +119,17 @@ def test_pages_install_from_the_checkout_as_the_readme_does():
     """Neither distribution is on an index: a line that names it alone would fail."""
     for path in [Path("README.md"), *DOCS.glob("*.md")]:
         assert not re.search(r"pip install [\"']?safevla-bench", path.read_text(encoding="utf-8")), path
+
+
+def test_the_page_on_monitoring_shows_an_environment_that_runs():
+    """Its example for Gymnasium, with the host that needs no simulator."""
+    pytest.importorskip("gymnasium")
+    page = (DOCS / "monitor.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from safevla_bench\.gym.*?)```", page, re.DOTALL)
+    shown, wrapped = example.split("\n\nenv = SafetyWrapper(my_env)")
+    assert wrapped.startswith("  # your own environment")
+    code = shown.replace('"libero"', '"fake"').replace('tasks("libero-goal")[3]', 'tasks("fake")[0]')
+    assert code.count("fake") == 2
+    scope: dict[str, object] = {}
+    exec(code, scope)  # the page's own lines
+    assert {"cost", "safety"} <= set(scope["info"])
