@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,3 +200,18 @@ def test_a_registration_that_was_changed_in_run_json_is_none(tmp_path, registrat
 def test_what_cannot_be_registered_is_refused_with_the_remedy(change):
     with pytest.raises(RunError):
         freeze_request(replace(REQUEST, **change), RULES)
+
+
+@pytest.mark.parametrize("policies", [None, 3, [1, None, {}], [{"policy": ["x"]}], {"policy": "noop"}])
+def test_a_run_json_that_lists_no_policies_is_told_of_and_raises_nothing(tmp_path, registration, policies):
+    roll_out(registered_request(registration), tmp_path / "run")
+    description = {**read_description(tmp_path / "run"), "policies": policies, "decision": policies}
+    (tmp_path / "run" / "run.json").write_bytes(dump_json(description))
+    judged = judge([tmp_path / "run"], RULES)
+    assert len(judged.describe_registrations()) == 1
+
+
+def test_a_registration_made_by_hand_names_a_protocol_or_is_refused(registration):
+    unnamed = msgspec.structs.replace(registration, protocol={})
+    with pytest.raises(RunError, match="protocol"):
+        roll_out(registered_request(unnamed), Path("nowhere"))

@@ -295,7 +295,9 @@ def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) ->
     }
     document = msgspec.to_builtins(registration)
     yield from list_differences({name: document[name] for name in described}, _plain(described), _WORDS)
-    here = {policy.get("policy"): policy for policy in run.get("policies", ())}
+    listed = run.get("policies")
+    policies = [policy for policy in listed if isinstance(policy, Mapping)] if isinstance(listed, list) else []
+    here = {str(policy.get("policy")): policy for policy in policies}
     yield from _compare_policies(registration, here)
 
 
@@ -318,7 +320,8 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
     planned = _planned_starts(registration)
     done = Counter(_start_of(row, planned) for row in rows)
     missing, further = planned - done, done - planned
-    is_decided = any((source.description.get(runs.DECISION) or {}).get("is_decided") for source in sources)  # type: ignore[attr-defined]
+    decisions = [source.description.get(runs.DECISION) for source in sources]
+    is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
     if missing and not is_decided:
         yield f"{missing.total()} of {registration.n} registered episodes are missing ({_name_scenes(missing)})"
     if further:

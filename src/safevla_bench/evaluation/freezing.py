@@ -100,7 +100,7 @@ def registered_request(registration: Registration) -> Request:
         policies=tuple(policy.policy for policy in registration.policies),
         policy_specs={policy.policy: policy.spec for policy in registration.policies if policy.spec},
         policy_arguments={policy.policy: policy.arguments for policy in registration.policies},
-        protocol=str(registration.protocol["name"]),
+        protocol=str(registration.protocol.get("name")),
         seed=registration.seed,
         max_steps=registration.max_steps,
         stop_on_violation=registration.stop_on_violation,
