@@ -187,10 +187,10 @@ def build_perturbed(scores: Scores, page: str) -> str:
     whole = {key: counts for key, counts in found.items() if counts.n}
     wanted = len(SUITES) * len(KINDS)
     measured = Counter(policy for policy, _ in whole)
-    lacking = [f"{_code(policy)} on {wanted - measured[policy]}" for policy in (*POLICIES, IDLE)]
-    is_whole = len(whole) == wanted * len((*POLICIES, IDLE))
+    missing = {policy: wanted - measured[policy] for policy in (*POLICIES, IDLE)}
+    lacking = [f"{_code(policy)} on {count}" for policy, count in missing.items() if count]
     parts = [PERTURBED, PERTURBED_INTRODUCTION]
-    parts += [] if is_whole else [f"Not measured, of {wanted} suites: {', '.join(lacking)}."]
+    parts += [] if not lacking else [f"Not measured, of {wanted} suites: {', '.join(lacking)}."]
     parts += [*_kinds_table(whole, plain), PERTURBED_BY_SUITE, _perturbed_table(whole)]
     return "\n\n".join(part.strip() for part in parts if part.strip())
 
