@@ -19,7 +19,9 @@ from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 from safevla_bench.report.figures.sheet import fit_text
 from safevla_bench.report.figures.style import drawable_text, text_width_pt
+from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs.folder import read_description, read_frames, read_latencies
+from safevla_bench.scoring import score
 
 
 def array_file(descr: str) -> bytes:
@@ -116,8 +118,8 @@ def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
 
 def test_an_embodiment_without_a_name_is_no_panda():
     tree = json.loads(encode_json(episode(3), 0)) | {"embodiment": ""}
-    with pytest.raises(RecordError, match="7 torques, but 0 limits"):
-        decode_json(json.dumps(tree).encode())
+    judged = score(decode_json(json.dumps(tree).encode()), load_ruleset(missing="deactivate")).episode(0)
+    assert judged.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
 
 
 def test_a_name_of_any_length_is_drawn_in_no_time():
