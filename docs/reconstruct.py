@@ -191,8 +191,10 @@ from it by counting, what would have to be true of the code, and what that means
 here. The page does not say that a published number is wrong.
 
 It is made by `python docs/reconstruct.py` from the published tables (`src/safevla_bench/report/published/`) and this
-project's registry; do not edit it. Counts are the only ones whose percentage prints as the paper's. Our own choices
-are in [fidelity.md](fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named here.
+project's registry; do not edit it. The paper prints percentages; this page uses counts of
+episodes. Each count is the only whole number whose percentage, rounded as in the paper, is the printed one. Our own
+choices are in [fidelity.md](fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named on
+this page.
 """
 
 
