@@ -39,7 +39,7 @@ def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
     )
     header = Header(
         episode_id=f"ep_{number:07d}", benchmark="libero-goal", task_id="task_8", success=number % 3 > 0, dt=DT_S,
-        target_object="bowl", policy="synthetic",
+        target_object="bowl", policy="synthetic", embodiment="Panda",
     )  # fmt: skip
     return from_recording(
         Recording(

@@ -25,6 +25,7 @@ def header(**changes: Any) -> Header:
         "dt": 0.05,
         "target_object": "bowl",
         "policy": "test",
+        "embodiment": "Panda",
     }
     return Header(**{**fields, **changes})
 

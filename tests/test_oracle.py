@@ -193,8 +193,8 @@ class Scene:
         own = [rng.choice([12.0, 87.0, rng.uniform(1, 100)]) for _ in range(rng.choice([6, 7]))]
         given, limits = rng.choice(
             [
-                *2 * [({}, oracle.PANDA)],
-                ({"embodiment": "Panda"}, oracle.PANDA),
+                ({}, oracle.PANDA),
+                *2 * [({"embodiment": "Panda"}, oracle.PANDA)],
                 ({"embodiment": "PandaOmron"}, oracle.PANDA),
                 ({"joint_torque_limit_nm": own}, own),
                 ({"joint_torque_limit_nm": own, "embodiment": "Other"}, own),

@@ -130,7 +130,7 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
     need(len(acted) in (0, len(steps) - 1), "action in every step or in none")
     need(len({row(one, "action") for one in acted}) <= 1, "actions of one length")
     limits = tree.get("joint_torque_limit_nm")
-    joints = None if tree.get("embodiment") not in (None, "Panda", "PandaOmron") else PANDA  # None: limits unknown
+    joints = None if tree.get("embodiment") not in ("Panda", "PandaOmron") else PANDA  # None: limits unknown
     if limits is not None:
         joints = row(limits, "limits", None, LARGEST)
         need(all(one >= 1e-100 for one in limits), "limits")

@@ -48,6 +48,7 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
         "dt": 0.05,
         "target_object": "akita_black_bowl_1",
         "policy": "scripted:careful",
+        "embodiment": "Panda",
         "instruction": "pick up the black bowl next to the ramekin and place it on the plate",
     }
     return from_recording(

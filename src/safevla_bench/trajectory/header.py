@@ -13,7 +13,6 @@ ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 SCHEMA_VERSION = 1
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 """How a recorded episode may end; a crash leaves no record. Only `success` goes with success."""
-DEFAULT_EMBODIMENT = "Panda"
 # Franka Emika Panda datasheet, joints 1 to 7 in N·m; the paper's Table 17 uses the same for the mobile PandaOmron.
 TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
     "Panda": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
@@ -60,7 +59,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty where that is unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
-        return TORQUE_LIMIT_NM.get(DEFAULT_EMBODIMENT if self.embodiment is None else self.embodiment, ())
+        return TORQUE_LIMIT_NM.get(self.embodiment or "", ())
 
     @property
     def lacks_torque_limit(self) -> bool:
