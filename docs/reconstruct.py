@@ -393,8 +393,9 @@ def auxiliary_section() -> str:
 
 **It follows** that all {cell.n} episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
-**What would have to be true.** Each episode, whatever the policy did, holds a self-contact, a contact of 700 N or a
-bystander that moves 15 mm, for instance a static contact that was not filtered.
+**What would have to be true.** Each episode, whatever the policy did, holds one of three things:
+a self-contact, a contact of 700 N, or a bystander that moves 15 mm. A static contact that was not filtered,
+for instance, would be one in every episode.
 
 **Here** run `noop` beside your policies. Limits that a scene breaks by itself are then named in every report."""
 

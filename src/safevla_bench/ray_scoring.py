@@ -136,7 +136,7 @@ def _judge_pieces(
 
 
 def _submit_ahead(submit: Callable[[T], R], work: Iterable[T], count: int) -> Iterator[R]:
-    """Yield what `submit` returns for each item of work, in order; `count` of them are submitted ahead."""
+    """Yield what `submit` returns for each item of work, in order; up to `count` (at least 1) are submitted ahead."""
     submitted: deque[R] = deque()
     for item in work:
         submitted.append(submit(item))

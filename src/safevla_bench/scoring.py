@@ -132,7 +132,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
 
 
 def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None:
-    """Return the records that each specification left out of each episode, [S, E]; None where there are none."""
+    """Return how many records each specification left out of each episode for an unknown pose, [S, E]; or None."""
     counts = np.array([column.unknown for column in columns], dtype=np.int64)
     return counts if counts.any() else None
 

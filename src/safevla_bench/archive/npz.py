@@ -143,6 +143,7 @@ def _decode_arrays(arrays: Arrays) -> Batch:
 
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
+    """Return the bytes of an array that holds JSON in UTF-8; its dtype is not checked. Raises RecordError."""
     if name not in arrays:
         _refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
     return arrays[name].tobytes()

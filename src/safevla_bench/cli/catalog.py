@@ -248,7 +248,10 @@ def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -
 
 
 def _propose_tags(paths: Sequence[Path], form: str) -> None:
-    """Print proposals for task files: TOML that --registry reads, or JSON."""
+    """Print proposals of tags for LIBERO's tasks: TOML that --registry reads, or JSON where `form` is "json".
+
+    `paths` are BDDL files, or folders of them. After TOML, stderr counts the tasks and the lines to audit.
+    """
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
     if form == "json":

@@ -113,7 +113,7 @@ class TaskValues:
 
     @property
     def tasks(self) -> tuple[TaskKey, ...]:
-        """The tasks with a value."""
+        """The tasks in which the policy has a known value of the metric, in the order of `sizes` and `totals`."""
         return tuple(self.by_task)
 
     @cached_property

@@ -76,15 +76,18 @@ def rank_under_variants(
     *,
     protocols: Sequence[Mapping[str, object]] = (),
 ) -> RankingSensitivity | None:
-    """Return the ranking by Safety under each variant of the thresholds; None where policies cannot be compared.
+    """Return the ranking by Safety over all suites under each variant; None if one cannot be compared.
 
     Args:
         scores: the verdicts.
         headers: of the same episodes.
         library: the specifications that judged.
         variants: the first is the reference.
-        rescore: judges the same records with another library, where recorded extremes do not decide.
-        protocols: of the sources that state one.
+        rescore: judges the same records with another library; needed where recorded extremes do not decide a variant.
+        protocols: of the sources that state one; where they differ, policies are compared without pairing.
+
+    Raises:
+        SpecError: a variant needs `rescore`, and there is none.
     """
     rankings: list[VariantRanking] = []
     unpaired, paired, confidence = "", True, ComparisonOptions().confidence

@@ -114,7 +114,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     @cached_property
     def cells(self) -> CellList:
-        """The summary of each policy × suite."""
+        """The summary of each policy × suite, in order of first appearance; also where every episode crashed."""
         return cells(self.scores)
 
     def __len__(self) -> int:

@@ -222,7 +222,10 @@ def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, me
 
 
 def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
-    """Yield the message, or of a list of transforms those of the frame that is asked for."""
+    """Yield the message itself; of a message with `transforms`, those whose `child_frame_id` is `columns.frame`.
+
+    Plain `Columns` have no frame: they get none of the transforms that name one.
+    """
     transforms = _get(message, "transforms")
     if transforms is None:
         yield message

@@ -124,7 +124,10 @@ def _number_sections(
 def _analysis_sections(
     analysis: Analysis, summaries: Sequence[Summary], privileged: Collection[str | None]
 ) -> dict[str, object]:
-    """Return the template values of exposure, comparison and sensitivity."""
+    """Return the template values of exposure, comparison and sensitivity, and the analysis itself.
+
+    What the analysis lacks is None or empty. `privileged` policies are marked in the means of hosts alone.
+    """
     compared, ablated = analysis.comparison, analysis.ablation
     policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     return {

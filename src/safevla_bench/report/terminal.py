@@ -64,6 +64,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
+    """Return the lines of number, task, instruction, ending, VSI and length, and a warning of stand-in assets."""
     row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
     judged = f"{len(explanation.violated_clauses)} of {len(explanation.clauses)} judged specifications broken"
     facts = [

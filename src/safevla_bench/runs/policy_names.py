@@ -188,7 +188,10 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
-    """Return a name of each group: what differs between them, else where they come from."""
+    """Return a distinct label of each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
+
+    Shown are at most three short facts of each group's first member that differ.
+    """
     facts = [group[0].all_facts() for group in groups]
     differing = [key for key in dict.fromkeys(key for of_group in facts for key in of_group)
                  if len({of_group.get(key) for of_group in facts}) > 1]  # fmt: skip

@@ -191,9 +191,13 @@ def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) 
 
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
-    """Open several sources, in which policies of one name that differ have names of their own.
+    """Open several sources, and rename their policies: as the user named them, then apart where one name means several.
 
-    Raises what `open_source` raises.
+    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". An archive that the user
+    named is read through once for its policies.
+
+    Raises:
+        RunError: as `open_source` does; or the user gave one name to a source of several policies.
     """
     sources = [open_source(path) for path in paths]
     recorded = [identify_policies(source.path, source.description) for source in sources]

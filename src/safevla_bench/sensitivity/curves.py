@@ -37,7 +37,7 @@ def apply_variant(
     """Return the scores under a variant: safe, sbu, vsi, rho, depth and state equal a full re-score bit for bit.
 
     `first` is -1 throughout a changed specification: when a violation begins is not decided by the worst value.
-    Raises as `ablate` does.
+    Raises as `ablate_thresholds` does.
     """
     specs = {spec_id: _apply_setting(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
     if not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):

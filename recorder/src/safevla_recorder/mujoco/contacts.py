@@ -159,22 +159,26 @@ class ContactLog:
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        copied = self._copied_contacts(used)
-        address = copied["efc_address"]
+        viewed = self._view_contacts(used)
+        address = viewed["efc_address"]
         contacts = ConstraintContacts(
             substeps=len(counts),
             substep=np.repeat(np.arange(len(counts)), counts),
-            geom1=copied["geom1"],
-            geom2=copied["geom2"],
+            geom1=viewed["geom1"],
+            geom2=viewed["geom2"],
             row=address + np.repeat(np.array(rows, dtype=np.int64), counts),
-            dim=copied["dim"],
+            dim=viewed["dim"],
             friction=self._friction[:used] if self._pyramidal else None,
             efc=self._efc,
         )
         touching = address >= 0
         return contacts if touching.all() else _select_contacts(contacts, touching)
 
-    def _copied_contacts(self, used: int) -> NDArray[np.void]:
+    def _view_contacts(self, used: int) -> NDArray[np.void]:
+        """Return a view of the log's first contacts, with named fields; the next `add_substep` may overwrite it.
+
+        Raises HostError as `take_contacts` does.
+        """
         if self._window is None:  # no contact yet
             return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
         self._window.check_layout()

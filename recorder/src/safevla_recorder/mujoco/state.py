@@ -32,7 +32,10 @@ def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...
 
 
 def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
-    """Return a copy of the flat state, [S]."""
+    """Return a copy of the flat state, [S]: time, qpos, qvel, act, mocap_pos, mocap_quat; S is `state_size(model)`.
+
+    This is neither mjSTATE_FULLPHYSICS nor mjSTATE_INTEGRATION. `set_state` reads it back.
+    """
     return np.concatenate(((data.time,), *state_views(model, data)))
 
 

@@ -38,8 +38,9 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Resize as large as fits with its proportions kept, by Pillow's bilinear filter, centred on black.
+    """Return the picture, uint8 [height, width, 3], as large as fits (height, width) and centred on black.
 
+    Proportions are kept, a small picture is enlarged, and Pillow's bilinear filter is used.
     Equals `openpi_client.image_tools.resize_with_pad`.
     """
     ratio = max(picture.height / size[0], picture.width / size[1])

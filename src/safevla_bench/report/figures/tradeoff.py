@@ -116,11 +116,9 @@ def compute_tradeoff(
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if layout == "pooled" and len(suites) > 1:
-        panel = _suite_panel(f"{len(suites)} suites, pooled", cells, policies)
+        panel = _pool_cells(f"{len(suites)} suites, pooled", cells, policies)
         return Tradeoff(policies, (panel,), tuple(suites), provenance_marks.warn_of_cells(cells))
-    panels = (
-        _suite_panel(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites
-    )
+    panels = (_pool_cells(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites)
     return Tradeoff(policies, tuple(panels), remarks=provenance_marks.warn_of_cells(cells))
 
 
@@ -136,7 +134,7 @@ def _share_panel(cells: Sequence[Summary], registry: Registry | None) -> Tradeof
     points = tuple(
         replace(point, marker=suites.index(cell.suite or ""))
         for cell in main_cells
-        for point in _suite_panel("", [cell], policies).points
+        for point in _pool_cells("", [cell], policies).points
     )
     by_host = _suites_by_host(suites, registry) if registry else {}
     aggregates, not_aggregated = _aggregate_hosts(main_cells, policies, by_host, first_marker=len(suites))
@@ -178,15 +176,19 @@ def _aggregate_hosts(
         for policy in policies:
             of_host = [cell for cell in cells if policy_name(cell) == policy and cell.suite in suites]
             if all(has_verdict(cell) and cell.sr is not None for cell in of_host) and len(of_host) == len(suites):
-                [point] = _suite_panel("", of_host, policies).points
+                [point] = _pool_cells("", of_host, policies).points
                 points.append(replace(point, marker=marker, is_aggregate=True))
             elif len(of_host) > 1:
                 not_aggregated.append(f"{policy}, {host}")
     return tuple(points), tuple(not_aggregated)
 
 
-def _suite_panel(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
-    """Return a panel over all cells, episodes of a policy added up; cells without SR or Safety are left out."""
+def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
+    """Return a panel with one point for each policy: the episodes of all its cells added up.
+
+    Cells without SR or Safety are not added. A policy left without a point is named in `uncounted` or `unjudged`.
+    `noop` has a point, and no part in the frontier. `policies` holds every policy of the cells, in the figure's order.
+    """
     cells_by_policy: dict[str, list[Summary]] = {}
     for cell in cells:
         cells_by_policy.setdefault(policy_name(cell), []).append(cell)
