@@ -17,6 +17,8 @@ from safevla_bench.errors import HostError, InvalidActionError, PolicyError
 from safevla_bench.trajectory import Batch
 
 Action = NDArray[np.float64]
+Reading = NDArray[np.float64] | NDArray[np.float32]
+"""One of `Observation.extra`; depths are of single precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,25 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
         return len(self._cameras)
 
 
+class PartialReadings(Mapping[str, Reading]):
+    """Further readings of an observation for which no camera was rendered. Reading a depth is a `PolicyError`."""
+
+    def __init__(self, made: Mapping[str, Reading], unrendered: Sequence[str]) -> None:
+        self._made, self._unrendered = dict(made), tuple(unrendered)
+
+    def __getitem__(self, name: str) -> Reading:
+        if name not in self._unrendered:
+            return self._made[name]
+        problem = f"the reading {name} was not rendered: the policy had said that it would not look at it"
+        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the depth.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._made, *self._unrendered))
+
+    def __len__(self) -> int:
+        return len(self._made) + len(self._unrendered)
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A policy's observation before each action.
@@ -135,9 +156,9 @@ class Observation:
     robots that drive.
 
     `extra` has a host's own readings by name: a vector of its own, and of what `Wants.extra` asks for those that it
-    has: `joint_pos` and `joint_vel` of the arm [J]; of a camera `depth/NAME` [H, W] in metres along the view,
-    `intrinsics/NAME` [3, 3] in pixels, and `extrinsics/NAME` [4, 4], from the camera's frame (x right, y down, z
-    forward) to the world.
+    has: `joint_pos` and `joint_vel` of the arm [J]; of a wanted camera `depth/NAME`, float32 [H, W], upright,
+    metres along the axis of view, `intrinsics/NAME` [3, 3] in pixels, and `extrinsics/NAME` [4, 4], from the camera's
+    frame (x right, y down, z forward) to the world.
     """
 
     instruction: str
@@ -148,7 +169,7 @@ class Observation:
     privileged: Privileged | None = None
     base_pos_m: NDArray[np.float64] | None = None
     base_quat_wxyz: NDArray[np.float64] | None = None
-    extra: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    extra: Mapping[str, Reading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

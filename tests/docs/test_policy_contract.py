@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,16 @@ def test_orientations_are_the_flips_of_the_raw_image_that_the_page_says():
         turn = expected.get(orientation, lambda image: image)
         for camera, image in orient_images(seen, orientation).images.items():
             np.testing.assert_array_equal(image, turn(raw[camera]))
+
+
+@pytest.mark.parametrize("orientation", sorted(ORIENTATIONS))
+def test_a_depth_is_turned_as_the_image_of_its_camera_and_a_matrix_is_not(orientation):
+    seen = observation()
+    depth, matrix = seen.images["agentview"][:, :, 0].astype(np.float32), np.eye(4)
+    shown = orient_images(replace(seen, extra={"depth/agentview": depth, "extrinsics/agentview": matrix}), orientation)
+    assert shown.extra["depth/agentview"].dtype == np.float32
+    np.testing.assert_array_equal(shown.extra["depth/agentview"], shown.images["agentview"][:, :, 0])
+    np.testing.assert_array_equal(shown.extra["extrinsics/agentview"], matrix)
 
 
 def test_images_that_nobody_rendered_stay_unrendered():

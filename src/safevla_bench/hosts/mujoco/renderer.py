@@ -146,6 +146,16 @@ def camera_matrices(
     return intrinsics, extrinsics
 
 
+def to_metres(depth_buffer: NDArray[np.float32], model: mujoco.MjModel) -> NDArray[np.float32]:
+    """Return distances along the axis of view, m, of what `mjr_readPixels` gives: 0 at the near plane, 1 at the far.
+
+    What is in a depth buffer is linear in 1 / distance (OpenGL 4.6, 13.8); what shows nothing is at the far plane.
+    """
+    near, far = (float(plane) * model.stat.extent for plane in (model.vis.map.znear, model.vis.map.zfar))
+    distances: NDArray[np.float64] = near / (1 - depth_buffer.astype(np.float64) * (1 - near / far))
+    return distances.astype(np.float32)
+
+
 def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
     backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
     height, width = size

@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import camera_matrices
+from safevla_bench.hosts.mujoco.renderer import camera_matrices, to_metres
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface import (
     Action,
     Coordinate,
     EpisodeSeed,
     Observation,
+    PartialReadings,
     Privileged,
+    Reading,
     Task,
     UnrenderedImages,
     Wants,
@@ -42,7 +44,8 @@ from safevla_recorder.mujoco.scene import Scene
 CONTROL_STEP_S = 0.05
 _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
 """robosuite's names of the arm's readings that policies may ask for."""
-_CAMERA_READINGS = ("intrinsics", "extrinsics")
+_DEPTH = "depth"
+_MATRICES = ("intrinsics", "extrinsics")
 RawObservation = Mapping[str, NDArray[np.generic]]
 """An observation as robosuite returns it, by its own names."""
 
@@ -201,16 +204,24 @@ class RobosuiteEnv(ABC):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base[0] if base else None,
             base_quat_wxyz=base[1] if base else None,
-            extra={name: self._read_extra(name, raw) for name in self._wants.extra},
+            extra=self._read_extras(raw),
         )
 
-    def _read_extra(self, name: str, raw: RawObservation) -> NDArray[np.float64]:
+    def _read_extras(self, raw: RawObservation) -> Mapping[str, Reading]:
+        depths = [name for name in self._wants.extra if name.startswith(f"{_DEPTH}/")]
+        unrendered = [] if self._gate.is_open else depths
+        made = {name: self._read_extra(name, raw) for name in self._wants.extra if name not in unrendered}
+        return PartialReadings(made, unrendered) if unrendered else made
+
+    def _read_extra(self, name: str, raw: RawObservation) -> Reading:
         kind, _, camera = name.partition("/")
         if not camera:
             return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
         simulation = self._simulation()
-        matrices = camera_matrices(simulation.model._model, simulation.data._data, camera, self._wants.image_size)
-        return matrices[_CAMERA_READINGS.index(kind)]
+        model, data = simulation.model._model, simulation.data._data
+        if kind == _DEPTH:
+            return to_metres(raw[f"{camera}_depth"][::-1, :, 0].astype(np.float32), model)
+        return camera_matrices(model, data, camera, self._wants.image_size)[_MATRICES.index(kind)]
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         if not self._gate.is_open:
@@ -223,7 +234,12 @@ class RobosuiteEnv(ABC):
 
 def camera_readings(cameras: Sequence[str]) -> list[str]:
     """Return the names of the readings of some cameras, as `Wants.extra` has them."""
-    return [f"{kind}/{camera}" for camera in cameras for kind in _CAMERA_READINGS]
+    return [f"{kind}/{camera}" for camera in cameras for kind in (_DEPTH, *_MATRICES)]
+
+
+def wanted_depths(wants: Wants) -> list[bool]:
+    """Return for each wanted camera whether its depth is wanted too, as robosuite's `camera_depths` has it."""
+    return [f"{_DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -305,7 +321,10 @@ class CameraGate:
         @wraps(create)
         def create_gated(*args: Any, **options: Any) -> tuple[list[Sensor], list[str]]:
             sensors, names = create(*args, **options)
-            return [self._wrap_sensor(env, sensor) for sensor in sensors], names
+            # A depth is made with its camera's picture; its own sensor reads what that one has left.
+            depths = [name.endswith(f"_{_DEPTH}") for name in names]
+            wrap = self._wrap_sensor
+            return [sensor if d else wrap(env, sensor) for sensor, d in zip(sensors, depths, strict=True)], names
 
         create_gated.gate = self  # type: ignore[attr-defined]
         env._create_camera_sensors = create_gated

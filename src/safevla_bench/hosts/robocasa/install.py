@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.mujoco.robosuite_env import wanted_depths
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface import Task, Wants
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
@@ -128,6 +129,7 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
         camera_names=list(wants.cameras),
         camera_heights=height,
         camera_widths=width,
+        camera_depths=wanted_depths(wants),
         # The rollout decides when an episode ends.
         ignore_done=True,
         layout_and_style_ids=[(start.layout, start.style)],

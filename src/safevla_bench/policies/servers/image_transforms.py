@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
+from safevla_bench.interface import Reading
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image
@@ -106,8 +107,8 @@ def pass_through_jpeg(picture: Picture) -> Picture:
     return PillowImage.open(buffer).convert("RGB")
 
 
-def flip_image(image: Image, how: str) -> Picture:
-    """Flip an upright image as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
+def flip_image(image: Image | Reading, how: str) -> Picture:
+    """Flip an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
 
     MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
     shown it, it is upright and mirrored left to right.
