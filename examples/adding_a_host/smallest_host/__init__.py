@@ -11,6 +11,7 @@ from safevla_bench.interface import Observation, Task, check_action
 from safevla_bench.trajectory import from_recording
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.settling import settling_steps
 
 REGISTRY = Path(__file__).with_name("registry.toml")
 MODEL = """
@@ -65,7 +66,8 @@ class SmallestEnv:
         self.mj.mj_resetData(self.model, self.data)
         self.data.joint(self.model.body("box").jntadr[0]).qpos[1] = 0.001 * (seed.env_seed % 10)
         self.mj.mj_forward(self.model, self.data)
-        for _ in range(seed.wait_steps):
+        objects = {"box": self.model.body("box").id}
+        for _ in settling_steps(self.model, self.data, objects, seed.wait_steps, seed.rest_steps):
             self.control(STILL if seed.wait_action is None else seed.wait_action)
 
     def reset(self, seed):

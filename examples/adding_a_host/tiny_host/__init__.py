@@ -11,6 +11,7 @@ from safevla_bench.interface import Coordinate, Observation, Task, check_action
 from safevla_bench.trajectory import from_recording
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.settling import settling_steps
 
 REGISTRY = Path(__file__).with_name("registry.toml")
 MODEL = """
@@ -114,9 +115,10 @@ class TinyEnv:
         self.seed = seed
         start(self.model, self.data, seed)
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
-        for _ in range(seed.wait_steps):
+        scene = self.scene()
+        for _ in settling_steps(self.model, self.data, scene.objects, seed.wait_steps, seed.rest_steps):
             control(self.model, self.data, still)
-        self.recorder = Recorder(self.model, self.data, self.scene())  # takes record 0
+        self.recorder = Recorder(self.model, self.data, scene)  # takes record 0
         return self.observation()
 
     def step(self, action):

@@ -102,7 +102,7 @@ class BulletEnv:
     def reset(self, seed):
         self.seed, self.goal = seed, np.zeros(2)
         make_world(self.p, seed)
-        for _ in range(seed.wait_steps):
+        for _ in range(seed.wait_steps):  # no `rest_steps`: the box stands on the table from the start
             control(self.p, self.goal, STILL if seed.wait_action is None else seed.wait_action)
         self.recorder.begin(contacts(self.p), torques_nm=torques(self.p), **self.poses())
         return self.observation()

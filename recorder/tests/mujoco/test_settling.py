@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mujoco
-from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
+from safevla_recorder.mujoco.settling import SettleDetector, settling_steps, warn_if_moving
 
 BALL = """<mujoco><option timestep="0.01"/><worldbody><geom type="plane" size="5 5 1"/>
 <body name="ball" pos="0 0 0.1"><freejoint/><geom size="0.1" mass="1"/></body></worldbody></mujoco>"""
@@ -52,6 +52,27 @@ def test_a_scene_without_objects_is_at_rest(caplog):
     assert detector.is_settled
     warn_if_moving(model, data, {}, "empty")
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("up_m_s", "wait_steps", "rest_steps", "made"),
+    [(0.0, 0, 100, 2), (0.0, 5, 100, 5), (5.0, 5, 0, 5), (5.0, 3, 4, 7)],
+)
+def test_settling_is_as_many_steps_as_asked_for_then_until_things_rest(up_m_s, wait_steps, rest_steps, made):
+    model, data, objects = thrown(up_m_s)
+    steps = 0
+    for _ in settling_steps(model, data, objects, wait_steps, rest_steps):
+        mujoco.mj_step(model, data, STEP)
+        steps += 1
+    assert steps == made
+
+
+def test_a_thrown_ball_has_landed_after_settling_that_had_enough_steps():
+    model, data, objects = thrown(2.0)
+    for _ in settling_steps(model, data, objects, 0, 200):
+        mujoco.mj_step(model, data, STEP)
+    assert abs(data.qvel[2]) < 0.05
+    assert 0.4 < data.time < 200 * 0.05, "2 * 2.0 / 9.81 s in the air, and at rest before the steps ran out"
 
 
 @pytest.mark.parametrize(("up_m_s", "told"), [(0.04, False), (0.06, True)])

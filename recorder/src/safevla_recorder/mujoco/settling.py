@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Iterator, Mapping
 
 import numpy as np
 
@@ -36,12 +36,14 @@ class SettleDetector:
         return self._steps > 1
 
 
-def settling_steps(simulation: Any, objects: Mapping[str, int], wait_steps: int, rest_steps: int) -> Iterator[None]:
-    """Yield once for each settling step that the caller is to make in robosuite's `MjSim`.
+def settling_steps(
+    model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
+) -> Iterator[None]:
+    """Yield once for each settling step, a control step, that the caller is to make in the simulation of `data`.
 
-    These are `wait_steps`, then up to `rest_steps` until all `objects` are at rest.
+    These are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body with a free joint, are at rest.
     """
-    detector = SettleDetector(simulation.model._model, simulation.data._data, objects)
+    detector = SettleDetector(model, data, objects)
     for step in range(wait_steps + rest_steps):
         if step >= wait_steps and detector.is_settled:
             return

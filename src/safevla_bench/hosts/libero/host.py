@@ -171,7 +171,8 @@ class LiberoEnv(RobosuiteEnv):
         if replayed is not None:
             restore_controllers(domain)
         success = bool(self._env.check_success())
-        steps = settling_steps(domain.sim, read_scene(domain).objects, seed.wait_steps, seed.rest_steps)
+        model, data, objects = domain.sim.model._model, domain.sim.data._data, read_scene(domain).objects
+        steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
             self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, _, success, _ = self._env.step(still.copy())

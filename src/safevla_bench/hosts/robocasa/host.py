@@ -168,7 +168,8 @@ class RobocasaEnv(RobosuiteEnv):
         raw = kitchen.reset()
         self._start, self._meta = start, episode_meta(kitchen)
         success = bool(kitchen._check_success())
-        steps = settling_steps(kitchen.sim, self._read_scene().objects, seed.wait_steps, seed.rest_steps)
+        model, data, objects = kitchen.sim.model._model, kitchen.sim.data._data, self._read_scene().objects
+        steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
             self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, reward, _, _ = kitchen.step(np.array(seed.wait_action or kitchens.STILL))
