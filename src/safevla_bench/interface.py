@@ -187,6 +187,8 @@ class RecordedEpisode:
     steps: int
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    told: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """What the record says of its scene: its header's field under the host's name, where that fixes the start."""
     ending: str = "timeout"
     """The outcome where the actions run out without success; `stopped` where the recording was broken off."""
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.compare.kitchens import name_kitchens
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
 from safevla_bench.scores import AbsentEpisode
@@ -172,6 +173,7 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
             ran and another did not, another environment seed, horizon or protocol.
     """
+    results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
     lost = [{_absent_key(episode) for episode in result.lost} - {None} for result in results]
     planned: list[set[PairKey]] = [
@@ -259,6 +261,10 @@ _STARTS: Mapping[str, tuple[Callable[[PolicyResults, Header], object], str]] = {
         f"{_ONE_PROTOCOL} A loop that seeds once for many resets draws fixtures elsewhere: seed before each.",
     ),
     "horizon": (lambda _, header: header.horizon, _ONE_PROTOCOL),
+    "kitchen": (
+        lambda result, header: result.kitchens.get(header.key),
+        "Make your kitchens as `safevla eval` does: its split, layout, style and seed stand in each record.",
+    ),
     "resets since the environment was seeded": (
         lambda result, header: result.earlier_resets.get(header.key, 0),
         "vla-evaluation-harness seeds once a task, so that from the second episode on fixtures stand elsewhere than in "

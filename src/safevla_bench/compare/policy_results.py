@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks
 from safevla_bench.scores import AbsentEpisode, Scores, collect_versions
-from safevla_bench.trajectory import EpisodeKey, Header
+from safevla_bench.trajectory import EpisodeKey, Header, Kitchen
 from safevla_recorder.simulator_versions import physics_versions
 
 UNNAMED = "(unnamed)"
@@ -50,6 +50,8 @@ class PolicyResults:
     """The suites that were simulated with stand-ins for the host's own assets."""
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
     """The resets before an episode's own since its environment was seeded; none of those that are not here."""
+    kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
+    """What fixes the start of each RoboCasa episode that says it."""
     left_out_clauses: tuple[str, ...] = ()
     """The line on clauses that were left out of these episodes on request."""
 
@@ -225,6 +227,7 @@ def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
         privileged=any(result.privileged for result in results),
         standin_suites=tuple(suite for result in results for suite in result.standin_suites),
         earlier_resets={key: count for result in results for key, count in result.earlier_resets.items()},
+        kitchens={key: kitchen for result in results for key, kitchen in result.kitchens.items()},
         left_out_clauses=tuple(line for result in results for line in result.left_out_clauses),
     )
 

@@ -197,7 +197,9 @@ def load_policy_results(
         for result in of_source:
             name = opened.policy_names.get(result.name, result.name)
             recorded[name] = result.name
-            results.append(replace(result, name=name, earlier_resets=judged.records.earlier_resets))
+            found = judged.records
+            told = replace(result, name=name, earlier_resets=found.earlier_resets, kitchens=found.kitchens)
+            results.append(told)
     names = dict.fromkeys(result.name for result in results)
     unknown = [name for name in policies if name not in {*names, *recorded.values()}]
     if unknown:

@@ -22,8 +22,10 @@ from safevla_bench.trajectory import (
     Batch,
     EpisodeKey,
     Header,
+    Kitchen,
     batch_of_headers,
     concatenate_batches,
+    kitchens,
     marked_headers,
     read_earlier_resets,
     replay_fields,
@@ -44,6 +46,7 @@ class BatchNotes:
     privileged: tuple[EpisodeKey, ...]
     earlier_resets: Mapping[EpisodeKey, int]
     """The resets before an episode's own since the environment was seeded, of episodes with any."""
+    kitchens: Mapping[EpisodeKey, Kitchen]
 
     @classmethod
     def of_batch(cls, batch: Batch) -> BatchNotes:
@@ -54,7 +57,8 @@ class BatchNotes:
             for header, replay in zip(batch.headers, replay_fields(batch), strict=True)
             if (count := read_earlier_resets(replay))
         }
-        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets)
+        told = {header.key: one for header, one in zip(batch.headers, kitchens(batch), strict=True) if one is not None}
+        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets, told)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class EpisodeIndex:
     privileged_keys: frozenset[EpisodeKey]
     earlier_resets: Mapping[EpisodeKey, int]
     """The resets before an episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
+    kitchens: Mapping[EpisodeKey, Kitchen]
+    """What fixes the start of each RoboCasa episode that says it."""
 
     @classmethod
     def from_notes(
@@ -96,6 +102,7 @@ class EpisodeIndex:
             ),
             privileged_keys=frozenset(name for note in good for name in note.privileged),
             earlier_resets={key: count for note in good for key, count in note.earlier_resets.items()},
+            kitchens={key: kitchen for note in good for key, kitchen in note.kitchens.items()},
         )
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
@@ -64,6 +65,36 @@ def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
 def read_wait_steps(replay: Mapping[str, object]) -> int | None:
     """Return the settling steps with which a replayed episode began; None = as the run's protocol says."""
     return _read_count(replay, "wait_steps")
+
+
+class Kitchen(NamedTuple):
+    """What fixes the start of a RoboCasa episode: whose objects, layout, style, and the seed of its generator."""
+
+    split: str
+    layout: int
+    style: int
+    seed: int
+
+
+def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
+    """Return the kitchen of each RoboCasa episode, of a rollout or a loop, where its record fixes it; [E]."""
+    headers = (extra.get("header") for extra in batch.extra)
+    told = (header.get("robocasa") if isinstance(header, Mapping) else None for header in headers)
+    return tuple(
+        _read_kitchen(one, header.env_seed) if isinstance(one, Mapping) else None
+        for one, header in zip(told, batch.headers, strict=True)
+    )
+
+
+def _read_kitchen(told: Mapping[str, object], env_seed: int | None) -> Kitchen | None:
+    """Read the header field `robocasa`; a loop's has its options, and its seed is that of the header."""
+    options = told.get("options")
+    if isinstance(options, Mapping):
+        told = {**told, "split": options.get("obj_instance_split"), "seed": env_seed}
+    split, layout, style, seed = (told.get(name) for name in Kitchen._fields)
+    if not isinstance(layout, int) or not isinstance(style, int) or not isinstance(seed, int):
+        return None
+    return Kitchen(str(split), layout, style, seed)
 
 
 def _read_count(replay: Mapping[str, object], name: str) -> int | None:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from safevla_bench import hosts, runs
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.hosts.mujoco.viewer import episode_seed
-from safevla_bench.interface import EpisodeSeed, Host, Task, Wants
+from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
+from safevla_bench.interface import EpisodeSeed, Host, RecordedEpisode, Task, Wants
 from safevla_bench.trajectory import (
     ABSOLUTE,
     Batch,
@@ -217,7 +217,7 @@ def _replay_finding(
     """Play an episode again from each start that its record tells, until one gives its states."""
     header = episode.headers[0]
     findings = []
-    for seed in _episode_starts(start, episode):
+    for seed in _episode_starts(start, episode, host.name):
         try:
             replayed = _replay_actions(host, tasks[header.benchmark, header.task_id], seed, episode)
         except SafevlaError as error:
@@ -272,7 +272,7 @@ def _describe_size(states: NDArray[np.float64]) -> str:
     return f"{states.shape[0]} states of {states.shape[1]} numbers"
 
 
-def _episode_starts(start: _StartProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
+def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
     """Yield the starts that a record tells: from its seed or that of an earlier reset, then from its first state."""
     header, (replay,) = episode.headers[0], replay_fields(episode)
     seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
@@ -292,9 +292,13 @@ def _episode_starts(start: _StartProtocol, episode: Batch) -> Iterator[EpisodeSe
             drawn=start.init_state == "drawn",
             earlier_resets=earlier_resets,
         )
+    told = read_told_scene(episode, host)
+    if seed is not None and header.init_state_index is None and told:
+        made = RecordedEpisode(header.episode_id, "", len(episode.action.episode_rows(0)), told=told)
+        yield EpisodeSeed(0, seed, start.wait_steps, earlier_resets=earlier_resets, recorded=made)
     if header.env_seed is None or header.init_state_index is None:
         with suppress(HostError):
-            yield episode_seed(episode)
+            yield episode_seed(episode, host)
 
 
 def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:

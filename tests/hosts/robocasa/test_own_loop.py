@@ -12,10 +12,14 @@ import pytest
 import safevla_bench as sb
 from builders import same_bits
 from safevla_bench import runs
-from safevla_bench.errors import HostError
+from safevla_bench.compare import compare_policies
+from safevla_bench.errors import HostError, RunError
+from safevla_bench.evaluation import Request, load_policy_results, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.verify import verify_run
+from safevla_recorder.robocasa.attachment import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -146,6 +150,80 @@ def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_it
             np.testing.assert_allclose(shown[second.body_label(int(body))], places[2, column], atol=1e-6)
     finally:
         stage.close()
+
+
+def replayed(run):
+    return [finding for finding in verify_run(run, replay=9).findings if finding.check.startswith("replay")]
+
+
+@pytest.mark.parametrize(("name", "seeds"), [(TASK, (None, None)), ("CloseBlenderLid", (None, 5))])
+def test_a_recorded_loop_is_played_again_bit_for_bit_from_each_seed_it_was_given(tmp_path, name, seeds):
+    """The kitchen's own, none (the second reset goes on drawing), or another, in one kitchen."""
+    wrapper = Holding(kitchen(index=1, name=name))
+    with sb.record(wrapper, policy="mine", out=tmp_path / "run"):
+        for seed in seeds:
+            wrapper.reset(seed=seed)
+            for action in actions(12):
+                wrapper.step(action)
+    wrapper.close()
+    said = [(finding.verdict, finding.said) for finding in replayed(tmp_path / "run")]
+    assert [verdict for verdict, _ in said] == ["agrees"] * 2
+    assert all("bit for bit" in one and "recorded first state" not in one for _, one in said)
+    assert ("after 1 earlier resets from seed 7001" in said[1][1]) == (seeds[1] is None)
+
+
+def test_where_no_seed_tells_the_description_and_the_first_state_serve(tmp_path):
+    """A generator that had drawn before the reset; what solver and controllers remembered is in the record."""
+    env = kitchen()
+    env.rng.random()
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
+        run_loop(env, 2, 12)
+    env.close()
+    told = [extra["header"] for extra in runs.read_sources([tmp_path / "run"])[0].extra]
+    assert not any("earlier_seed" in header for header in told)
+    findings = replayed(tmp_path / "run")
+    assert [finding.verdict for finding in findings] == ["agrees"] * 2
+    assert all("from its recorded first state" in finding.said for finding in findings)
+
+
+def test_a_record_without_the_controllers_memory_is_not_begun_at_its_state():
+    env = kitchen()
+    env.reset()
+    good = read_memory(env)
+    kitchens.restore_memory(env, good)
+    for lacking in (None, {**good, "arm": {}}, {**good, "qacc_warmstart": [0.0, 1.0]}, {**good, "gripper": "open"}):
+        with pytest.raises(HostError, match="what the controllers remembered"):
+            kitchens.restore_memory(env, lacking)
+    env.close()
+
+
+def load(folder):
+    (results,) = load_policy_results([folder], sb.load_ruleset())
+    return results
+
+
+def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
+    """By split, layout, style and the seed of the generator, which a rollout tells too; others are no pairs."""
+    request = Request(
+        host="robocasa", suites=("robocasa-365",), tasks=(task_of().index,), episodes=2, policies=("noop",), max_steps=3
+    )
+    roll_out(request, tmp_path / "eval")
+    for policy, env_seed in (("same", 7), ("other", 8)):
+        for index in (1, 0):
+            env = kitchen(index=index, env_seed=env_seed)
+            with sb.record(env, policy=policy, out=tmp_path / policy, seed=0, horizon=3):
+                run_loop(env, 1, 3)
+            env.close()
+    rolled, same, other = (load(tmp_path / name) for name in ("eval", "same", "other"))
+    compared = compare_policies([rolled, same])
+    assert compared.paired
+    assert compared.scopes[0].pairs == 2
+    assert compare_policies([replace(same, name="again"), same]).paired
+    with pytest.raises(RunError, match="not the same episodes"):
+        compare_policies([rolled, other])
+    moved = {key: one._replace(style=one.style + 1) for key, one in rolled.kitchens.items()}
+    with pytest.raises(RunError, match="differ in kitchen in 2 episodes"):
+        compare_policies([rolled, replace(rolled, name="moved", kitchens=moved)])
 
 
 def test_a_task_whose_goal_is_not_known_is_recorded_once_it_is_said(tmp_path):

@@ -20,7 +20,7 @@ from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
-from safevla_recorder.robocasa.goals import Goal, episode_meta, goal_target, known_goals, moved_fixture
+from safevla_recorder.robocasa.goals import Goal, episode_meta, goal_target, known_goals, moved_fixture, to_plain
 from safevla_recorder.robocasa.scene import body_names, read_scene
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robo
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
+ARM_MEMORY = ("initial_joint", "goal_pos", "goal_ori", "origin_pos", "origin_ori")
+"""Attributes of the arm's controller that its next torques depend on beside the simulator's state."""
+DRAWING_OPTIONS = (
+    "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
+    "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
+    "robot_spawn_deviation_pos_x", "robot_spawn_deviation_pos_y", "robot_spawn_deviation_rot",
+)  # fmt: skip
+"""Options of a `Kitchen` that decide what a reset draws; it keeps each under its name and reads it at the reset."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +76,7 @@ class RecordableKitchen:
         self._goal = _find_goal(name, goal)
         self.versions = installed_versions()
         self._kitchen: Kitchen = kitchen
+        self._memory: Mapping[str, object] = {}
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         """Refuse: RoboCasa has no list of initial states."""
@@ -114,6 +123,7 @@ class RecordableKitchen:
     def start_recorder(self) -> tuple[Recorder, Undo]:
         """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
         kitchen: Any = self._kitchen
+        self._memory = read_memory(kitchen)
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         method = "step2" if kitchen.lite_physics else "step"
         return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
@@ -146,8 +156,31 @@ class RecordableKitchen:
         rebuilt = {"layout": _plain_id(kitchen.layout_id), "style": _plain_id(kitchen.style_id)}
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
-        fields: dict[str, object] = {"robocasa": {**rebuilt, "joints": joints, "ep_meta": episode_meta(kitchen)}}
+        options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
+        told = {
+            **rebuilt,
+            "joints": joints,
+            "options": options,
+            "memory": self._memory,
+            "ep_meta": episode_meta(kitchen),
+        }
+        fields: dict[str, object] = {self.host: told}
         return {**fields, STANDIN_MARK: True} if self.versions[ASSETS_ENTRY] != OFFICIAL else fields
+
+
+def read_memory(kitchen: Any) -> dict[str, object]:
+    """Return what no simulator state holds and the next step depends on: the solver's, the arm's, the gripper's.
+
+    The solver starts from the last accelerations (`qacc_warmstart`), the gripper moves from `current_action`.
+    """
+    (robot,) = kitchen.robots
+    (arm,) = robot.arms
+    controller = robot.composite_controller.part_controllers[arm]
+    return {
+        "qacc_warmstart": to_plain(kitchen.sim.data._data.qacc_warmstart),
+        "arm": {name: to_plain(getattr(controller, name)) for name in ARM_MEMORY},
+        "gripper": to_plain(robot.gripper[arm].current_action),
+    }
 
 
 def build_header(

@@ -46,17 +46,17 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 
     Paths of objects are relative to the assets' folder `objects`, which is how RoboCasa takes them on any machine.
     """
-    return {str(key): _to_plain(value) for key, value in kitchen.get_ep_meta().items()}
+    return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
 
 
-def _to_plain(value: object) -> Any:
+def to_plain(value: object) -> Any:
     """Return a value in the types of JSON."""
     if isinstance(value, Mapping):
-        return {str(key): _to_plain(inner) for key, inner in value.items()}
+        return {str(key): to_plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_to_plain(inner) for inner in value]
+        return [to_plain(inner) for inner in value]
     if isinstance(value, (np.ndarray, np.generic)):
-        return _to_plain(value.tolist())
+        return to_plain(value.tolist())
     if isinstance(value, str):
         return value.rpartition(_OBJECTS_FOLDER)[2]
     return value if value is None or isinstance(value, (bool, int, float)) else getattr(value, "name", str(value))

@@ -190,18 +190,18 @@ def read_states(episode: Batch, width: int) -> Floats:
     return found
 
 
-def episode_seed(episode: Batch) -> EpisodeSeed:
+def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures where its record has them.
+    seed or initial state, with the fixtures where its record has them and what it says of its scene to that `host`.
 
     Raises:
         HostError: the record does not say it.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        replayed = _read_recorded_start(episode)
+        replayed = _read_recorded_start(episode, host)
         if replayed is not None:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
@@ -211,7 +211,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets)
 
 
-def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
+def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
     """Return record 0's state with the fixtures that the record names; None where it names none and is no replay.
 
     Raises:
@@ -223,7 +223,15 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
     name, source = str(replay.get("episode")), str(replay.get("source"))
-    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
+    state, told = tuple(states[0].tolist()), read_told_scene(episode, host)
+    return RecordedEpisode(name, source, len(states) - 1, state, fixtures=fixtures, told=told)
+
+
+def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
+    """Return what the record of a batch of one says of its scene, under its host's name; empty where it does not."""
+    header = episode.extra[0].get("header")
+    told = header.get(host) if isinstance(header, Mapping) else None
+    return told if isinstance(told, Mapping) else {}
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:

@@ -6,25 +6,25 @@ The simulator is imported when an environment is made. What makes a RoboCasa epi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed, read_states, recorded_fixtures
+from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, flat_state, to_wxyz
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
-from safevla_bench.interface import Action, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.interface import Action, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
 from safevla_bench.trajectory import Batch, mark_standin
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import settling_steps
-from safevla_recorder.mujoco.state import state_size
+from safevla_recorder.mujoco.state import set_state, state_size
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, build_header
 from safevla_recorder.robocasa.goals import episode_meta
 from safevla_recorder.robocasa.scene import read_scene
@@ -88,25 +88,14 @@ class RobocasaHost:
         if not isinstance(told, Mapping):
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        if "split" not in told:  # of a loop of somebody's own, which names no seed of this host's
-            return self._stage_from_meta(task, episode, told)
-        split = _one_of("split", str(told.get("split")), kitchens.SPLITS)
+        split = _one_of("split", str(told.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         try:
-            env.reset(episode_seed(episode))
+            if "split" in told:
+                env.reset(episode_seed(episode))
+            else:  # of a loop of somebody's own, which names no seed of this host's
+                env.rebuild(told, recorded_fixtures(episode))
             return env.make_stage(episode)
-        except BaseException:
-            env.close()
-            raise
-
-    def _stage_from_meta(self, task: Task, episode: Batch, told: Mapping[str, object]) -> MujocoStage:
-        """Set up an episode from RoboCasa's own description of it, which its record has."""
-        env = RobocasaEnv(task, Wants(), self.versions(), kitchens.SPLITS[0], self._horizons)
-        try:
-            model = env.rebuild(told, recorded_fixtures(episode))
-            states = kitchens.order_states(model, told.get("joints"), read_states(episode, state_size(model)))
-            channel = replace(episode.sim_state, values=states.ravel())
-            return env.make_stage(replace(episode, sim_state=channel))
         except BaseException:
             env.close()
             raise
@@ -152,21 +141,18 @@ class RobocasaEnv(RobosuiteEnv):
         and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
         made for each episode. The kitchen's own reset settles for ten control steps before those of `seed`.
 
+        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
+        at its recorded state where one is given, else from `seed.env_seed` as the generator's own seed, after as many
+        resets of one kitchen as the loop had made.
+
         Raises:
-            HostError: the index is below 0, RoboCasa cannot build this kitchen, or a recorded state is to be begun at.
+            HostError: the index is below 0, RoboCasa cannot build this kitchen, or the recorded state is not one of it.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
-            remedy = "Its records can be shown and judged."
-            raise HostError("an episode of a kitchen of somebody's own cannot be begun here again", remedy=remedy)
-        start = kitchens.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
-        self.close()
-        kitchen = install.kitchen(self.task, start, self._wants)
-        self._kitchen = kitchen
-        self._gate.install(kitchen)
-        self._renders_next = True
-        self._gate.set_open(not seed.wait_steps)
-        raw = kitchen.reset()
-        self._start, self._meta = start, episode_meta(kitchen)
+            raw = self._begin_at_state(seed.recorded, seed.recorded.state, is_seen=not seed.wait_steps)
+        else:
+            raw = self._begin_from_seed(seed)
+        kitchen = self._require_kitchen()
         success = bool(kitchen._check_success())
         model, data, objects = kitchen.sim.model._model, kitchen.sim.data._data, self._read_scene().objects
         steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
@@ -184,24 +170,59 @@ class RobocasaEnv(RobosuiteEnv):
         `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz.
 
         Raises:
-            HostError: the field does not describe one.
+            HostError: the field does not describe one, or the kitchen made here has other joints.
         """
-        layout, style, meta = (told.get(name) for name in ("layout", "style", "ep_meta"))
-        if not isinstance(layout, int) or not isinstance(style, int) or not isinstance(meta, Mapping):
-            remedy = "It takes layout, style and ep_meta, as safevla_recorder.record writes them."
-            raise HostError("the record's `robocasa` describes no kitchen", remedy=remedy)
-        self.close()
-        kitchen = install.kitchen(self.task, kitchens.KitchenStart(self._split, layout, style, 0), self._wants)
-        self._kitchen = kitchen
-        kitchen.set_ep_meta(dict(meta))
+        meta = told.get("ep_meta")
+        if not isinstance(meta, Mapping):
+            raise kitchens.no_kitchen_error()
+        kitchen = self._make_kitchen(kitchens.told_start(told, 0), told, is_seen=True)
+        kitchens.describe_kitchen(kitchen, meta, told.get("joints"))
         kitchen.reset()
         self._meta = meta
         model = kitchen.sim.model._model
+        kitchens.require_joints(model, told.get("joints"))
         for body in range(model.nbody):
             pose = fixtures.get(str(model.body(body).name))
             if pose is not None:
                 model.body_pos[body], model.body_quat[body] = pose[:3], pose[3:]
         return model
+
+    def _make_kitchen(self, start: kitchens.KitchenStart, told: Mapping[str, object], *, is_seen: bool) -> Kitchen:
+        """Make the kitchen of an episode, which its reset builds; `is_seen`: that reset's pictures are looked at."""
+        self.close()
+        self._kitchen = kitchen = install.kitchen(self.task, start, self._wants)
+        kitchens.set_options(kitchen, told.get("options"))
+        self._gate.install(kitchen)
+        self._renders_next = True
+        self._gate.set_open(is_seen)
+        self._start = start
+        return kitchen
+
+    def _begin_from_seed(self, seed: EpisodeSeed) -> RawObservation:
+        told = seed.recorded.told if seed.recorded is not None else {}
+        start = (
+            kitchens.told_start(told, seed.env_seed)
+            if told
+            else kitchens.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
+        )
+        kitchen = self._make_kitchen(start, told, is_seen=not seed.wait_steps)
+        for _ in range(seed.earlier_resets or 0 if told else 0):
+            kitchen.reset()
+        raw: RawObservation = kitchen.reset()
+        self._meta = episode_meta(kitchen)
+        return raw
+
+    def _begin_at_state(self, recorded: RecordedEpisode, state: Sequence[float], *, is_seen: bool) -> RawObservation:
+        fixtures = {name: np.array(pose) for name, pose in recorded.fixtures}
+        model = self.rebuild(recorded.told, fixtures)
+        kitchen: Any = self._require_kitchen()
+        data = kitchen.sim.data._data
+        set_state(model, data, flat_state(state, state_size(model)))
+        kitchen.sim.forward()
+        kitchens.restore_memory(kitchen, recorded.told.get("memory"))
+        self._gate.set_open(is_seen)
+        raw: RawObservation = kitchen._get_observations(force_update=True)
+        return raw
 
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""

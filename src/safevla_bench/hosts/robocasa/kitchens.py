@@ -13,15 +13,14 @@ Pairs that RoboCasa's task bars are left out before counting. The kitchen's gene
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
@@ -29,6 +28,7 @@ from safevla_bench.interface import EpisodeSeed, Joint, Privileged, Task
 from safevla_bench.tasks import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene, subtree_bodies
+from safevla_recorder.robocasa.attachment import ARM_MEMORY, DRAWING_OPTIONS
 from safevla_recorder.robocasa.goals import AT, Goal, goal_target, known_goals, moved_fixture
 from safevla_recorder.robocasa.scene import LID
 
@@ -166,33 +166,87 @@ _HINGE = 3
 """Of mjtJoint."""
 
 
-def order_states(model: mujoco.MjModel, joints: object, states: Floats) -> Floats:
-    """Return flat states [n, S] of a model whose joints had that order, in the order of this model's.
+def set_options(kitchen: Kitchen, options: object) -> None:
+    """Give a kitchen, before its reset, the options that decide what it draws, as a record has them."""
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        if name in DRAWING_OPTIONS:
+            setattr(kitchen, name, tuple(value) if name == "obj_registries" else value)
 
-    RoboCasa makes objects in another order where it rebuilds a kitchen from its own description.
+
+def describe_kitchen(kitchen: Kitchen, meta: Mapping[str, object], joints: object) -> None:
+    """Have a kitchen's next reset build what RoboCasa's description says, with joints in the order given.
+
+    RoboCasa makes an object and then the container drawn for it, and describes them the other way round: the container
+    must be placed first. So objects are made here in the order of their joints, and placed in that of the description.
+    """
+    described = meta.get("object_cfgs")
+    if not isinstance(described, list) or not isinstance(joints, list):
+        raise no_kitchen_error()
+    first = {str(joint).rpartition("_joint")[0]: place for place, joint in reversed(list(enumerate(joints)))}
+    made = sorted(described, key=lambda config: first.get(str(config.get("name")), len(joints)))
+    create: Callable[[], None] = kitchen._create_objects
+
+    def create_objects() -> None:
+        create()
+        kitchen.object_cfgs = described
+
+    kitchen.set_ep_meta({**meta, "object_cfgs": made})
+    kitchen._create_objects = create_objects
+
+
+def require_joints(model: mujoco.MjModel, joints: object) -> None:
+    """Raise `HostError` unless a model has these joints in this order, that of recorded states."""
+    if joints != [str(model.joint(joint).name) for joint in range(model.njnt)]:
+        remedy = "Use the versions that run.json names."
+        raise HostError("the record's joints are not those of the kitchen that is rebuilt", remedy=remedy)
+
+
+def restore_memory(kitchen: Any, memory: object) -> None:
+    """Give back what the solver, the arm's controller and the gripper remembered; `read_memory` says what it is.
 
     Raises:
-        HostError: the joints are not this model's.
+        HostError: the record says nothing of it, or not for this kitchen.
     """
-    names = [str(model.joint(joint).name) for joint in range(model.njnt)]
-    if not isinstance(joints, list) or sorted(map(str, joints)) != sorted(names):
-        remedy = "Render with the versions that run.json names."
-        raise HostError("the record's joints are not those of the kitchen that is rebuilt", remedy=remedy)
-    positions = _joint_places(model, joints, model.jnt_qposadr, model.nq)
-    velocities = _joint_places(model, joints, model.jnt_dofadr, model.nv)
-    ordered = states.copy()
-    ordered[:, 1 + positions] = states[:, 1 : 1 + model.nq]
-    ordered[:, 1 + model.nq + velocities] = states[:, 1 + model.nq : 1 + model.nq + model.nv]
-    return ordered
+    (robot,) = kitchen.robots
+    (arm,) = robot.arms
+    controller, gripper = robot.composite_controller.part_controllers[arm], robot.gripper[arm]
+    data = kitchen.sim.data._data
+    try:
+        told = msgspec.convert(memory, _Memory)
+        data.qacc_warmstart[:] = told.qacc_warmstart
+        for name in ARM_MEMORY:
+            shape = np.shape(getattr(controller, name))
+            setattr(controller, name, np.array(told.arm[name], dtype=np.float64).reshape(shape))
+    except (msgspec.ValidationError, ValueError, TypeError, KeyError) as error:
+        remedy = "Its `memory` is what safevla_recorder.record writes."
+        raise HostError(f"the record does not say what the controllers remembered: {error}", remedy=remedy) from None
+    controller.new_update = True
+    gripper.current_action = np.array(told.gripper)
 
 
-def _joint_places(
-    model: mujoco.MjModel, joints: Sequence[str], starts: NDArray[np.int32], size: int
-) -> NDArray[np.int64]:
-    """Return the places in this model's vector of the numbers of the joints, in the order given."""
-    ends = np.append(starts[1:], size)
-    places = [np.arange(starts[joint], ends[joint]) for joint in (model.joint(name).id for name in joints)]
-    return np.concatenate(places)
+class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+    qacc_warmstart: list[float]
+    arm: dict[str, list[Any]]
+    gripper: list[float]
+
+
+def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
+    """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
+
+    Raises:
+        HostError: its record's `robocasa` names no layout and style.
+    """
+    layout, style, options = (told.get(name) for name in ("layout", "style", "options"))
+    split = options.get("obj_instance_split") if isinstance(options, Mapping) else None
+    if not isinstance(layout, int) or not isinstance(style, int):
+        raise no_kitchen_error()
+    return KitchenStart(split if isinstance(split, str) else SPLITS[0], layout, style, seed)
+
+
+def no_kitchen_error() -> HostError:
+    """Return the error of a record that describes no kitchen."""
+    remedy = "It takes layout, style, joints and ep_meta, as safevla_recorder.record writes them."
+    return HostError("the record's `robocasa` describes no kitchen", remedy=remedy)
 
 
 def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
