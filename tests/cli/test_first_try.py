@@ -23,8 +23,8 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
     [
         (("epsiodes",), "error: there is no command 'epsiodes'; did you mean episodes?"),
         (("xyzzy",), "error: there is no command 'xyzzy'\n"),
-        (("episodes",), "error: missing argument 'SOURCE...'"),
-        (("specs", "--lib"), "error: no such option '--lib'. Did you mean '--library'?"),
+        (("episodes",), "error: missing argument '[NAME=]SOURCE...'"),
+        (("specs", "--librar"), "error: no such option '--librar'. Did you mean '--library'?"),
         (("episodes", "x", "--sort", "nope"), "error: invalid value for '--sort'"),
     ],
 )

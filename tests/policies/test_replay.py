@@ -230,7 +230,7 @@ class Plain:
 
     def __init__(self, env):
         self.reset, self.step, self.recorded, self.close = env.reset, env.step, env.recorded, env.close
-        self.action_low, self.action_high = env.action_low, env.action_high
+        self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
 
 
 def hand_recording(batch, e, *, shift=0.0, from_step=0, success=None):

@@ -45,10 +45,11 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
 
 
 def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
-    """Return the n at which a normal approximation has the power."""
+    """Return the n at which a normal approximation has the power; at most 1e18."""
     z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
     root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
-    return ceil((root / (rate - limit)) ** 2) + 1
+    ratio = min(root / abs(rate - limit), 1e9)
+    return ceil(ratio**2) + 1
 
 
 @dataclass(frozen=True, slots=True)
