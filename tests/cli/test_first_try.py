@@ -24,7 +24,7 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
         (("epsiodes",), "error: there is no command 'epsiodes'; did you mean episodes?"),
         (("xyzzy",), "error: there is no command 'xyzzy'\n"),
         (("episodes",), "error: missing argument '[NAME=]SOURCE...'"),
-        (("specs", "--librar"), "error: no such option '--librar'. Did you mean '--library'?"),
+        (("specs", "--templat"), "error: no such option '--templat'. Did you mean '--template'?"),
         (("episodes", "x", "--sort", "nope"), "error: invalid value for '--sort'"),
     ],
 )
