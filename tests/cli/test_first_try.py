@@ -24,7 +24,7 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
         (("epsiodes",), "error: there is no command 'epsiodes'; did you mean episodes?"),
         (("xyzzy",), "error: there is no command 'xyzzy'\n"),
         (("episodes",), "error: missing argument '[NAME=]SOURCE...'"),
-        (("specs", "--templat"), "error: no such option '--templat'. Did you mean '--template'?"),
+        (("tasks", "--propos"), "error: no such option '--propos'. Did you mean '--propose'?"),
         (("episodes", "x", "--sort", "nope"), "error: invalid value for '--sort'"),
     ],
 )
