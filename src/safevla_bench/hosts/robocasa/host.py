@@ -139,7 +139,8 @@ class RobocasaEnv(RobosuiteEnv):
 
         The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
         and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. The kitchen's own reset settles for ten control steps before those of `seed`.
+        made for each episode. Two tasks do not keep this in a process that has run others: docs/robocasa.md. The
+        kitchen's own reset settles for ten control steps before those of `seed`.
 
         An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
         at its recorded state where one is given, else from `seed.env_seed` as the generator's own seed, after as many
