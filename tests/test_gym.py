@@ -95,6 +95,7 @@ class Loop(gymnasium.Env):
         return seen, reward, done, False, {"mine": 2}
 
 
+@pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_records():

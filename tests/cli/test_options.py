@@ -136,6 +136,7 @@ def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
     assert re.search(r"safevla eval --config examples/eval\.toml", EXAMPLE.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):

@@ -238,6 +238,7 @@ def test_a_loop_that_settles_for_longer_is_warned(tmp_path, env, caplog):
     assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
 
 
+@pytest.mark.long
 def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, env, monkeypatch, caplog):
     caplog.set_level("INFO", "safevla_recorder")
     other = control(task_of("libero-object", 0))

@@ -39,6 +39,7 @@ def state(batch):
     return values.reshape(int(batch.lengths[0]), -1)[0]
 
 
+@pytest.mark.long
 def test_lerobot_s_seed_goes_up_and_its_initial_state_is_the_episode_s(ran):
     headers = [one.headers[0] for one in ran("lerobot", episodes=2)]
     assert [one.env_seed for one in headers] == [1000, 1001]

@@ -73,6 +73,7 @@ def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(mine):
     assert label_task(mine, "put it there") == TaskLabel("mine", "bowl to plate", "put it there")
 
 
+@pytest.mark.long
 def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(mine, tmp_path):
     rolled(tmp_path / "run", str(mine), episodes=2)
     batch = runs.read_sources([tmp_path / "run"])[0]

@@ -62,6 +62,7 @@ class TestLibero:
         for record in range(int(batch.lengths[0])):
             assert max(gaps(stage, batch, record)) <= 1e-12
 
+    @pytest.mark.long
     def test_a_first_record_without_settling_is_shown_where_it_was_recorded(self):
         host = LiberoHost()
         task, batch = recorded(host, "libero-object", 0, wait_steps=0, steps=0)
