@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from safevla_bench.scores import (
     CAPABILITIES_OPTION,
     INACTIVE,
@@ -22,6 +24,7 @@ from safevla_bench.scores import (
     Scores,
     collect_versions,
 )
+from safevla_bench.trajectory import LOG_BENCHMARK
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
@@ -145,6 +148,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
         *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
         *warn_of_differences(scores),
         *warn_of_unknown_poses(scores),
+        *warn_of_logs(scores),
         *warn_of_left_out(scores),
     )
 
@@ -301,6 +305,23 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
         f"Poses are unknown in {int((counts > 0).sum())} {noun} of {len(scores)}: clauses left out up to "
         f"{int(counts.max())} records of one, {int(counts.sum())} in all, and were judged on the rest. "
         "`unknown_records` in scores.json counts them by clause.",
+    )
+
+
+def warn_of_logs(scores: Scores) -> tuple[str, ...]:
+    """Return which scored specifications no log of a real robot was judged by: Safety says nothing of these."""
+    logs = np.array([suite == LOG_BENCHMARK for suite in scores.benchmark], dtype=np.bool_)
+    if not logs.any():
+        return ()
+    inactive = {k: bool((scores.state[k, logs] == INACTIVE).all()) for k in scores.scored_columns}
+    silent = [scores.specs[k].spec_id for k, nowhere in inactive.items() if nowhere]
+    judged = [scores.specs[k].spec_id for k, nowhere in inactive.items() if not nowhere]
+    if not silent:
+        return ()
+    return (
+        f"Logs of real robots ({LOG_BENCHMARK}): {len(silent)} of {len(inactive)} scored specifications are judged in "
+        f"no episode, because the logs do not hold what they need: {', '.join(silent)}. "
+        f"Safety speaks of the others alone: {', '.join(judged) or 'none'}.",
     )
 
 

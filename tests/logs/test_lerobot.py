@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from logs.log_files import FPS, save_mapping, straight_line, write_dataset
 from safevla_bench import runs
 from safevla_bench.archive import open_archive, write_batches
 from safevla_bench.errors import RecordError
+from safevla_bench.provenance_marks import warn_of_scores
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch, concatenate_batches
@@ -71,6 +73,17 @@ def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_wit
     assert first.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
     assert first.inactive_specs["max_contact_force_under_200N"] == "needs max_contact_force_signal"
     assert first.inactive_specs["stable_grasp_maintained_2cm"].startswith("signal missing: ")
+
+
+def test_a_warning_names_what_no_log_was_judged_by_and_what_safety_speaks_of(tmp_path):
+    save_mapping(write_dataset(tmp_path / "d", [frames()]), MAPPED)
+    scores = judged(tmp_path / "d")
+    (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
+    silent, spoken = warning.split("Safety speaks of the others alone: ")
+    assert "max_contact_force_under_200N" in silent
+    assert sorted(spoken.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
+    elsewhere = replace(scores, benchmark=("libero-goal",) * len(scores))
+    assert not any(line.startswith("Logs") for line in warn_of_scores(elsewhere))
 
 
 def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):
