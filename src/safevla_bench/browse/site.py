@@ -21,7 +21,6 @@ from safevla_bench.browse.run_list import find_runs, list_runs
 from safevla_bench.errors import SafevlaError
 from safevla_bench.report.render import content_security_policy, page_script, page_style
 from safevla_bench.report.tables import Table
-from safevla_bench.ruleset import Ruleset, load_ruleset
 
 HTML = "text/html; charset=utf-8"
 _TYPES: Mapping[str, str] = {
@@ -124,24 +123,19 @@ class RunSite:
         return Reply(HTTPStatus.OK, content, HTML, _report_policy(content))
 
     def _make_report(self, run: str, path: Path) -> bytes:
-        """Return the report of a run that has none, judged by what judged it at last, else by the default rules."""
+        """Return the report of a run that has none, judged as `safevla score` would judge it."""
         with self._judging:
             if run not in self._reports:
-                judged = evaluation.judge([path], _rules([path]))
+                judged = evaluation.judge([path], evaluation.find_rules([path]))
                 self._reports[run] = evaluation.render_report(judged).encode()
             return self._reports[run]
 
 
 def _compare(paths: list[Path], names: tuple[str, ...], *, paired: bool) -> list[Table]:
-    rules = _rules(paths)
+    rules = evaluation.find_rules(paths)
     entrants = evaluation.load_policy_results(paths, rules, policies=names)
     report = compare.compare_policies(entrants, compare.ComparisonOptions(), paired=paired)
     return evaluation.comparison_tables(report, entrants, paths, rules)
-
-
-def _rules(paths: list[Path]) -> Ruleset:
-    recipe = evaluation.find_recipe(paths)
-    return recipe.load() if recipe else load_ruleset()
 
 
 def _find_file(run: Path, file: str) -> Path | None:

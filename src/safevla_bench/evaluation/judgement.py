@@ -15,7 +15,7 @@ from safevla_bench.judged import Judged, JudgedSource
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ray_scoring import score_on_cluster
 from safevla_bench.registration import REGISTERED, parse_registration
-from safevla_bench.ruleset import LostEpisodes, RuleFile, Ruleset, RulesetRecipe
+from safevla_bench.ruleset import LostEpisodes, RuleFile, Ruleset, RulesetRecipe, choose_library, load_ruleset
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.specs import Library
@@ -117,6 +117,17 @@ def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
         return ()
     suites = (runs.read_description(path).get("suites") for path in folders)
     return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
+
+
+def find_rules(paths: Sequence[Path]) -> Ruleset:
+    """Return the rules that judged the runs at last, else the default ones with the limits made for their suites.
+
+    Raises:
+        RunError: they were judged by different rules, or the file that says which is damaged.
+    """
+    recipe = find_recipe(paths)
+    chosen = recipe.load() if recipe else load_ruleset(choose_library(unjudged_suites(paths)))
+    return add_host_registries(chosen, paths)
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:

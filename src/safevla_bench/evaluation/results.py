@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 
 from safevla_bench import rollout
 from safevla_bench.errors import PolicyError, RunError
-from safevla_bench.evaluation.judgement import add_host_registries, find_recipe, judge, unjudged_suites
+from safevla_bench.evaluation.judgement import find_rules, judge
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
 from safevla_bench.evaluation.preparation import read_host_registry
 from safevla_bench.evaluation.request import ExecutionOptions, Request
@@ -210,14 +210,7 @@ def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: boo
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
     paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
-    return Evaluation(judge(paths, ruleset or _find_rules(paths), skip_invalid=skip_invalid))
-
-
-def _find_rules(paths: Sequence[Path]) -> Ruleset:
-    """Return the rules that judged the runs at last, else the default ones with the limits made for their suites."""
-    recipe = find_recipe(paths)
-    chosen = recipe.load() if recipe else load_ruleset(choose_library(unjudged_suites(paths)))
-    return add_host_registries(chosen, paths)
+    return Evaluation(judge(paths, ruleset or find_rules(paths), skip_invalid=skip_invalid))
 
 
 def evaluate(
