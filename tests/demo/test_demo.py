@@ -6,10 +6,12 @@ import hashlib
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from safevla_bench import archive, cli, demo, evaluation
+from safevla_bench.browse import RunSite
 from safevla_bench.demo import recording
 from safevla_bench.errors import RunError
 from safevla_bench.ruleset import load_ruleset
@@ -61,7 +63,8 @@ def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run_command_line(["demo"]) == cli.OK
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
-    assert [words[1] for words in lines] == ["episodes", "show"]
+    assert [words[1] for words in lines] == ["open", "episodes", "show"]
+    assert RunSite(Path(lines.pop(0)[2])).start.endswith("/report.html")
     assert [cli.run_command_line(words[1:]) for words in lines] == [cli.OK, cli.OK]
 
 

@@ -122,9 +122,9 @@ def eval_command(
         filmed = film_episodes(run_command.out, judged, films)
         evaluation.write_outputs(judged, run_command.out)
         click.echo(make_printable(f"Films: {filmed}, in {run_command.out / runs.FRAMES}"))
-    click.echo(
-        make_printable(f"Run folder: {run_command.out}\nNext: open {run_command.out / runs.REPORT} in a browser.")
-    )
+    folder = shlex.quote(str(run_command.out))
+    report = run_command.out / runs.REPORT
+    click.echo(make_printable(f"Run folder: {run_command.out}\nReport: {report}\nNext: safevla open {folder}"))
     context.exit(CRASHED if crashed else OK)
 
 

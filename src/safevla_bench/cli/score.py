@@ -185,19 +185,20 @@ def demo_command(out: Path) -> None:
     print_scores(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
-    click.echo(make_printable(f"Records: {path}\nReport:  {out / runs.REPORT}   (open it in a browser)"))
+    click.echo(make_printable(f"Records: {path}\nReport:  {out / runs.REPORT}"))
     click.echo("Next:")
     for line in _next_commands(judged, path):
         click.echo(f"  {line}")
 
 
 def _next_commands(judged: evaluation.Judged, path: Path) -> list[str]:
-    """Return commands to try on the copied archive, which holds an unsafe success."""
+    """Return commands to try on the report and the copied archive beside it, which holds an unsafe success."""
     source = shlex.quote(str(path))
     worst = max(
         (episode for episode in judged.scores.episodes() if episode.sbu), key=lambda episode: episode.vsi or 0.0
     )
     return [
+        f"safevla open {shlex.quote(str(path.parent))}",
         f"safevla episodes {source} --unsafe --sort vsi",
         f"safevla show {source} {shlex.quote(worst.episode_id)}",
     ]
