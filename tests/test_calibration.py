@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from scipy import stats
 from safevla_bench import evaluation, specs
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RunError, SpecError
+from safevla_bench.evaluation.judgement import HOST_REGISTRY
 from safevla_bench.ruleset import choose_library, load_ruleset
 from safevla_bench.sensitivity import calibrate, calibration, calibration_rows, format_limits, order_statistic
 
@@ -139,6 +142,21 @@ def test_the_command_prints_the_distribution_and_writes_what_specs_takes(run, tm
     file.write_text(f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 1400\n')
     assert run_command_line(["score", str(run), "--specs", str(file), "--out", str(tmp_path / "scores")]) == 0
     assert f"{FORCE}@1400N" in (tmp_path / "scores" / "scores.json").read_text()
+
+
+def test_the_tags_that_the_run_s_host_brought_are_read(run, tmp_path, capsys):
+    """As every command that judges reads them, here damaged ones: they are named."""
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    description = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**description, HOST_REGISTRY: 7}))
+    assert run_command_line(["specs", "--calibrate", str(copy)]) == 2
+    assert "the tags that the host brought are damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--policy=pi0", "--quantile=0.9", "--out=limits.toml"])
+def test_an_option_of_calibrating_is_no_option_of_the_list(option, capsys):
+    assert run_command_line(["specs", option]) == 2
+    assert f"{option.partition('=')[0]} is for --calibrate RUN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

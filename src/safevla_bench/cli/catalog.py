@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from safevla_bench import specs, stl, tasks
-from safevla_bench.cli import sections
-from safevla_bench.cli.options import paper_format_option
+from safevla_bench.cli import make_printable, sections
+from safevla_bench.cli.options import is_given, paper_format_option
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="With --calibrate: write the limits, to be judged by with --specs FILE.")  # fmt: skip
 @paper_format_option
+@click.pass_context
 def specs_command(
+    context: click.Context,
     library: str,
     explain: str | None,
     template: bool,
@@ -57,6 +60,9 @@ def specs_command(
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
     The rows of --format paper are read back by --library and --specs.
     """
+    stray = [name for name in ("policy", "quantile", "out") if not runs and is_given(context, name)]
+    if stray:
+        raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
     if template:
         click.echo(
             resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8"), nl=False
@@ -87,7 +93,7 @@ def _calibrate_limits(
     from safevla_bench import evaluation, sensitivity  # not to list what is built in
     from safevla_bench.ruleset import load_ruleset
 
-    ruleset = load_ruleset(library)
+    ruleset = evaluation.add_host_registries(load_ruleset(library), runs)
     judged = evaluation.judge(list(runs), ruleset)
     calibrations = sensitivity.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":
@@ -96,7 +102,7 @@ def _calibrate_limits(
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
         write_atomically(out, sensitivity.format_limits(calibrations))
-        click.echo(f"Next: safevla score RUN --specs {escape_controls(str(out))} --out results", err=True)
+        click.echo(make_printable(f"Next: safevla score RUN --specs {shlex.quote(str(out))} --out results"), err=True)
 
 
 def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
@@ -199,9 +205,8 @@ def _print_trials(path: Path) -> None:
         click.echo("\n".join(map(escape_controls, lines)))
     option = "--specs" if len(own) == len(chosen) else "--library"
     counted = "1 specification" if len(own) == 1 else f"{len(own)} specifications"
-    click.echo(
-        f"{counted} can be judged by. Next: safevla score RUN {option} {escape_controls(str(path))} --out results"
-    )
+    command = f"safevla score RUN {option} {shlex.quote(str(path))} --out results"
+    click.echo(make_printable(f"{counted} can be judged by. Next: {command}"))
 
 
 def _describe_trace(spec: specs.Spec, trace: specs.TrialTrace | None) -> str:

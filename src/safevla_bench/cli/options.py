@@ -99,7 +99,7 @@ def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None
 
     Episodes that were judged before keep to what judged them.
     """
-    if click.get_current_context().get_parameter_source("library") is not ParameterSource.DEFAULT:
+    if is_given(click.get_current_context(), "library"):
         return None
     if run_command is not None:
         suites = run_command.request.suites
@@ -121,10 +121,15 @@ def _registered_rules(run_command: Any) -> Ruleset | None:
     return None if registration is None or given_judge_options() else registration.load_rules()
 
 
+def is_given(context: click.Context, name: str) -> bool:
+    """Return whether an option stands on the command line or in the file of --config; by its parameter's name."""
+    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+
+
 def given_judge_options() -> list[str]:
     """Return the options of judging that the command line has, without their dashes."""
     context = click.get_current_context()
-    given = [name for name in _JUDGE_NAMES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    given = [name for name in _JUDGE_NAMES if is_given(context, name)]
     return ["set" if name == "thresholds" else name for name in given]
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from safevla_bench.cli import sections
+from safevla_bench.cli.options import is_given
 from safevla_bench.compare import sample_size
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import comparison
@@ -44,7 +44,7 @@ def plan_options(command: F) -> F:
     @click.pass_context
     def with_plan(context: click.Context, *args: Any, **given: Any) -> Any:
         planned = {name: given.pop(name) for name in _NAMES}
-        chosen = [name for name in _NAMES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+        chosen = [name for name in _NAMES if is_given(context, name)]
         if planned["plan"] is None and chosen:
             raise click.UsageError(
                 f"--{chosen[0].replace('_', '-')} is for a plan: pass --plan POINTS with it.", context

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from safevla_bench import evaluation, rollout, runs
 from safevla_bench.cli import sections
@@ -22,6 +21,7 @@ from safevla_bench.cli.options import (
     JUDGE_OPTIONS,
     click_options,
     config_option,
+    is_given,
     option_key,
     requested_cluster,
 )
@@ -186,7 +186,7 @@ def _recorded_request(
         "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
     }
     for name, value in what.items():
-        if _is_given(context, name) or (what["entry"] and name in evaluation.ENTRY_OPTIONS and value is not None):
+        if is_given(context, name) or (what["entry"] and name in evaluation.ENTRY_OPTIONS and value is not None):
             fields.update(_request_fields(name, value, policies))
     if what["policies"]:
         fields["policy_specs"] = what["policy_specs"]
@@ -315,16 +315,11 @@ def _format_resume_command(context: click.Context, out: Path) -> str:
         *_option_names([*ENGINE_OPTIONS, *ACTOR_OPTIONS]),
     }
     for option in context.command.params:
-        if option.name in repeated and _is_given(context, str(option.name)):
+        if option.name in repeated and is_given(context, str(option.name)):
             value = context.params[str(option.name)]
             for item in value if isinstance(value, tuple) else (value,):
                 words += [f"--{option_key(option)}", str(item)]
     return shlex.join(words)
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def _raise_missing(context: click.Context, name: str) -> None:
