@@ -254,6 +254,47 @@ def test_strange_columns_are_errors_and_never_a_traceback(tmp_path, column, valu
     assert isinstance(one, RecordError) or column == "next.success"
 
 
+def replace_column(folder, name: str, values: pa.Array) -> None:
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+
+
+@pytest.mark.parametrize("last", [None, float("nan")])
+def test_a_success_without_a_value_is_not_taken_for_one(tmp_path, last):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, MAPPED)
+    replace_column(folder, "next.success", pa.array([*[0.0] * 29, last]))
+    assert "does not say whether the episode succeeded" in problem(folder)
+
+
+def test_where_nothing_says_that_a_pose_is_valid_it_is_unknown(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames(seen=np.ones(30, dtype=np.bool_))])
+    save_mapping(folder, MAPPED + 'valid = "seen"\n')
+    replace_column(folder, "seen", pa.array([None if k in (3, 4) else True for k in range(30)]))
+    (batch,) = read(folder)
+    assert np.flatnonzero(batch.pose_valid.channel.values == 0).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.float64(), 7)])
+def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
+    poses = frames()["plate"].copy()
+    poses[:, 1] = 0.001
+    folder = write_dataset(tmp_path / "d", [frames(plate=poses)])
+    save_mapping(folder, MAPPED)
+    replace_column(folder, "plate", pa.array([None if k % 2 else poses[k].tolist() for k in range(30)], kind))
+    (batch,) = read(folder)
+    assert batch.pose_valid.channel.values.tolist() == [1.0, 0.0] * 15
+    assert batch.body_pos_m.channel.values.reshape(-1, 3)[::2].tolist() == poses[::2, :3].tolist()
+
+
+def test_frames_of_different_counts_of_numbers_are_an_error(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, MAPPED)
+    replace_column(folder, "plate", pa.array([[0.0, 1.0, 2.0] * (1 + k % 2) for k in range(30)]))
+    assert "'plate' has 3 numbers in some frames and 6 in others" in problem(folder)
+
+
 def test_only_the_wanted_episodes_are_made(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames(success=k == 1) for k in range(3)])
     save_mapping(folder, MAPPED)

@@ -195,7 +195,7 @@ def _read_episode(
             dt_s=1.0 / dataset.fps,
             series=series,
             instruction=instructions.get(int(frames["task_index"][0].as_py())),
-            success=None if success is None else bool(_feature_matrix(frames, success)[-1].any()),
+            success=None if success is None else _read_success(_feature_matrix(frames, success)[-1]),
             embodiment=dataset.robot,
         )
     except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
@@ -203,31 +203,50 @@ def _read_episode(
 
 
 def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) -> Series:
-    values = _feature_matrix(frames, pick.feature)[:, pick.index]
+    values = _feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
     known = np.asarray(np.isfinite(values).all(axis=1))
     if isinstance(columns, Columns):
         return Series(values * columns.scale, np.asarray(known))
     if values.shape[1] == 7:
         known = np.asarray(known & values[:, 3:].any(axis=1))
     if columns.valid:
-        known = np.asarray(known & _feature_matrix(frames, columns.valid).all(axis=1))
+        is_valid = np.nan_to_num(_feature_matrix(frames, columns.valid), nan=0.0)  # no value: nothing says that it is
+        known = np.asarray(known & is_valid.all(axis=1))
     return Series(values, np.asarray(known))
 
 
-def _feature_matrix(frames: pa.Table, feature: str) -> Floats:
-    """Return a feature's numbers, [n, k]."""
+def _read_success(numbers: Floats) -> bool | None:
+    """Return whether the last frame says success; None where it holds no value."""
+    return None if np.isnan(numbers).any() else bool(numbers.any())
+
+
+def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
+    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
+
+    Raises:
+        ValueError: the frames have different counts of numbers.
+    """
     column = frames[feature].combine_chunks()
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
-        return flat.reshape(len(column), -1)
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
+    if not (
+        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    ):
+        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
+    has_numbers = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    counts = pc.unique(pc.list_value_length(column.filter(column.is_valid()))).to_pylist()
+    if len(counts) > 1:
+        raise ValueError(f"{feature!r} has {min(counts)} numbers in some frames and {max(counts)} in others")
+    rows = np.full((len(column), counts[0] if counts else size), np.nan)
+    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+    rows[has_numbers] = flat.reshape(-1, rows.shape[1])
+    return rows
 
 
 @dataclass(frozen=True)
 class _Pick:
-    """A feature, and the places of the numbers that are taken from it."""
+    """A feature, how many numbers it has, and the places of those that are taken from it."""
 
     feature: str
+    size: int
     index: list[int]
 
 
@@ -266,7 +285,7 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     if not index or min(index) < 0 or max(index) >= size:
         remedy = f"Give position = [x, y, z], or index, within 0 to {size - 1}. Its names are: {', '.join(names)}."
         raise RecordError(f"{columns.source!r} has {size} numbers", remedy=remedy, place=dataset.place(part))
-    return _Pick(columns.source, index)
+    return _Pick(columns.source, size, index)
 
 
 def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:
