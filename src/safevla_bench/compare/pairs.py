@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.compare.kitchens import name_kitchens
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey, name_kitchens
 from safevla_bench.errors import RunError
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import Header
