@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,3 +202,11 @@ def test_suites_of_two_kinds_of_arm_ask_for_a_library():
     assert choose_library(["no-such-suite"]) == "default"
     with pytest.raises(RunError, match="--library"):
         choose_library(["mt10", "libero-goal"])
+
+
+def test_a_rollout_is_watched_by_the_limits_made_for_its_suites():
+    """Its bar, its trackers, --until and --stop-on-violation: as its episodes are judged later."""
+    request = evaluation.Request(host="fake", suites=("mt10",), policies=("noop",))
+    assert evaluation.request_rules(request).library.name == "metaworld"
+    own = load_ruleset("paper-text")
+    assert evaluation.request_rules(replace(request, ruleset=own)) is own

@@ -20,6 +20,7 @@ from safevla_bench.evaluation import (
     list_deviations,
     registered_request,
     render_report,
+    request_rules,
     roll_out,
     scores_document,
     table_material,
@@ -161,6 +162,7 @@ def test_other_rules_are_a_difference_and_the_registered_ones_are_loaded_again(r
     assert strict.load_rules().library.digest == strict.rules.library.digest != RULES.library.digest
     roll_out(registered_request(strict), tmp_path / "run")
     assert find_recipe([tmp_path / "run"]) == strict.rules.recipe
+    assert request_rules(registered_request(strict)).library.digest == strict.rules.library.digest
 
 
 def test_the_policies_may_be_run_apart_and_the_plan_in_shards(tmp_path, registration):

@@ -14,7 +14,7 @@ from rich.table import Column
 
 from safevla_bench.cli import make_printable
 from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
-from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import NO_VERDICT, verdict_word
 from safevla_bench.text.sanitize import escape_controls
 from safevla_bench.tracking import TrackingObserver, open_observers, score_outcome
@@ -35,7 +35,7 @@ def show_status(what: str) -> Iterator[None]:
 
 @contextmanager
 def track_run(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset | None = None
+    names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset
 ) -> Iterator[list[TrackingObserver]]:
     """Return an observer for each tracker; whatever happens, the trackers are closed in the end."""
     trackers = open_observers(names, folder, config, ruleset, print_warning)
@@ -52,17 +52,16 @@ def print_warning(sentence: str) -> None:
 
 
 @contextmanager
-def show_run_progress(ruleset: Ruleset | None = None) -> Iterator[Observer]:
+def show_run_progress(ruleset: Ruleset) -> Iterator[Observer]:
     """Return an observer that draws the bar, or one that prints a line an episode where stderr is no terminal.
 
-    Episodes are scored by the ruleset; without one, by the default library and registry.
+    Episodes are scored by the ruleset.
     """
-    rules = ruleset or load_ruleset()
     if not sys.stderr.isatty():
-        yield EpisodeLines(rules)
+        yield EpisodeLines(ruleset)
         return
     with make_progress(Console(stderr=True)) as progress:
-        yield RunProgressBar(progress, rules)
+        yield RunProgressBar(progress, ruleset)
 
 
 def make_progress(console: Console) -> Progress:

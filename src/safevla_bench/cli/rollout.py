@@ -25,7 +25,7 @@ from safevla_bench.report.tables import external
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
-from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.ruleset import Ruleset
 from safevla_bench.text.sanitize import redact_secrets
 from safevla_bench.trajectory import Batch
 
@@ -45,7 +45,8 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
     if run_command.dry_run:
         _print_plan(run_command)
         return
-    with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, _):
+    rules = evaluation.request_rules(run_command.request)
+    with _report_interruption(run_command), _observe_run(run_command, trackers, rules) as (observer, _):
         rows = evaluation.roll_out(run_command.request, run_command.out, observer, run_command.execution)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
     if _is_replay(run_command):
@@ -130,7 +131,7 @@ def eval_command(
 
 @contextmanager
 def _observe_run(
-    run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset | None = None
+    run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     """Return what watches the run, the bar and the trackers, and the trackers alone."""
     request = run_command.request
@@ -143,7 +144,7 @@ def _observe_run(
         "protocol": request.protocol,
         "seed": request.seed,
         "max_steps": request.max_steps,
-        **tracking.describe_ruleset(ruleset or load_ruleset()),
+        **tracking.describe_ruleset(ruleset),
     }
     with track_run(trackers, run_command.out, config, ruleset) as tracked, show_run_progress(ruleset) as bar:
         yield tracking.ObserverGroup([bar, *tracked]), tracked

@@ -34,6 +34,7 @@ from safevla_bench.evaluation.preparation import (
     list_start_notes,
     prepare_run,
     read_host_registry,
+    request_rules,
     select_tasks,
 )
 from safevla_bench.evaluation.request import (
@@ -95,6 +96,7 @@ __all__ = [
     "registered_request",
     "render_report",
     "replay_fields",
+    "request_rules",
     "roll_out",
     "score_files",
     "scores_document",

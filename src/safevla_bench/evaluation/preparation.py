@@ -15,7 +15,7 @@ from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.registration import REGISTERED
-from safevla_bench.ruleset import RuleFile, Ruleset, load_ruleset
+from safevla_bench.ruleset import RuleFile, Ruleset, choose_library, load_ruleset
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
 
@@ -75,7 +75,7 @@ def prepare_run(request: Request) -> PreparedRun:
     )
     plan = tuple(rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
     rule = _make_rule(request)
-    ruleset = None if rule is None else _find_ruleset(request)
+    ruleset = None if rule is None else request_rules(request)
     if rule is not None:
         plan = tuple(replace(episode, round=episode.episode // request.look_every) for episode in plan)
     episodes, stretch = _select_shard(plan, request.shard)
@@ -83,7 +83,7 @@ def prepare_run(request: Request) -> PreparedRun:
         request.host,
         options,
         renders=any(policy.wants.cameras for policy in made.values()),
-        stopping=_find_ruleset(request) if request.stop_on_violation else None,
+        stopping=request_rules(request) if request.stop_on_violation else None,
         host_arguments=request.host_arguments,
         specs=dict(request.policy_specs),
     )
@@ -242,7 +242,7 @@ def _describe_run(
         "max_steps": request.max_steps,
         "archive": request.archive,
         **(
-            {"stop_on_violation": _describe_stopping(_find_ruleset(request), tasks)}
+            {"stop_on_violation": _describe_stopping(request_rules(request), tasks)}
             if request.stop_on_violation
             else {}
         ),
@@ -258,8 +258,13 @@ def read_host_registry(host: str) -> tuple[RuleFile, ...]:
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
-def _find_ruleset(request: Request) -> Ruleset:
-    return request.ruleset or load_ruleset().with_host_registry(read_host_registry(request.host))
+def request_rules(request: Request) -> Ruleset:
+    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites."""
+    if request.ruleset is not None:
+        return request.ruleset
+    registered = request.registration
+    chosen = registered.load_rules() if registered else load_ruleset(choose_library(request.suites))
+    return chosen.with_host_registry(read_host_registry(request.host))
 
 
 def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:

@@ -111,7 +111,7 @@ class ObserverGroup:
 
 
 def open_observers(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset | None, warn: WarnCallback
+    names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset, warn: WarnCallback
 ) -> list[TrackingObserver]:
     """Begin a run of each tracker and return what observes for it; raises `RunError` where one cannot begin."""
     return [TrackingObserver(open_tracker(name, folder, config), ruleset, warn, name) for name in names]
