@@ -100,7 +100,7 @@ def _judge_active(
     rho, extreme, first = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
     unknown = np.zeros(count, dtype=np.int64)
     if stl.bounded_windows(spec.formula):
-        uneven = active & _has_uneven_stamps(reading.batch)
+        uneven = active & has_uneven_stamps(reading.batch)
         reason[uneven], active = UNEVEN_STAMPS, active & ~uneven
         state[uneven] = INACTIVE
     trace = signals.build_trace(reading, stl.signal_names(spec.formula)) if active.any() else None
@@ -203,7 +203,7 @@ def _count_unknown(trace: stl.Trace, episodes: NDArray[np.int64]) -> NDArray[np.
     return counts
 
 
-def _has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
+def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
     """Return whether the time stamps of each episode are no multiples of its control step, [E]."""
     channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
     for e in np.flatnonzero(channel.present):

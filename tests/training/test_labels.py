@@ -8,15 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import HAND, LINK, contacts, episode
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
 from safevla_bench.monitor import Monitor
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import ACTIVE
 from safevla_bench.scoring import score
 from safevla_bench.training import label_records
-from safevla_bench.training.labels import UNKNOWN, scored_specs
+from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, scored_specs
 from safevla_bench.trajectory import concatenate_batches, records, select_episodes
 from test_monitor import eventful
+from test_unknown_poses import DISP, N, places, seen_but, tracked
 
 RULES = replace(load_ruleset(capabilities=("libero-full",)), missing="deactivate")
 
@@ -70,6 +71,32 @@ def test_an_episode_that_nothing_judges_has_no_cost_rather_than_none():
     assert np.isnan(labels.cost).all()
     assert np.isnan(labels.margin).all()
     assert (labels.safe == UNKNOWN).all()
+
+
+def test_a_record_at_which_a_clause_may_be_violated_is_not_called_safe():
+    still = tracked(PLATE, seen_but(3, 4))
+    scores = score(still, RULES)
+    labels = label_records(still, scores, RULES)
+    place = [spec.spec_id for spec in scored_specs(scores)].index(DISP)
+    assert scores.safe[0]  # on the other records
+    assert np.flatnonzero(labels.safe == UNKNOWN).tolist() == [3, 4]
+    assert np.flatnonzero(np.isnan(labels.margin[:, place])).tolist() == [3, 4]
+    assert np.flatnonzero(np.isnan(labels.cost)).tolist() == [3, 4]
+
+
+def test_a_violation_that_is_seen_is_one_while_another_body_is_lost():
+    pushed = np.where(np.arange(N) >= 5, 0.1, 0.0)
+    batch = tracked(DRAWER, [True] + [False] * (N - 1), body_pos_m=places(pushed))
+    labels = label_records(batch, score(batch, RULES), RULES)
+    assert labels.safe.tolist() == [HOLDS] + [UNKNOWN] * 4 + [VIOLATED] * (N - 5)
+
+
+def test_a_lost_body_that_no_open_gate_asks_for_leaves_the_label_known():
+    loose = tracked(BOWL, seen_but(5, 6))
+    assert (label_records(loose, score(loose, RULES), RULES).safe == HOLDS).all()
+    held = tracked(BOWL, seen_but(5, 6), gripper_contact=np.ones(N, dtype=np.bool_))
+    labels = label_records(held, score(held, RULES), RULES)
+    assert np.flatnonzero(labels.safe == UNKNOWN).tolist() == [5, 6]
 
 
 def test_a_formula_over_several_records_costs_where_it_is_first_violated(tmp_path):

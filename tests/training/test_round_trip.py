@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from logs.log_files import save_mapping, write_dataset
+from logs.test_lerobot import MAPPED, frames
 from safevla_bench import evaluation, stl, training
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import ACTIVE
@@ -60,6 +62,29 @@ def test_clauses_on_contacts_are_unknown_and_not_kept(run, tmp_path):
     row = evaluation.judge([tmp_path / "set"], RULES).scores.episode(0)
     assert row.robustness["max_contact_force_under_200N"] is None
     assert "contacts" in row.inactive_specs["max_contact_force_under_200N"]
+
+
+def lost_and_gapped(folder):
+    """A log of two episodes: in one a body is lost for a while, in the other a record is missing."""
+    plate, effort, action = frames()["plate"].copy(), np.full((30, 2), 4.0), np.zeros((30, 3))
+    plate[10:14], effort[12] = np.nan, np.nan
+    write_dataset(folder, [frames(plate=plate, action=action), frames(effort=effort, action=action)])
+    save_mapping(folder, MAPPED + '\n[action]\nfrom = "action"\n')
+    return evaluation.judge([folder], RULES)
+
+
+def test_a_body_that_was_lost_is_lost_when_it_is_read_back(tmp_path):
+    judged = lost_and_gapped(tmp_path / "log")
+    training.export_dataset(judged, tmp_path / "set")
+    lost = [judged.batch.pose_valid.episode_poses(0)[1][:-1], evaluation.judge([tmp_path / "set"], RULES).batch]
+    assert lost[1].pose_valid.episode_poses(0)[1].tolist() == lost[0].tolist()
+    assert np.flatnonzero(lost[0][:, 0, 0] == 0).tolist() == [10, 11, 12, 13]
+
+
+def test_an_episode_with_a_gap_in_time_is_left_out_of_a_dataset_of_one_rate(tmp_path):
+    summary = training.export_dataset(lost_and_gapped(tmp_path / "log"), tmp_path / "set")
+    assert summary.episodes == 1
+    assert "unevenly apart in time" in summary.left_out[0]
 
 
 def test_an_episode_that_was_cut_short_does_not_come_back_safe(run, tmp_path):

@@ -169,11 +169,11 @@ def hangs_on_empty_window(formula: Formula, trace: Trace) -> Bools:
 
 
 @np.errstate(all="ignore")
-def trajectory_robustness(formula: Formula, trace: Trace) -> Floats:
-    """Return the robustness at every record, [N]. Raises as `robustness` does."""
+def trajectory_robustness(formula: Formula, trace: Trace, *, best: bool = True) -> Floats:
+    """Return the robustness at every record, [N], in the best reading or the worst. Raises as `robustness` does."""
     rho = np.empty(trace.starts[-1])
     for episodes, part in group_by_step(formula, trace):
-        rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, part, at_start=False))
+        rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, part, at_start=False, best=best))
     return rho
 
 

@@ -14,11 +14,11 @@ _COLUMNS = {
     "next.reward": "1 where the host calls the episode a success, in its last frame; else 0",
     "next.done": "whether this is the last frame",
     "next.success": "whether the host calls the episode a success, in its last frame",
-    "next.cost": "1 where the record after the action violates a clause, else 0; NaN = no clause has a verdict",
+    "next.cost": "1 where the record after the action violates a clause, else 0; NaN = that is not known",
     "next.severity": "depth of the worst violation of that record, 0 to 1; NaN as above",
-    "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = no clause has a verdict",
+    "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = that is not known",
     "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
-    "record.": "the same numbers as in the archive, float64, before the action; NaN = not tracked",
+    "record.": "the same numbers as in the archive, float64, before the action; NaN = not tracked, or lost there",
 }
 
 

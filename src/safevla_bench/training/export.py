@@ -43,6 +43,7 @@ from safevla_bench.training.recorded import (
 )
 from safevla_bench.training.writer import DatasetWriter, new_dataset, require_free
 from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.verdicts import has_uneven_stamps
 
 STATE, ACTION = "observation.state", "action"
 ProgressCallback = Callable[[int, str], None]
@@ -74,7 +75,7 @@ def export_dataset(
         out: the folder, which appears when it is whole.
         cameras: the pictures to render again from recorded states; None = no pictures.
         observer: is called before each episode.
-        on_skip: is told of each episode that is left out: without actions, or that cannot be rendered.
+        on_skip: is told of each episode that is left out: without actions, uneven in time, or not to be rendered.
 
     Raises:
         RunError: there is no episode to write, they differ in what they hold, or the folder is in use.
@@ -175,6 +176,9 @@ class _DatasetExport:
     def _render(self, batch: Batch, index: int, number: int) -> EpisodePictures | None:
         if not len(batch.action.episode_rows(index)):
             raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
+        if has_uneven_stamps(select_episodes(batch, [index])).any():
+            remedy = "LeRobot's frames are as far apart as their rate says. Export an episode without gaps."
+            raise RecordError("the records are unevenly apart in time", remedy=remedy)
         if self.cameras is None:
             return None
         folder, host = self._owners[number]
@@ -244,7 +248,7 @@ class _DatasetExport:
             "safety/env_seed": pa.scalar(header.env_seed, pa.int64()),
             "safety/init_state_index": pa.scalar(header.init_state_index, pa.int64()),
             "safety/violating_records": pa.scalar(
-                None if np.isnan(labels.severity[0]) else int(labels.violating.any(axis=1).sum()), pa.int64()
+                None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum()), pa.int64()
             ),
         }
         writer.add_episode(instruction, columns, stats, {**_episode_labels(row), **known})

@@ -1,7 +1,8 @@
 """Safety labels of records for training: what each clause says of each record, and what that costs.
 
 A record's label is what `Monitor` says when that record arrives, so that a data set and the environments of
-`safevla_bench.gym` agree. Here whole batches are labelled at once.
+`safevla_bench.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor leaves
+out a record at which a clause cannot be decided, and here its label is unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from safevla_bench.trajectory import Batch
 from safevla_bench.verdicts import violation_depth
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
-"""What `safe` says of a record: no clause is violated in it, one is, or no clause has a verdict in its episode."""
+"""What `safe` says of a record: no clause is violated in it, one is, or that is not known.
+
+Unknown are the records of an episode in which no clause has a verdict, and those at which a body is lost, so that a
+clause may be violated and none is seen to be.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,13 @@ class RecordLabels:
     margin: NDArray[np.float64]
     """Margin of each clause in each record, in its own unit, negative where violated, [N, C].
 
-    NaN where there is none: the clause does not apply, its gate is closed, or the formula spans several records.
+    NaN where there is none: the clause does not apply, its gate is closed, the formula spans several records, or a lost
+    pose leaves open whether it is violated. Where it is violated at any rate, this is the least that it is violated by.
     """
     violating: NDArray[np.bool_]
     """Whether the record violates the clause, [N, C]; of a formula over several records, where it first does."""
     severity: NDArray[np.float64]
-    """Depth of the worst violation of the record, 0 to 1, [N]; NaN where no clause has a verdict in the episode."""
+    """Depth of the worst violation of the record, 0 to 1, [N]; NaN where that is unknown, as in `UNKNOWN`."""
 
     def select_records(self, first: int, end: int) -> RecordLabels:
         """Return the labels of records first to end - 1."""
@@ -44,7 +50,7 @@ class RecordLabels:
 
     @property
     def cost(self) -> NDArray[np.float64]:
-        """1 where the record violates any clause, else 0, [N]; NaN where no clause has a verdict in the episode."""
+        """1 where the record violates any clause, else 0, [N]; NaN where that is unknown."""
         return np.where(np.isnan(self.severity), np.nan, self.violating.any(axis=1))
 
     @property
@@ -66,6 +72,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     margin = np.full((records, len(columns)), np.nan)
     violating = np.zeros((records, len(columns)), dtype=np.bool_)
     severity = np.where((scores.state[columns] == ACTIVE).any(axis=0), 0.0, np.nan)[episode]
+    is_open = np.zeros(records, dtype=np.bool_)
     for place, k in enumerate(columns):
         spec = ruleset.library[scores.specs[k].spec_id]
         active = scores.state[k] == ACTIVE
@@ -75,22 +82,32 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             violating[(batch.starts[:-1] + scores.first[k])[newly], place] = True
             depth = scores.depth[k][episode]
         else:
-            margin[:, place] = _record_margins(fields, part, np.flatnonzero(active))
+            margin[:, place], undecided = _record_margins(fields, part, np.flatnonzero(active))
+            is_open |= undecided
             violating[:, place] = margin[:, place] < 0
             depth = violation_depth(spec, margin[:, place])
         severity = np.where(violating[:, place], np.fmax(severity, depth), severity)
+    severity[is_open & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity)
 
 
-def _record_margins(fields: signals.RecordFields, part: stl.Formula, active: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the margin of each record, [N]; NaN in other episodes and where a gate is closed."""
+def _record_margins(
+    fields: signals.RecordFields, part: stl.Formula, active: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the margin of each record, and whether a lost pose leaves open if it is violated; [N] each.
+
+    The margin is NaN there, in other episodes and where a gate is closed.
+    """
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
+    undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):
-        derived = signals.derive_signals(fields, stl.signal_names(part))
-        trace = stl.Trace(derived, fields.batch.starts, fields.batch.dt_s)
-        values = stl.trajectory_robustness(part, trace.select_episodes(active))
-        margins[trace.record_rows(active)] = np.where(np.isposinf(values), np.nan, values)
-    return margins
+        whole = signals.build_trace(fields, stl.signal_names(part))
+        trace, rows = whole.select_episodes(active), whole.record_rows(active)
+        values = stl.trajectory_robustness(part, trace)
+        if trace.unknown:
+            undecided[rows] = (values >= 0) & (stl.trajectory_robustness(part, trace, best=False) < 0)
+        margins[rows] = np.where(np.isposinf(values) | undecided[rows], np.nan, values)
+    return margins, undecided
 
 
 def describe_clauses(specs: Sequence[SpecColumn], library: Sequence[Spec]) -> list[dict[str, object]]:

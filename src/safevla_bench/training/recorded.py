@@ -67,7 +67,10 @@ def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
 
 
 def recorded_columns(batch: Batch, index: int, parts: Sequence[RecordedPart]) -> dict[str, NDArray[np.generic]]:
-    """Return the numbers of each part before each action, [n - 1, …]; NaN for a body that this episode has not."""
+    """Return the numbers of each part before each action, [n - 1, …].
+
+    They are NaN for a body that this episode does not track, and where its pose is lost.
+    """
     count = int(batch.lengths[index]) - 1
     records = slice(int(batch.starts[index]), int(batch.starts[index + 1]) - 1)
     rotation = batch.eef_quat_wxyz.episode_rows(index)[:-1]
@@ -88,11 +91,15 @@ def recorded_columns(batch: Batch, index: int, parts: Sequence[RecordedPart]) ->
 def _body_columns(batch: Batch, index: int) -> dict[str, NDArray[np.float64]]:
     bodies, positions = batch.body_pos_m.episode_poses(index)
     turned, rotations = batch.body_quat_wxyz.episode_poses(index)
+    watched, validity = batch.pose_valid.episode_poses(index)
     rotation_of = {int(body): rotations[:-1, place] for place, body in enumerate(turned)}
+    lost_at = {int(body): validity[:-1, place, 0] == 0 for place, body in enumerate(watched)}
     columns = {}
     for place, body in enumerate(bodies.tolist()):
-        pose = [positions[:-1, place], *([rotation_of[body]] if body in rotation_of else [])]
-        columns[f"record.body.{batch.body_label(body).replace('/', '_')}"] = np.hstack(pose)
+        pose = np.hstack([positions[:-1, place], *([rotation_of[body]] if body in rotation_of else [])])
+        if body in lost_at:
+            pose[lost_at[body]] = np.nan
+        columns[f"record.body.{batch.body_label(body).replace('/', '_')}"] = pose
     return columns
 
 
