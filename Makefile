@@ -43,7 +43,7 @@ robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 
 .PHONY: test-robocasa
 test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its environment
-	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa
+	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa tests/hosts/mujoco
 
 .PHONY: metaworld
 metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its own

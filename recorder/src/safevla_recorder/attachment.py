@@ -5,8 +5,10 @@ A `RecordableEnv` reports what happens to its environment to an `EnvListener`, b
 
 from __future__ import annotations
 
+import importlib.metadata
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol, Sequence, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -121,6 +123,51 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
         )
         raise HostError(problem, remedy=remedy)
     return recordable
+
+
+def episode_header(
+    task: TaskLabel,
+    recorder: Recorder,
+    versions: Mapping[str, str],
+    *,
+    dt: float,
+    success: bool,
+    env_seed: int | None,
+    index: int | None,
+    target_object: str | None,
+    embodiment: str,
+) -> dict[str, object]:
+    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown."""
+    start = "unknown" if index is None else f"{index:03d}"
+    return {
+        "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",
+        "benchmark": task.benchmark,
+        "task_id": task.task_id,
+        "success": success,
+        "dt": dt,
+        "target_object": target_object,
+        "instruction": task.instruction,
+        "env_seed": env_seed,
+        "init_state_index": index,
+        "embodiment": embodiment,
+        "versions": dict(versions),
+        "dropped_pairs": recorder.dropped_pairs(),
+    }
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of distributions and of the recorder, as far as they are installed.
+
+    The recorder goes by the version of safevla-bench, which equals its own, where that is installed.
+    """
+    versions: dict[str, str] = {}
+    for name in (*names, "safevla-bench"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    if "safevla-bench" not in versions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions["safevla-recorder"] = importlib.metadata.version("safevla-recorder")
+    return versions
 
 
 def find_layer(env: object, kind: type[Layer]) -> Layer | None:

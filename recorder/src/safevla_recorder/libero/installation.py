@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import io
 import logging
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Mapping
 
 import numpy as np
 
-from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.attachment import TaskLabel, package_versions
 from safevla_recorder.episode import Floats
 from safevla_recorder.errors import HostError
 
@@ -48,17 +47,9 @@ _log = logging.getLogger(__name__)
 def installed_versions() -> dict[str, str]:
     """Return the versions of all that a trajectory depends on, by distribution, as far as they are installed.
 
-    A checkout of LIBERO that was never installed has none. This recorder goes by the version of safevla-bench, which
-    equals its own, where that is installed.
+    A checkout of LIBERO that was never installed has none.
     """
-    versions = {}
-    for name in ("mujoco", "robosuite", DISTRIBUTION, *_OTHER_DISTRIBUTIONS, "numpy", "safevla-bench"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    if "safevla-bench" not in versions:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions["safevla-recorder"] = importlib.metadata.version("safevla-recorder")
-    return versions
+    return package_versions(("mujoco", "robosuite", DISTRIBUTION, *_OTHER_DISTRIBUTIONS, "numpy"))
 
 
 def require_robosuite(version: str) -> None:

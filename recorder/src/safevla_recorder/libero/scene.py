@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.attachment import TaskLabel, episode_header
 from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
@@ -48,8 +48,8 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
     moves the fixture (docs/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
-    body_name = body_names(domain, model)
-    objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
+    objects = _object_roots(domain)
+    body_name = name_bodies(model, objects)
     links = {
         body_name[body]: body
         for fixture in domain.fixtures_dict
@@ -63,7 +63,7 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
         roles=roles_in_use(model, body_name, _body_roles(domain, model, body_name), frozenset({**objects, **links})),
         objects=objects,
         links=links,
-        fingers=(_geom_ids(model, geoms["left_finger"]), _geom_ids(model, geoms["right_finger"])),
+        fingers=(geom_ids(model, geoms["left_finger"]), geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
     )
@@ -81,30 +81,20 @@ def build_header(
     index: int | None,
 ) -> dict[str, object]:
     """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown."""
-    start = "unknown" if index is None else f"{index:03d}"
-    return {
-        "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",
-        "benchmark": task.benchmark,
-        "task_id": task.task_id,
-        "success": success,
-        "dt": dt,
-        "target_object": next(iter(goal_targets(domain)), None),
-        "instruction": task.instruction,
-        "env_seed": env_seed,
-        "init_state_index": index,
-        "embodiment": "Panda",
-        "versions": versions,
-        "dropped_pairs": recorder.dropped_pairs(),
-    }
+    return episode_header(
+        task, recorder, versions, dt=dt, success=success, env_seed=env_seed, index=index,
+        target_object=next(iter(goal_targets(domain)), None), embodiment="Panda",
+    )  # fmt: skip
 
 
 def body_names(domain: BDDLBaseDomain, model: mujoco.MjModel) -> tuple[str, ...]:
     """Return the recorded name of each body of the model: objects by their BDDL name, the rest by MuJoCo's."""
-    names = [str(model.body(body).name) for body in range(model.nbody)]
-    for name in domain.objects_dict:
-        for body in subtree_bodies(model, int(domain.obj_body_id[name])):
-            names[body] = name
-    return tuple(names)
+    return name_bodies(model, _object_roots(domain))
+
+
+def _object_roots(domain: BDDLBaseDomain) -> dict[str, int]:
+    """Return the root body of each movable object by its BDDL name."""
+    return {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
 
 
 def _body_roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[str, ...]) -> dict[str, str]:
@@ -115,7 +105,3 @@ def _body_roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[
         **dict.fromkeys(goal_targets(domain), "target"),
         **{body_name[body]: "robot" for body in subtree_bodies(model, base)},
     }
-
-
-def _geom_ids(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
-    return tuple(int(model.geom(name).id) for name in names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,23 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
         if int(model.body_parentid[body]) in inside:
             inside.add(body)
     return tuple(sorted(inside))
+
+
+def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the recorded name of each body: that of the object it is part of, else MuJoCo's own, [nbody].
+
+    `objects` has the root body of each object by name.
+    """
+    names = [str(model.body(body).name) for body in range(model.nbody)]
+    for name, root in objects.items():
+        for body in subtree_bodies(model, root):
+            names[body] = name
+    return tuple(names)
+
+
+def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
+    """Return the ids of geoms by their names in the model."""
+    return tuple(int(model.geom(name).id) for name in names)
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:

@@ -5,23 +5,30 @@ The hooks sit on RoboCasa's robosuite environment, whatever holds it, such as Ro
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import sys
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.attachment import EnvListener, TaskLabel, find_layer, subscribe_steps
+from safevla_recorder.attachment import (
+    EnvListener,
+    TaskLabel,
+    episode_header,
+    find_layer,
+    package_versions,
+    subscribe_steps,
+)
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+from safevla_recorder.mujoco.scene import name_bodies
 from safevla_recorder.robocasa.goals import Goal, episode_meta, goal_target, known_goals, moved_fixture, to_plain
-from safevla_recorder.robocasa.scene import body_names, read_scene
+from safevla_recorder.robocasa.scene import read_scene
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -31,7 +38,7 @@ EMBODIMENT = "PandaOmron"
 ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
 STANDIN_MARK = "standin_assets"
 _README = "README.txt"
-_PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy", "safevla-bench")
+_PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy")
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
@@ -133,7 +140,7 @@ class RecordableKitchen:
         kitchen: Any = self._kitchen
         model = kitchen.sim.model._model
         roots = {fixture.root_body for fixture in kitchen.fixtures.values()}
-        bodies = {name: model.body(name) for name in sorted(roots & set(body_names(model)))}
+        bodies = {name: model.body(name) for name in sorted(roots & set(name_bodies(model, {})))}
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def is_still(self, action: Action) -> bool:
@@ -196,37 +203,17 @@ def build_header(
     index: int | None,
 ) -> dict[str, object]:
     """Return an episode's header; `dt` in seconds, `meta` RoboCasa's description of it, None = unknown."""
-    start = "unknown" if index is None else f"{index:03d}"
-    return {
-        "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",
-        "benchmark": task.benchmark,
-        "task_id": task.task_id,
-        "success": success,
-        "dt": dt,
-        "target_object": goal_target(goal),
-        "instruction": meta["lang"] or task.instruction,
-        "env_seed": env_seed,
-        "init_state_index": index,
-        "embodiment": EMBODIMENT,
-        "versions": dict(versions),
-        "dropped_pairs": recorder.dropped_pairs(),
-    }
+    labelled = replace(task, instruction=meta["lang"] or task.instruction)
+    return episode_header(
+        labelled, recorder, versions, dt=dt, success=success, env_seed=env_seed, index=index,
+        target_object=goal_target(goal), embodiment=EMBODIMENT,
+    )  # fmt: skip
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution, and whose assets RoboCasa has.
-
-    This recorder goes by the version of safevla-bench, which equals its own, where that is installed.
-    """
-    versions = {}
-    for name in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    if "safevla-bench" not in versions:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions["safevla-recorder"] = importlib.metadata.version("safevla-recorder")
+    """Return the versions of all that a trajectory depends on, by distribution, and whose assets RoboCasa has."""
     root = Path(sys.modules["robocasa.models"].assets_root)
-    return {**versions, ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
+    return {**package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
 
 
 def is_standin(root: Path) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
-from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -30,7 +30,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
     robot = subtree_bodies(model, int(model.body(_ROBOT).id))
-    body_name = _name_bodies(model, objects)
+    body_name = name_bodies(model, objects)
     moved = _moved_bodies(kitchen, moved_fixture, model)
     fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
     links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
@@ -46,26 +46,13 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         roles=roles_in_use(model, body_name, roles, frozenset({**objects, **links})),
         objects=objects,
         links=links,
-        fingers=(_geom_ids(model, fingers["left_finger"]), _geom_ids(model, fingers["right_finger"])),
+        fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
         # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
         # goes for a few substeps and comes back with the force of the overlap.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
-
-
-def body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return MuJoCo's name of each body, [nbody]."""
-    return tuple(str(model.body(body).name) for body in range(model.nbody))
-
-
-def _name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    names = list(body_names(model))
-    for name, root in objects.items():
-        for body in subtree_bodies(model, root):
-            names[body] = name
-    return tuple(names)
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
@@ -83,7 +70,3 @@ def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjM
         return ()
     fixture = getattr(kitchen, moved_fixture)
     return subtree_bodies(model, int(model.body(fixture.root_body).id))
-
-
-def _geom_ids(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
-    return tuple(int(model.geom(name).id) for name in names)

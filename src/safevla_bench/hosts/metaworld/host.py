@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import episode_header
 from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.scene import read_scene
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
@@ -212,21 +213,16 @@ class MetaworldEnv:
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
         assert self._seed is not None
-        index = self._seed.init_state_index
-        return {
-            "episode_id": f"{self.task.benchmark}/{self.task.task_id}/init_{index:03d}",
-            "benchmark": self.task.benchmark,
-            "task_id": self.task.task_id,
-            "success": self._success,
-            "dt": self.dt_s,
-            "target_object": next(iter(self._rules.targets), None),
-            "instruction": self.task.instruction,
-            "env_seed": self._seed.env_seed,
-            "init_state_index": index,
-            "embodiment": "Sawyer",
-            "versions": self._versions,
-            "dropped_pairs": recorder.dropped_pairs(),
-        }
+        return episode_header(
+            self.task,
+            self._seed,
+            success=self._success,
+            dt=self.dt_s,
+            target_object=next(iter(self._rules.targets), None),
+            versions=self._versions,
+            embodiment="Sawyer",
+            dropped_pairs=recorder.dropped_pairs(),
+        )
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
         import mujoco

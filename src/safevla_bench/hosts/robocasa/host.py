@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, flat_state, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed, recorded_fixtures
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
 from safevla_bench.interface import Action, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
@@ -48,8 +48,8 @@ class RobocasaHost:
 
     def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
         """Raise `HostError` where there is no such split or release."""
-        self._split = _one_of("split", split, kitchens.SPLITS)
-        self._horizons = _one_of("horizons", horizons, kitchens.HORIZONS)
+        self._split = _require_one_of("split", split, kitchens.SPLITS)
+        self._horizons = _require_one_of("horizons", horizons, kitchens.HORIZONS)
 
     def suites(self) -> tuple[str, ...]:
         """The suites' benchmark names."""
@@ -83,12 +83,11 @@ class RobocasaHost:
         Raises:
             HostError: nothing can be rendered here, or the record lacks what it takes.
         """
-        header = episode.extra[0].get("header")
-        told = header.get("robocasa") if isinstance(header, Mapping) else None
-        if not isinstance(told, Mapping):
+        told = read_told_scene(episode, self.name)
+        if not told:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        split = _one_of("split", str(told.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
+        split = _require_one_of("split", str(told.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         try:
             if "split" in told:
@@ -105,9 +104,9 @@ class RobocasaHost:
         return install.versions()
 
 
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise HostError(f"RoboCasa has no {what} {value!r}", remedy=f"Write {what}= one of: {', '.join(known)}.")
+def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise HostError(f"RoboCasa has no {name} {value!r}", remedy=f"Write {name}= one of: {', '.join(choices)}.")
     return value
 
 
@@ -207,8 +206,9 @@ class RobocasaEnv(RobosuiteEnv):
             else kitchens.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
         )
         kitchen = self._make_kitchen(start, told, is_seen=not seed.wait_steps)
-        for _ in range(seed.earlier_resets or 0 if told else 0):
-            kitchen.reset()
+        if told:
+            for _ in range(seed.earlier_resets or 0):
+                kitchen.reset()
         raw: RawObservation = kitchen.reset()
         self._meta = episode_meta(kitchen)
         return raw
