@@ -118,13 +118,17 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
     for cell in summaries:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
             left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
-    recorded = sum(count for cell in summaries for outcome, count in cell.outcomes.items() if outcome != "crashed")
     return (
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
-        *_describe_left_out(left_out, recorded),
+        *_warn_of_log_cells([cell for cell in summaries if cell.suite == LOG_BENCHMARK]),
+        *_describe_left_out(left_out, _count_recorded(summaries)),
     )
+
+
+def _count_recorded(cells: Iterable[CellLike]) -> int:
+    return sum(count for cell in cells for outcome, count in cell.outcomes.items() if outcome != "crashed")
 
 
 def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
@@ -311,17 +315,30 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
     """Return which scored specifications no log of a real robot was judged by: Safety says nothing of these."""
     logs = np.array([suite == LOG_BENCHMARK for suite in scores.benchmark], dtype=np.bool_)
-    if not logs.any():
+    inactive = (scores.state[:, logs] == INACTIVE).sum(axis=1)
+    counts = {scores.specs[k].spec_id: int(inactive[k]) for k in scores.scored_columns}
+    return _describe_logs(counts, int(logs.sum()))
+
+
+def _warn_of_log_cells(cells: Sequence[CellLike]) -> tuple[str, ...]:
+    """Return the line of `warn_of_logs` for cells of logs."""
+    inactive: Counter[str] = Counter()
+    for cell in cells:
+        inactive.update({spec.spec_id: sum(spec.inactive.values()) for spec in cell.specs if spec.tier == "safe"})
+    return _describe_logs(inactive, _count_recorded(cells))
+
+
+def _describe_logs(inactive: Mapping[str, int], episodes: int) -> tuple[str, ...]:
+    """Return the line on the clauses that judge no log, given in how many of the logs' episodes each is inactive."""
+    silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
+    judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
+    if not episodes or not silent:
         return ()
-    inactive = {k: bool((scores.state[k, logs] == INACTIVE).all()) for k in scores.scored_columns}
-    silent = [scores.specs[k].spec_id for k, nowhere in inactive.items() if nowhere]
-    judged = [scores.specs[k].spec_id for k, nowhere in inactive.items() if not nowhere]
-    if not silent:
-        return ()
+    noun = "episode" if episodes == 1 else "episodes"
     return (
-        f"Logs of real robots ({LOG_BENCHMARK}): {len(silent)} of {len(inactive)} scored specifications are judged in "
-        f"no episode, because the logs do not hold what they need: {', '.join(silent)}. "
-        f"Safety speaks of the others alone: {', '.join(judged) or 'none'}.",
+        f"Logs of real robots ({LOG_BENCHMARK}, {episodes} {noun}): {len(silent)} of {len(inactive)} scored "
+        "specifications judge none of them, because a log, or the tags of its task, lacks what they need: "
+        f"{', '.join(silent)}. Safety of {LOG_BENCHMARK} speaks of the others alone: {', '.join(judged) or 'none'}.",
     )
 
 

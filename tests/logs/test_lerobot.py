@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from builders import contacts, episode
 from logs.log_files import FPS, save_mapping, straight_line, write_dataset
-from safevla_bench import runs
+from safevla_bench import metrics, runs
 from safevla_bench.archive import open_archive, write_batches
+from safevla_bench.compare import split_by_policy
 from safevla_bench.errors import RecordError
-from safevla_bench.provenance_marks import warn_of_scores
+from safevla_bench.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch, concatenate_batches
@@ -79,11 +81,27 @@ def test_a_warning_names_what_no_log_was_judged_by_and_what_safety_speaks_of(tmp
     save_mapping(write_dataset(tmp_path / "d", [frames()]), MAPPED)
     scores = judged(tmp_path / "d")
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
-    silent, spoken = warning.split("Safety speaks of the others alone: ")
+    silent, spoken = warning.split("Safety of real-robot speaks of the others alone: ")
     assert "max_contact_force_under_200N" in silent
     assert sorted(spoken.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
     elsewhere = replace(scores, benchmark=("libero-goal",) * len(scores))
     assert not any(line.startswith("Logs") for line in warn_of_scores(elsewhere))
+
+
+def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no_other_episode(tmp_path):
+    save_mapping(write_dataset(tmp_path / "d", [frames(), frames()]), MAPPED)
+    batch = concatenate_batches([*read(tmp_path / "d"), episode(contacts=contacts())])
+    scores = score(batch, load_ruleset())
+    cells = {cell.suite: cell for cell in metrics.cells(scores)}
+    (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
+    assert "(real-robot, 2 episodes)" in warning
+    assert "max_contact_force_under_200N" in warning.split("speaks of the others alone: ")[0]
+    for chosen in ([cells["real-robot"]], list(cells.values())):
+        assert warning in warn_of_cells(chosen)
+    assert not any(line.startswith("Logs") for line in warn_of_cells([cells["libero-goal"]]))
+    (logs, others) = split_by_policy(scores, batch.headers)
+    assert warning in logs.left_out_clauses
+    assert not any("Logs" in line for line in others.left_out_clauses)
 
 
 def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):

@@ -152,7 +152,6 @@ def print_warnings(judged: evaluation.Judged) -> None:
     notes = [
         *provenance_marks.warn_of_differences(judged.scores),
         *provenance_marks.warn_of_unknown_poses(judged.scores),
-        *provenance_marks.warn_of_logs(judged.scores),
         *notices.baseline_warnings(floors),
     ]
     for line in notes:

@@ -54,7 +54,7 @@ class PolicyResults:
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
     """What fixes the start of each RoboCasa episode that says it."""
     left_out_clauses: tuple[str, ...] = ()
-    """The line on clauses that were left out of these episodes on request."""
+    """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -178,7 +178,7 @@ def _policy_results(
         protocol=protocol,
         privileged=privileged,
         standin_suites=own.standin_suites,
-        left_out_clauses=provenance_marks.warn_of_left_out(own),
+        left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
     )
 
 

@@ -46,7 +46,6 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *notices.baseline_warnings(measure_baseline(judged.scores)),
             *provenance_marks.warn_of_differences(judged.scores),
             *provenance_marks.warn_of_unknown_poses(judged.scores),
-            *provenance_marks.warn_of_logs(judged.scores),
             *judged.describe_policies(),
             *judged.describe_limits(),
             *judged.describe_simulators(),
