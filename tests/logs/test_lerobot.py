@@ -13,7 +13,7 @@ import pytest
 
 from builders import contacts, episode
 from logs.log_files import FPS, save_mapping, straight_line, write_dataset
-from safevla_bench import metrics, runs
+from safevla_bench import evaluation, metrics, runs
 from safevla_bench.archive import open_archive, write_batches
 from safevla_bench.compare import split_by_policy
 from safevla_bench.errors import RecordError
@@ -102,6 +102,13 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
     (logs, others) = split_by_policy(scores, batch.headers)
     assert warning in logs.left_out_clauses
     assert not any("Logs" in line for line in others.left_out_clauses)
+
+
+def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(tmp_path):
+    save_mapping(write_dataset(tmp_path / "d", [frames()]), MAPPED)
+    named = [runs.NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
+    results = evaluation.load_policy_results(named, load_ruleset())
+    assert [result.name for result in results] == ["first", "second"]
 
 
 def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):

@@ -10,6 +10,7 @@ import msgspec
 
 from safevla_bench import runs
 from safevla_bench.compare import PolicyResults, join_sources, make_names_unique, split_by_policy
+from safevla_bench.compare.policy_results import UNNAMED
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError
 from safevla_bench.judged import Judged, JudgedSource
 from safevla_bench.ray_cluster import RayCluster
@@ -205,12 +206,11 @@ def load_policy_results(
             protocol=source.protocol,
             privileged=judged.privileged,
         )
+        records = judged.records
         for result in of_source:
-            name = opened.policy_names.get(result.name, result.name)
+            name = opened.policy_names.get(None if result.name == UNNAMED else result.name, result.name)
             recorded[name] = result.name
-            found = judged.records
-            told = replace(result, name=name, earlier_resets=found.earlier_resets, kitchens=found.kitchens)
-            results.append(told)
+            results.append(replace(result, name=name, earlier_resets=records.earlier_resets, kitchens=records.kitchens))
     names = dict.fromkeys(result.name for result in results)
     unknown = [name for name in policies if name not in {*names, *recorded.values()}]
     if unknown:
