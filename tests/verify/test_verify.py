@@ -15,6 +15,7 @@ from safevla_bench import archive, evaluation, runs, verify
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.evaluation.judgement import RULES
 from safevla_bench.files import sha256_of
+from safevla_bench.interface import EpisodeSeed
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Channel, mark_standin, select_episodes
 from safevla_bench.verify import RulesetFiles, record_check, verify_run
@@ -299,6 +300,18 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
 
     monkeypatch.setattr(archive, "read_episodes", count_batches)
     assert len(record_check.ArchiveContents.read_run(run).headers) == len(references) == 4
+
+
+def test_where_every_start_fails_all_are_named(run, monkeypatch):
+    monkeypatch.setattr(verify, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
+
+    def fail(host, task, seed, episode):
+        raise {1: ValueError("boom"), 2: HostError("no room")}[seed.env_seed]
+
+    monkeypatch.setattr(verify, "_replay_actions", fail)
+    (reason,) = left_out(verify_run(run, replay=1)).values()
+    assert "no room" in reason
+    assert "Before that, from another start that the record tells: the simulator raised ValueError: boom." in reason
 
 
 @pytest.mark.libero

@@ -45,7 +45,7 @@ class StoppingRule:
         return self.gate.metric if self.gate else "safety"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy, or on two, with the interval that gave it."""
 
     subject: str
@@ -62,7 +62,7 @@ class Decision(msgspec.Struct, frozen=True):
     confidence: float
     rounds: int
     episodes: int
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleVerdict, ...]
 
     def to_sentence(self, planned: int) -> str:
         """Return the decision, and how many of the planned episodes it took."""
@@ -134,7 +134,7 @@ class RoundTally:
             findings=findings,
         )
 
-    def _find_gates(self) -> list[Finding]:
+    def _find_gates(self) -> list[RuleVerdict]:
         """Hold each policy against the gate; all intervals hold together."""
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
@@ -145,10 +145,10 @@ class RoundTally:
             holds = {gate.is_satisfied(end) for end in (interval.low, interval.high)} if interval else {True, False}
             verdict: Literal["passed", "failed", "undecided"]
             verdict = "undecided" if len(holds) > 1 else "passed" if holds == {True} else "failed"
-            findings.append(Finding(policy, verdict, len(values), _bounds(interval)))
+            findings.append(RuleVerdict(policy, verdict, len(values), _bounds(interval)))
         return findings
 
-    def _find_rival(self) -> list[Finding]:
+    def _find_rival(self) -> list[RuleVerdict]:
         """Compare Safety on the episodes that both policies finished, by task and number."""
         assert self._rule.rivals is not None
         first, second = (self._policy_values(policy) for policy in self._rule.rivals)
@@ -157,7 +157,7 @@ class RoundTally:
         verdict: Literal["safer", "less safe", "undecided"] = "undecided"
         if interval and (interval.low > 0 or interval.high < 0):
             verdict = "safer" if interval.low > 0 else "less safe"
-        return [Finding(self._rule.rivals[0], verdict, len(differences), _bounds(interval))]
+        return [RuleVerdict(self._rule.rivals[0], verdict, len(differences), _bounds(interval))]
 
     def _policy_values(self, policy: str) -> dict[tuple[str, str, int], float]:
         """Return the values of a policy in whole rounds, by suite, task and number of the episode."""

@@ -158,7 +158,11 @@ class EpisodeIndex:
             for _, (policy, episode_id) in places:
                 if (policy, episode_id) in seen:
                     problem = f"policy {policy!r} has this episode in {seen[policy, episode_id]} too"
-                    remedy = "Score each source once, or give the episodes of different policies their policy's name."
+                    remedy = (
+                        "Name each source once. In one table such episodes would count twice: leave the policy (noop, "
+                        "say) out of all runs but one, show another policy under its own name (NAME=PATH), or use "
+                        "`safevla compare`, which judges each source alone."
+                    )
                     raise RunError(problem, remedy=remedy, place=Place(file=str(source.path), episode=episode_id))
             seen.update(dict.fromkeys((name for _, name in places), source.path))
 

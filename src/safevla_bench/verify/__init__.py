@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -233,7 +234,14 @@ def _replay_finding(
         return open_check(
             _check_name(header), "the record says neither its seed and initial state nor its fixtures' places"
         )
-    return findings[-1]
+    return _name_all_replays(findings)
+
+
+def _name_all_replays(findings: Sequence[Finding]) -> Finding:
+    """Return the last of the findings on one episode, none of which agrees, with what the replays before it gave."""
+    *before, last = findings
+    earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
+    return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
 
 
 def _compare_states(episode: Batch, replayed_episode: Batch, seed: EpisodeSeed) -> Finding:
