@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -10,14 +10,18 @@ from typing import get_args
 import click
 from matplotlib.figure import Figure
 
-from safevla_bench import evaluation, sensitivity
+from safevla_bench import compare, evaluation, sensitivity
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import choose_output, judge_options, skip_option, sources_argument
 from safevla_bench.cli.score import print_missing, print_warnings
+from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
+from safevla_bench.report.figures import series as ordering
 from safevla_bench.report.figures import sweeps as sweeping
 from safevla_bench.report.figures import tradeoff
+from safevla_bench.report.render import render_text
+from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.ruleset import Ruleset
 
 
@@ -63,7 +67,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     metavar="FORMS",
     help="Which forms, with commas between.",
 )
-@click.option("--pooled", is_flag=True, help="Tradeoff: add up a policy's suites instead of one panel a suite.")
+@click.option("--pooled", is_flag=True, help="Tradeoff, series: add up a policy's suites instead of panels for each.")
 @click.option(
     "--one-panel", is_flag=True, help="Tradeoff: every policy and suite on one panel with one frontier, as in Figure 2."
 )
@@ -92,6 +96,13 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     metavar="NAME=GRID",
     help="Also Safety and SBU over the thresholds of a family, as `safevla sensitivity --sweep` takes it. Repeatable.",
 )
+@click.option(
+    "--series",
+    is_flag=True,
+    help="Also SR, Safety, SBU and VSI against the last number in each policy's name, such as 1000=runs/a 2000=runs/b "
+    "or careful-step-20k; runs named alike but for it make one series.",
+)
+@click.option("--across", default="", metavar="TEXT", help="Series: what the numbers are, such as 'Training steps'.")
 @judge_options
 @skip_option
 def figures_command(
@@ -106,6 +117,8 @@ def figures_command(
     no_title: bool,
     progress: bool,
     sweeps: tuple[str, ...],
+    series: bool,
+    across: str,
     ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
@@ -116,12 +129,17 @@ def figures_command(
     """
     if pooled and one_panel:
         raise click.UsageError("--pooled and --one-panel are two layouts; choose one.")
+    if across and not series:
+        raise click.UsageError("--across says what the numbers of --series are; pass that too.")
+    if series:
+        _require_own_names(sources)
     folder = choose_output(out, sources, "figures")
     page = drawing.Page(width, font_size, titled=not no_title)
     layout: tradeoff.TradeoffLayout = "pooled" if pooled else "cells" if one_panel else "suites"
     specs = ruleset.library
     requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    compared = evaluation.compare_runs_in_order(judged) if series else None
     shown = drawing.FigureInput(
         judged.scores,
         judged.records.dt_s,
@@ -140,9 +158,14 @@ def figures_command(
         prepared = sweeping.prepare_sweep(sweep, specs)
         figure = drawing.draw_figure(partial(sweeping.draw_sweep, prepared), page)
         _write_figure(folder / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
+    if compared is not None:
+        prepared_series = ordering.prepare_series(compared.pooled if pooled else compared, across)
+        figure = drawing.draw_figure(partial(ordering.draw_series, prepared_series), page)
+        _write_figure(folder / "series", figure, forms, "SR, Safety, SBU and VSI along the series")
+        _print_series(compared.pooled if pooled else compared)
     print_warnings(judged)
     print_missing(judged)
-    count = (len(which) + len(requests)) * len(forms)
+    count = (len(which) + len(requests) + series) * len(forms)
     click.echo(make_printable(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each."))
 
 
@@ -150,3 +173,18 @@ def _write_figure(stem: Path, figure: Figure, forms: tuple[drawing.FigureFormat,
     for form in forms:
         write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
     click.echo(make_printable(f"{stem}  {shows}"))
+
+
+def _require_own_names(sources: Sequence[Path]) -> None:
+    """Raise an error where two sources are given one name: their episodes would be one run of the series."""
+    names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise RunError(f"two runs have the label {name!r}", remedy="Give each its own number, or leave one out.")
+
+
+def _print_series(compared: compare.SeriesComparison) -> None:
+    click.echo(f"\n{render_text(series_table(compared))}")
+    for sentence in describe_series(compared):
+        click.echo(make_printable(sentence))
+    click.echo()

@@ -31,6 +31,14 @@ from safevla_bench.compare.ranking import (
     compare_where_possible,
     rank_under_variants,
 )
+from safevla_bench.compare.series import (
+    SeriesComparison,
+    SeriesCurve,
+    SeriesPoint,
+    compare_series,
+    find_series,
+    read_label,
+)
 
 __all__ = [
     "HIGHER_IS_BETTER",
@@ -45,14 +53,20 @@ __all__ = [
     "PolicyStanding",
     "ProportionTest",
     "RankingSensitivity",
+    "SeriesComparison",
+    "SeriesCurve",
+    "SeriesPoint",
     "SuiteComparison",
     "VariantRanking",
     "compare_policies",
+    "compare_series",
     "compare_where_possible",
+    "find_series",
     "join_sources",
     "least_tasks",
     "make_names_unique",
     "pair_episodes",
     "rank_under_variants",
+    "read_label",
     "split_by_policy",
 ]

@@ -8,6 +8,7 @@ from safevla_bench import hosts, rollout
 from safevla_bench.evaluation.freezing import freeze_request, list_deviations, registered_request
 from safevla_bench.evaluation.judgement import (
     add_host_registries,
+    compare_runs_in_order,
     describe_losses,
     find_recipe,
     find_rules,
@@ -73,6 +74,7 @@ __all__ = [
     "add_host_registries",
     "build_board",
     "build_submission",
+    "compare_runs_in_order",
     "comparison_tables",
     "describe_decision",
     "describe_losses",

@@ -9,7 +9,14 @@ from pathlib import Path
 import msgspec
 
 from safevla_bench import runs
-from safevla_bench.compare import PolicyResults, join_sources, make_names_unique, split_by_policy
+from safevla_bench.compare import (
+    PolicyResults,
+    SeriesComparison,
+    compare_series,
+    join_sources,
+    make_names_unique,
+    split_by_policy,
+)
 from safevla_bench.compare.policy_results import UNNAMED
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError
 from safevla_bench.judged import Judged, JudgedSource
@@ -218,3 +225,20 @@ def load_policy_results(
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
     return make_names_unique(join_sources(chosen))
+
+
+def compare_runs_in_order(judged: Judged) -> SeriesComparison:
+    """Compare the policies of judged sources in the order of the numbers in their names, as checkpoints of a training.
+
+    Raises what `compare.compare_series` raises.
+    """
+    found = judged.records
+    results = split_by_policy(
+        replace(judged.scores, absent=(*judged.scores.absent, *found.lost)),
+        judged.headers,
+        privileged=judged.privileged,
+        left_out=judged.left_out.describe_kinds(),
+    )
+    told = [replace(result, earlier_resets=found.earlier_resets, kitchens=found.kitchens) for result in results]
+    protocols = [source.protocol for source in judged.sources if source.protocol is not None]
+    return compare_series(told, intervals=judged.scores.intervals, protocols=protocols)

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import exposure, sensitivity
-from safevla_bench.compare import Comparison, compare_where_possible, split_by_policy
+from safevla_bench.compare import (
+    Comparison,
+    SeriesComparison,
+    compare_series,
+    compare_where_possible,
+    find_series,
+    split_by_policy,
+)
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.exposure.episodes import holding, phases
@@ -38,6 +45,8 @@ class Analysis:
     comparison: Comparison | None = None
     uncompared: str = ""
     unpaired: str = ""
+    series: SeriesComparison | None = None
+    """The policies that are checkpoints of one training by their names."""
     ablation: ThresholdAblation | None = None
     means: tuple[HostMean, ...] = ()
     """The means of each host under the variants of `ablation`."""
@@ -90,6 +99,7 @@ def analyse_scores(
         comparison=compared,
         uncompared=uncompared,
         unpaired=unpaired,
+        series=_order_runs(scores, batch, privileged, protocols),
         ablation=ablation,
         means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
@@ -114,6 +124,17 @@ def _compare_policies(
     except RunError as error:
         return None, f"No comparison: {error.problem}.", ""
     return comparison, "", unpaired
+
+
+def _order_runs(
+    scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
+) -> SeriesComparison | None:
+    """Return the checkpoints of trainings in their order; None where there are none, or they cannot be compared."""
+    runs = find_series(split_by_policy(scores, batch.headers, privileged=privileged))
+    try:
+        return compare_series(runs, intervals=scores.intervals, protocols=protocols) if runs else None
+    except RunError:  # the runs stand in all other sections
+        return None
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:

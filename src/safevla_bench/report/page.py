@@ -11,7 +11,7 @@ from safevla_bench import provenance_marks
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.explain.trace import rank_by_severity, select_worst
 from safevla_bench.metrics import Summary, aggregate, cells
-from safevla_bench.report import render, sections, sweep_charts, tables
+from safevla_bench.report import render, sections, series_charts, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import build_headline, ran_same_tasks
@@ -20,6 +20,7 @@ from safevla_bench.report.sections import Album
 from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
 from safevla_bench.report.tables.cells import torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
+from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.violations import body_tables
 from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
@@ -128,7 +129,7 @@ def _analysis_sections(
 
     What the analysis lacks is None or empty. `privileged` policies are marked in the means of hosts alone.
     """
-    compared, ablated = analysis.comparison, analysis.ablation
+    compared, ablated, ordered = analysis.comparison, analysis.ablation, analysis.series
     policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     return {
         "analysis": analysis,
@@ -138,6 +139,12 @@ def _analysis_sections(
         "standings": comparison.standing_table(compared) if compared else None,
         "differences": comparison.difference_table(compared) if compared else None,
         "bars": sweep_charts.draw_bars(compared) if compared else [],
+        "course": series_charts.draw_series_charts(ordered) if ordered else {},
+        "course_table": series_table(ordered) if ordered else None,
+        "course_told": describe_series(ordered) if ordered else [],
+        "course_series": [(sweep_charts.series_style(k), name) for k, name in enumerate(ordered.series)]
+        if ordered and len(ordered.series) > 1
+        else [],
         "ablation": sensitivity.variant_table(ablated) if ablated else None,
         "host_means": host_mean_table(analysis.means, ablated, Roster(privileged=privileged))
         if ablated and analysis.means

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.metrics import Summary, cells
-from safevla_bench.report.figures import margins, onset, sweeps, tradeoff, violations
+from safevla_bench.report.figures import margins, onset, series, sweeps, tradeoff, violations
 from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
 from safevla_bench.scores import Scores
 from safevla_bench.tasks import Registry
@@ -35,6 +35,7 @@ __all__ = [
     "margins",
     "onset",
     "render_figure",
+    "series",
     "sweeps",
     "tradeoff",
     "violations",

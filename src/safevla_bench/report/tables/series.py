@@ -1,0 +1,240 @@
+"""Runs of a series, such as checkpoints, in a table and in words: the four numbers, and what rises first.
+
+The words follow from intervals of gains over the first run, which hold together. What no interval shows is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from safevla_bench.compare import Difference, SeriesComparison, SeriesCurve, SeriesPoint, least_tasks
+from safevla_bench.report.tables.table import (
+    PAPER_INTERVALS,
+    Cell,
+    Column,
+    Table,
+    add_notes,
+    dash_cell,
+    mean_cell,
+    rate_cell,
+)
+from safevla_bench.text.numbers import format_compact, format_fixed
+
+_INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
+
+
+def series_table(compared: SeriesComparison) -> Table:
+    """Tabulate each run: its numbers with their intervals, and its gains over the first run of its series."""
+    several, suites = any(compared.series), len(compared.suites) > 1
+    columns = (
+        Column("Run", numeric=False),
+        *([Column("Suite", numeric=False)] if suites else []),
+        Column("n"),
+        Column("SR %", meaning="success rate"),
+        Column("Safety %", meaning="share of episodes that break no limit"),
+        Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
+        Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
+        Column("SR", group="Gain over the first, points"),
+        Column("Safety", group="Gain over the first, points"),
+    )
+    rows = tuple(
+        (
+            Cell(point.policy if several else point.name),
+            *([Cell(curve.suite or "all, pooled")] if suites else []),
+            *_point_cells(point, is_first=not k),
+        )
+        for curve in compared.curves
+        for k, point in enumerate(curve.points)
+    )
+    bootstrap = any(point.vsi.bootstrap for curve in compared.curves for point in curve.points)
+    table = Table(
+        title="Runs in the order of their labels",
+        columns=columns,
+        rows=rows,
+        name="series",
+        notes=(PAPER_INTERVALS if bootstrap else _INTERVALS,),
+        remarks=compared.warnings,
+    )
+    return add_notes(table, *_gain_notes(compared))
+
+
+def _point_cells(point: SeriesPoint, *, is_first: bool) -> tuple[Cell, ...]:
+    numbers = [rate_cell(rate, "no verdict", n=point.n) for rate in (point.sr, point.safety, point.sbu)]
+    gains = [_gain_cell(gain, is_first) for gain in (point.sr_gain, point.safety_gain)]
+    return Cell(str(point.n), point.n), *numbers, mean_cell(point.vsi, "no verdict", n=point.n), *gains
+
+
+def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
+    if gain is None or gain.difference is None:
+        return dash_cell("the first" if is_first else "not comparable")
+    value = 100 * gain.difference
+    if gain.ci is None:
+        return Cell(_format_points(gain.difference), value)
+    low, high = gain.ci
+    return Cell(_format_points(gain.difference), value, _format_span(gain), interval=(100 * low, 100 * high))
+
+
+def _gain_notes(compared: SeriesComparison) -> list[str]:
+    if not any(len(curve.points) > 1 for curve in compared.curves):
+        return []
+    levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
+    level = " to ".join(f"{format_compact(round(100 * value, 2))} %" for value in dict.fromkeys(levels))
+    return [
+        "Below each gain its interval if the same tasks were run again: all gains of a suite hold together at 95 % "
+        f"(each at {level}). A gain is over the episodes that both runs finished."
+    ]
+
+
+# In words
+
+
+def describe_series(compared: SeriesComparison) -> list[str]:
+    """Return for each series and suite what rises first, as far as the intervals of the gains show it."""
+    return [_describe_curve(curve, compared) for curve in compared.curves]
+
+
+def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
+    whose = curve.series if len(compared.series) > 1 else ""
+    where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
+    head = ", ".join(part for part in (whose, where) if part)
+    return (f"{head}: " if head else "") + " ".join(describe_rise(curve))
+
+
+def describe_rise(curve: SeriesCurve) -> list[str]:
+    """Return the sentences on one curve."""
+    if len(curve.points) < 2:
+        return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
+    first = curve.points[0].name
+    known = [point for point in curve.points[1:] if _ends(point.sr_gain) and _ends(point.safety_gain)]
+    if not known:
+        return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
+    return [_describe_order(known, first), *_describe_safety(curve, known, first), *_describe_like_tasks(known, curve)]
+
+
+def _ends(gain: Difference | None) -> tuple[float, float] | None:
+    return None if gain is None else gain.ci
+
+
+_Gain = Callable[[SeriesPoint], Difference | None]
+
+
+def _sr(point: SeriesPoint) -> Difference | None:
+    return point.sr_gain
+
+
+def _safety(point: SeriesPoint) -> Difference | None:
+    return point.safety_gain
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead:
+    """One of the two numbers, the other, and how to read the gains of each."""
+
+    name: str
+    other: str
+    mine: _Gain
+    theirs: _Gain
+
+
+_LEADS = (_Lead("Success", "Safety", _sr, _safety), _Lead("Safety", "success", _safety, _sr))
+
+
+def _describe_order(known: Sequence[SeriesPoint], first: str) -> str:
+    """Say which of the two rises first: where one has risen, and by more than the other, both intervals considered."""
+    found = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(known, lead.mine, lead.theirs))]
+    if found:
+        ahead, lead = min(found, key=lambda one: one[0][0].label)
+        return (
+            f"{lead.name} rises {_name_order(ahead, lead, known)}: at {_list_labels(ahead)} it has gained more on "
+            f"{first} than {lead.other} has ({f'at {ahead[0].name} ' if len(ahead) > 1 else ''}"
+            f"{_describe_gains(ahead[0], lead)})."
+        )
+    risen = [(points[0], lead) for lead in _LEADS if (points := _select_risen(known, lead.mine))]
+    if not risen:
+        return f"No run is shown to be above {first} in success or in Safety: nothing can be said of what rises first."
+    point, lead = min(risen, key=lambda one: one[0].label)
+    return (
+        f"{lead.name} is shown to be above {first} first at {point.name}, but by no more than {lead.other} may be "
+        f"({_describe_gains(point, lead)}): which rises first is open."
+    )
+
+
+def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, known: Sequence[SeriesPoint]) -> str:
+    """Return "before" only where the other is shown to rise at a later run and not earlier."""
+    rises = _select_risen(known, lead.theirs)
+    if not rises:
+        return f"and {lead.other} is not shown to"
+    return f"{'before' if rises[0].label > ahead[0].label else 'more than'} {lead.other}"
+
+
+def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
+    return f"{_format_span(lead.mine(point))} points against {_format_span(lead.theirs(point))}"
+
+
+def _select_ahead(known: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> list[SeriesPoint]:
+    """Return the runs in which one number has risen, and by more than the other."""
+    return [point for point in _select_risen(known, mine) if _low(mine(point)) > _high(theirs(point))]
+
+
+def _select_risen(known: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
+    return [point for point in known if _low(gain(point)) > 0]
+
+
+def _low(gain: Difference | None) -> float:
+    ends = _ends(gain)
+    assert ends is not None
+    return ends[0]
+
+
+def _high(gain: Difference | None) -> float:
+    ends = _ends(gain)
+    assert ends is not None
+    return ends[1]
+
+
+def _describe_safety(curve: SeriesCurve, known: Sequence[SeriesPoint], first: str) -> list[str]:
+    """Say where Safety rises and falls, and whether it can rise at all."""
+    risen = _select_risen(known, _safety)
+    fallen = [point for point in known if _high(point.safety_gain) < 0]
+    full = curve.points[0].safety.value == 1.0
+    return [
+        *([f"Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
+        *([f"Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
+        *([f"Safety is 100 % at {first} and cannot rise from there."] if full else []),
+        *([] if risen or full else [f"No run is shown to be safer than {first}."]),
+    ]
+
+
+def _describe_like_tasks(known: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
+    """Say how far this goes beyond the tasks that were run."""
+    tasks = max(gain.tasks for point in known for gain in (point.sr_gain, point.safety_gain) if gain)
+    few = least_tasks(curve.confidence)
+    if tasks < few:
+        noun = "one task" if tasks == 1 else f"{tasks} tasks"
+        return [f"This is of {noun} alone; of other tasks like these it would take {few} or more to tell."]
+    ahead = _select_ahead(known, _sr, _safety)
+    if not ahead:
+        return []
+    like = [point for point in ahead if _is_ahead_by_task(point)]
+    return [f"On tasks like these too at {_list_labels(like)}." if like else "On tasks like these it is not shown."]
+
+
+def _is_ahead_by_task(point: SeriesPoint) -> bool:
+    mine, theirs = (gain.ci_by_task if gain else None for gain in (point.sr_gain, point.safety_gain))
+    return bool(mine and theirs and mine[0] > max(0.0, theirs[1]))
+
+
+def _list_labels(points: Sequence[SeriesPoint]) -> str:
+    names = [point.name for point in points]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _format_span(gain: Difference | None) -> str:
+    ends = _ends(gain)
+    return "" if ends is None else f"{_format_points(ends[0])} to {_format_points(ends[1])}"
+
+
+def _format_points(share: float) -> str:
+    text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+    return text if share <= 0 or text.strip("0.") == "" else f"+{text}"
