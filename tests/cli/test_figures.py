@@ -79,3 +79,49 @@ def test_a_sweep_of_nothing_known_is_an_error_before_anything_is_written(safevla
     assert code == 2
     assert "nonsense" in err
     assert not (tmp_path / "out").exists()
+
+
+# A series
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, rough in (("early", 1.0), ("late", 0.05)):
+        write_archive(folder / f"{name}.parquet", run(["policy"], [rough], 3, ["libero-10"]))
+    return folder
+
+
+def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, tmp_path):
+    runs = (f"1000={checkpoints / 'early.parquet'}", f"20k={checkpoints / 'late.parquet'}")
+    options = ("--out", tmp_path, "--which", "margins", "--format", "svg", "--series", "--across", "Training steps")
+    code, out, err = safevla("figures", *runs, *options)
+    assert (code, err) == (0, "")
+    assert {path.name for path in tmp_path.iterdir()} == {"margins.svg", "series.svg"}
+    told = " ".join(out.split())
+    assert "2 files" in told
+    assert "Gain over the first, points" in told
+    assert "above 1000" in told
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (("1000", "1000"), "two runs have the label '1000'"),
+        (("1000", "1k"), "two runs have the label 1000"),
+        (("base", "1000"), "no number in the name 'base'"),
+        (("a1", "b1"), "'a1' is a series of one run"),
+    ],
+)
+def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path, names, problem):
+    runs = [f"{name}={checkpoints / file}.parquet" for name, file in zip(names, ("early", "late"), strict=True)]
+    code, _, err = safevla("figures", "--series", *runs, "--out", tmp_path / "out")
+    assert code == 2
+    assert problem in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_numbers_are_is_asked_of_a_series_alone(safevla, source, tmp_path):
+    code, _, err = safevla("figures", source, "--out", tmp_path, "--across", "Training steps")
+    assert code == 2
+    assert "--series" in err

@@ -44,6 +44,7 @@ def started(batch):
 
 BATCH = started(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
 SCORES = score(BATCH, Ruleset(LIBRARY, REGISTRY))
+RULES = Ruleset(LIBRARY, REGISTRY)
 FOUND = analyse_scores(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY))
 
 
@@ -183,3 +184,20 @@ def test_the_page_tables_the_bodies_of_violations_and_displacement_without_recep
     assert "arm link – fixture link" in page
     calm = score(started(run(["calm"], [0.0], 2, ["libero-10"])), Ruleset(LIBRARY, REGISTRY))
     assert "Which bodies" not in render_page(calm, None, Ruleset(LIBRARY, REGISTRY), title="t")
+
+
+# Checkpoints
+
+
+def test_checkpoints_have_a_section_of_their_own_and_other_names_none():
+    batch = started(run(["step-1000", "step-2000", "noop"], [1.0, 0.1, 0.5], 3, ["libero-10"]))
+    found = analyse_scores(score(batch, RULES), batch, RULES)
+    assert [point.label for point in found.series.curves[0].points] == [1000, 2000]
+    page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=found)
+    section = page[page.index('<section id="series">') :].partition("</section>")[0]
+    assert section.count('<svg class="chart"') == 4
+    assert "style=" not in section
+    assert "above 1000" in section
+    assert page == render_page(score(batch, RULES), batch, RULES, title="t", analysis=found)
+    assert FOUND.series is None
+    assert 'id="series"' not in render_page(SCORES, BATCH, RULES, title="t", analysis=FOUND)

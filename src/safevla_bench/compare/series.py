@@ -15,10 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.compare.caveats import comparison_warnings
-from safevla_bench.compare.comparison import Comparison
-from safevla_bench.compare.difference import ComparisonOptions, Difference
+from safevla_bench.compare.difference import (
+    ComparisonOptions,
+    Difference,
+    TaskValues,
+    paired_difference,
+    unpaired_difference,
+)
+from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults
-from safevla_bench.compare.ranking import compare_where_possible
 from safevla_bench.errors import RunError
 from safevla_bench.metrics import Mean, Rate, severity_means
 from safevla_bench.scores import IntervalMethod
@@ -236,15 +241,17 @@ def _make_curve(
     present = [(label, result) for label, result in present if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(_GAINS) * (len(present) - 1))
     options = ComparisonOptions(metrics=_GAINS, confidence=confidence)
-    compared = [_compare_with_first(result, present[0][1], options, protocols) for _, result in present[1:]]
+    pairs = [_pair_with_first(result, present[0][1], protocols) for _, result in present]
     return SeriesCurve(
         series=series,
         suite=suite,
         points=tuple(
-            _make_point(label, result, found, intervals)
-            for (label, result), found in zip(present, [None, *compared], strict=False)
+            _make_point(
+                label, result, _compare_with_first(result, present[0][1], paired, options) if k else {}, intervals
+            )
+            for k, ((label, result), paired) in enumerate(zip(present, pairs, strict=True))
         ),
-        paired=all(found is None or found.paired for found in compared),
+        paired=all(paired is not None for paired in pairs[1:]),
         confidence=confidence,
     )
 
@@ -257,26 +264,43 @@ def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
     return replace(result.select_episodes(index), lost=lost)
 
 
-def _compare_with_first(
-    result: PolicyResults,
-    first: PolicyResults,
-    options: ComparisonOptions,
-    protocols: Sequence[Mapping[str, object]],
-) -> Comparison | None:
-    """Return the comparison, paired where it can be; None where the two cannot be compared at all."""
+def _pair_with_first(
+    result: PolicyResults, first: PolicyResults, protocols: Sequence[Mapping[str, object]]
+) -> PairedResults | None:
+    """Return the pairs of their episodes; None where these are no pairs, so that they are independent."""
+    if result is first or any(protocol != protocols[0] for protocol in protocols):
+        return None
     try:
-        return compare_where_possible([result, first], options, protocols=protocols)[0]
+        return pair_episodes([result, first])
     except RunError:
         return None
 
 
+def _compare_with_first(
+    result: PolicyResults, first: PolicyResults, pairs: PairedResults | None, options: ComparisonOptions
+) -> dict[str, Difference]:
+    """Return the differences by metric, as `compare_policies` makes them, of those that both runs know everywhere."""
+    both = (result, first)
+    silent = any(one.suites_without_verdict for one in both)
+    stopped = any(one.suites_stopped_on_violation for one in both)
+    known = [metric for metric in _GAINS if not (silent if metric == "safety" else stopped)]
+    if pairs is not None:
+        return {
+            metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
+            for metric in known
+        }
+    mine, theirs = (
+        {metric: TaskValues.of_episodes(one.name, one.metric_values(metric), one.tasks) for metric in known}
+        for one in both
+    )
+    return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in known}
+
+
 def _make_point(
-    label: float, result: PolicyResults, compared: Comparison | None, intervals: IntervalMethod
+    label: float, result: PolicyResults, gains: Mapping[str, Difference], intervals: IntervalMethod
 ) -> SeriesPoint:
-    found = {} if compared is None else {metric.metric: metric.differences[0] for metric in compared.scopes[-1].metrics}
     stopped = int(result.stopped_on_violation.sum())
     unknown = f"{stopped} stopped" if stopped else ""
-    vsi = severity_means(result.metric_values("vsi")[None], intervals, unknown)[0]
     return SeriesPoint(
         label=label,
         policy=result.name,
@@ -284,9 +308,9 @@ def _make_point(
         sr=_count_rate(result.metric_values("sr"), unknown),
         safety=_count_rate(result.metric_values("safety"), ""),
         sbu=_count_rate(result.metric_values("sbu"), unknown),
-        vsi=vsi,
-        sr_gain=found.get("sr"),
-        safety_gain=found.get("safety"),
+        vsi=severity_means(result.metric_values("vsi")[None], intervals, unknown)[0],
+        sr_gain=gains.get("sr"),
+        safety_gain=gains.get("safety"),
     )
 
 

@@ -82,7 +82,7 @@ def _panel_lines(compared: SeriesComparison, suite: str | None, name: str) -> tu
 
 # The drawing
 
-_LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH = 0.34, 0.12, 0.38, 0.24, 0.36, 1.15
+_LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH = 0.34, 0.18, 0.38, 0.24, 0.36, 1.15
 _ROOM = 0.07
 """Free share of the axis on either side."""
 _DODGE_PT = 2.2

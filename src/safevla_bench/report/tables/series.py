@@ -216,13 +216,21 @@ def _describe_like_tasks(known: Sequence[SeriesPoint], curve: SeriesCurve) -> li
     ahead = _select_ahead(known, _sr, _safety)
     if not ahead:
         return []
-    like = [point for point in ahead if _is_ahead_by_task(point)]
+    like = [point for point in ahead if _has_risen_more_by_task(point)]
     return [f"On tasks like these too at {_list_labels(like)}." if like else "On tasks like these it is not shown."]
 
 
-def _is_ahead_by_task(point: SeriesPoint) -> bool:
-    mine, theirs = (gain.ci_by_task if gain else None for gain in (point.sr_gain, point.safety_gain))
+def _has_risen_more_by_task(point: SeriesPoint) -> bool:
+    """Return whether SR has risen by more than Safety on tasks like these."""
+    mine, theirs = _ends_by_task(point.sr_gain), _ends_by_task(point.safety_gain)
     return bool(mine and theirs and mine[0] > max(0.0, theirs[1]))
+
+
+def _ends_by_task(gain: Difference | None) -> tuple[float, float] | None:
+    """Return the interval over tasks; of tasks that all differ alike their difference."""
+    if gain is None or gain.difference is None:
+        return None
+    return gain.ci_by_task or (gain.difference, gain.difference)
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:

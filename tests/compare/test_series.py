@@ -1,0 +1,253 @@
+"""Runs in the order of their labels: the numbers are those of the tables, and words follow from intervals alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from report.scenes import joined, verdicts
+from safevla_bench.compare import ComparisonOptions, compare_policies, compare_series, find_series, read_label
+from safevla_bench.compare import split_by_policy as split
+from safevla_bench.errors import RunError
+from safevla_bench.metrics import aggregate, cells
+from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.scores import NO_VERDICT
+from safevla_bench.trajectory import Header
+
+TASKS, STATES = 10, 10
+
+
+def checkpoint(name, sr, safety, *, suite="libero-goal", tasks=TASKS, states=STATES, first=0):
+    """Scores of one run: the first share of each task's states succeeds, the last share is safe."""
+    places = [(task, state) for task in range(tasks) for state in range(states)]
+    episodes = [
+        (state < round(sr * states), 1.0 if state >= states - round(safety * states) else -250.0, 1.0)
+        for _, state in places
+    ]
+    return verdicts(
+        *episodes,
+        policy=name,
+        suite=suite,
+        episode_id=tuple(f"{suite}/{task}/{state}" for task, state in places),
+        task_id=tuple(f"task_{first + task}" for task, _ in places),
+    )
+
+
+def headers(scores):
+    return [
+        Header(
+            episode_id=scores.episode_id[k],
+            benchmark=scores.benchmark[k],
+            task_id=scores.task_id[k],
+            policy=scores.policy[k],
+            success=bool(scores.success[k]),
+            dt=0.05,
+            env_seed=7,
+            seed=0,
+            init_state_index=int(scores.episode_id[k].rsplit("/", 1)[1]),
+            target_object="bowl",
+        )
+        for k in range(len(scores))
+    ]
+
+
+def results(*runs):
+    scores = joined(*runs)
+    return split(scores, headers(scores))
+
+
+def told(*runs):
+    return " ".join(describe_series(compare_series(results(*runs))))
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "series"),
+    [
+        ("1000", 1000.0, ""),
+        ("20k", 20000.0, ""),
+        ("1.5M", 1.5e6, ""),
+        ("1,000,000", 1e6, ""),
+        ("1e5", 1e5, ""),
+        ("-0.5", -0.5, ""),
+        ("careful-step-1000", 1000.0, "careful-step-…"),
+        ("pi0.5-ft (3 epochs)", 3.0, "pi0.5-ft (… epochs)"),
+        ("model-7b-20k", 20000.0, "model-7b-…"),
+        ("7b", 7.0, "…b"),
+    ],
+)
+def test_the_label_is_the_last_number_and_the_text_around_it_the_series(name, value, series):
+    label = read_label(name)
+    assert (label.value, label.series) == (value, series)
+
+
+@given(st.floats(0, 1e12, allow_nan=False))
+def test_a_number_as_python_prints_it_is_read_back(number):
+    assert read_label(repr(number)).value == number
+
+
+def test_a_name_without_a_number_has_no_label():
+    assert read_label("careful") is read_label("") is None
+
+
+def test_only_names_that_count_training_make_a_series_by_themselves():
+    """Version numbers and seeds are no order of training, and nobody asked for one."""
+
+    def found(*names):
+        return [result.name for result in find_series(results(*(checkpoint(name, 0.5, 0.5) for name in names)))]
+
+    assert found("pi0", "pi0.5", "student-1", "student-2", "noop") == []
+    assert found("1000", "2000", "noop", "step-5") == ["1000", "2000"]
+    assert found("a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs") == ["a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs"]
+    assert found("footsteps-1", "footsteps-2") == []
+
+
+# Numbers
+
+
+def test_numbers_are_those_of_the_cells_and_pooled_those_of_all_episodes():
+    runs = [checkpoint(str(k), k / 10, 1 - k / 10, suite=suite) for k in (2, 9) for suite in ("a", "b")]
+    compared = compare_series(results(*runs))
+    assert compared.suites == ("a", "b", None)
+    all_cells = {(cell.policy, cell.suite): cell for cell in cells(joined(*runs))}
+    for curve in compared.curves:
+        for point in curve.points:
+            own = [run for run in runs if run.policy[0] == point.policy]
+            cell = aggregate(joined(*own)) if curve.suite is None else all_cells[point.policy, curve.suite]
+            rates = {name: cell.rates[name] for name in ("sr", "safety", "sbu")}
+            assert {"sr": point.sr, "safety": point.safety, "sbu": point.sbu} == rates
+            assert (point.vsi, point.n) == (cell.means["vsi"], cell.n)
+
+
+def test_gains_are_the_comparisons_with_the_first_at_a_level_that_all_share():
+    first, middle, last = results(*(checkpoint(str(k), k / 10, 0.5) for k in (1, 4, 8)))
+    (curve,) = compare_series([last, first, middle]).curves
+    assert [point.label for point in curve.points] == [1, 4, 8]
+    assert curve.confidence == pytest.approx(1 - 0.05 / 4)
+    options = ComparisonOptions(metrics=("sr", "safety"), confidence=curve.confidence)
+    for point, other in zip(curve.points[1:], (middle, last), strict=True):
+        sr, safety = compare_policies([other, first], options).scopes[-1].metrics
+        for gain, metric in ((point.sr_gain, sr), (point.safety_gain, safety)):
+            (expected,) = metric.differences
+            assert (gain.difference, gain.ci, gain.ci_by_task) == (
+                expected.difference,
+                expected.ci,
+                expected.ci_by_task,
+            )
+    assert curve.points[0].sr_gain is None
+
+
+def test_the_order_of_sources_changes_nothing():
+    runs = results(*(checkpoint(str(k), k / 10, 0.5) for k in (1, 4, 8)))
+    assert compare_series(runs) == compare_series(runs[::-1])
+
+
+def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
+    silent = [
+        replace(run, state=np.zeros_like(run.state), rho=np.full_like(run.rho, np.nan))
+        for run in (checkpoint("1", 0.1, 1.0), checkpoint("2", 0.9, 1.0))
+    ]
+    compared = compare_series(results(*silent))
+    assert compared.curves[0].points[1].safety.value is None
+    row = series_table(compared).rows[1]
+    assert [cell.text for cell in row[3:6]] == ["—"] * 3
+    assert NO_VERDICT in row[3].detail
+    assert "cannot be said" in " ".join(describe_series(compared))
+
+
+# Words
+
+
+def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_rise():
+    said = told(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
+    assert said.startswith("Success rises before Safety: at 2 and 3 it has gained more on 1 than Safety has")
+    assert "Safety is above that of 1 at 3." in said
+
+
+def test_a_safety_that_never_rises_is_no_later_one():
+    said = told(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.8, 0.5))
+    assert said.startswith("Success rises and Safety is not shown to: at 2")
+    assert "No run is shown to be safer than 1." in said
+
+
+def test_a_safety_that_falls_is_named():
+    assert "Safety is below that of 1 at 2." in told(checkpoint("1", 0.0, 0.9), checkpoint("2", 0.8, 0.2))
+
+
+def test_a_policy_that_does_nothing_is_safe_and_cannot_get_safer():
+    said = told(checkpoint("1", 0.0, 1.0), checkpoint("2", 0.8, 1.0))
+    assert "Safety is 100 % at 1 and cannot rise from there." in said
+    assert "No run is shown to be safer" not in said
+
+
+def test_safety_can_be_first_too():
+    said = told(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.1, 0.9), checkpoint("3", 0.9, 0.9))
+    assert said.startswith("Safety rises before success: at 2")
+
+
+def test_both_at_once_is_open():
+    assert "which rises first is open" in told(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.8, 0.8))
+
+
+def test_equal_runs_say_nothing():
+    assert told(checkpoint("1", 0.5, 0.5), checkpoint("2", 0.5, 0.5)).startswith("No run is shown to be above 1")
+
+
+def test_few_tasks_say_nothing_of_others():
+    few = told(checkpoint("1", 0.0, 0.5, tasks=3, states=40), checkpoint("2", 0.9, 0.5, tasks=3, states=40))
+    assert "This is of 3 tasks alone" in few
+    assert "On tasks like these too at 2." in told(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.9, 0.5))
+
+
+# What is no series
+
+
+@pytest.mark.parametrize(
+    ("runs", "problem"),
+    [
+        ((("1000", 0), ("base", 0)), "no number in the name 'base'"),
+        ((("1000", 0),), "'1000' is a series of one run"),
+        ((("a-1", 0), ("a-2", 0), ("b-1", 0)), "'b-1' is a series of one run"),
+        ((("1000", 0), ("1k", 0)), "two runs have the label 1000: '1000' and '1k'"),
+        ((("1", 0), ("2", 10)), "no run has a task in common with '1'"),
+    ],
+)
+def test_what_makes_no_series_is_named_with_a_remedy(runs, problem):
+    with pytest.raises(RunError, match=problem) as caught:
+        compare_series(results(*(checkpoint(name, 0.5, 0.5, first=first) for name, first in runs)))
+    assert caught.value.remedy
+
+
+def test_runs_of_other_episodes_are_warned_of_and_compared_on_common_tasks():
+    compared = compare_series(results(checkpoint("1", 0.1, 0.5), checkpoint("2", 0.9, 0.5, tasks=5)))
+    assert "did not run the same episodes (1 100 of 10 tasks, 2 50 of 5 tasks)" in compared.warnings[0]
+    assert not compared.curves[0].paired
+    assert compared.curves[0].points[1].sr_gain.tasks == 5
+
+
+def test_a_suite_that_only_one_series_ran_is_not_pooled_with_others():
+    compared = compare_series(
+        results(
+            *(checkpoint(f"a-{k}", 0.5, 0.5, suite=suite) for k in (1, 2) for suite in ("x", "y")),
+            *(checkpoint(f"b-{k}", 0.5, 0.5, suite="x") for k in (1, 2)),
+        )
+    )
+    assert [(curve.suite, curve.series) for curve in compared.curves] == [
+        ("x", "a-…"), ("x", "b-…"), ("y", "a-…"), (None, "a-…"),
+    ]  # fmt: skip
+    assert [(curve.suite, curve.series) for curve in compared.pooled.curves] == [(None, "a-…"), ("x", "b-…")]
+
+
+def test_episodes_that_do_not_say_their_start_are_independent_and_that_is_said():
+    scores = joined(checkpoint("1", 0.1, 0.5), checkpoint("2", 0.9, 0.5))
+    blank = [msgspec.structs.replace(header, init_state_index=None) for header in headers(scores)]
+    compared = compare_series(split(scores, blank))
+    assert not compared.curves[0].paired
+    assert any("cannot be paired" in line for line in compared.warnings)
