@@ -106,7 +106,7 @@ def append_bytes(path: Path, content: bytes) -> None:
         size = os.fstat(stream.fileno()).st_size
         try:
             write_all(stream.fileno(), content)
-        except BaseException:
+        except BaseException:  # whatever ends it, Ctrl-C too: no half of it stays
             os.ftruncate(stream.fileno(), size)
             raise
 

@@ -220,7 +220,7 @@ def shorten(description: Mapping[str, object]) -> dict[str, object]:
 
 
 class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs of one registration did otherwise, field by field; nothing where they are what was registered."""
+    """The differences of the runs of one registration from it, field by field; none where they are those."""
 
     digest: str
     runs: int
@@ -253,9 +253,9 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
             groups.setdefault(registration.digest, []).append((source, registration))
         except (ValueError, RunError) as error:
             problem = error.problem if isinstance(error, RunError) else str(error)
-            told = str(document.get(_DIGEST)) if isinstance(document, Mapping) else "none"
+            digest = str(document.get(_DIGEST)) if isinstance(document, Mapping) else "none"
             broken.append(
-                RegistrationCheck(digest=told, runs=1, differences=(f"the registration in {runs.RUN}: {problem}",))
+                RegistrationCheck(digest=digest, runs=1, differences=(f"the registration in {runs.RUN}: {problem}",))
             )
     return [*(_check_group(digest, members, provenance) for digest, members in groups.items()), *broken]
 

@@ -320,6 +320,17 @@ def test_frames_of_different_counts_of_numbers_are_an_error(tmp_path):
     assert "'plate' has 3 numbers in some frames and 6 in others" in problem(folder)
 
 
+def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames(), frames(success=False)])
+    save_mapping(folder, MAPPED)
+    (folder / "data" / "chunk-000" / "file-001.parquet").write_bytes(b"PAR1 and no more")
+    first, damaged, cut = read(folder)
+    assert first.headers[0].episode_id == "episode_000000"
+    assert "file-001.parquet" in str(damaged)
+    assert "episode_000001" in str(cut)
+    assert "its end is unknown" in str(cut)
+
+
 def test_only_the_wanted_episodes_are_made(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames(success=k == 1) for k in range(3)])
     save_mapping(folder, MAPPED)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from safevla_bench import hosts, rollout
-from safevla_bench.evaluation.freezing import freeze_request, list_deviations, registered_request
 from safevla_bench.evaluation.judgement import (
     add_host_registries,
     compare_runs_in_order,
@@ -36,8 +32,8 @@ from safevla_bench.evaluation.preparation import (
     prepare_run,
     read_host_registry,
     request_rules,
-    select_tasks,
 )
+from safevla_bench.evaluation.preregistration import freeze_request, list_deviations, registered_request
 from safevla_bench.evaluation.request import (
     DEFAULT_EXECUTION,
     ENTRY_OPTIONS,
@@ -50,11 +46,17 @@ from safevla_bench.evaluation.request import (
     open_questions,
     replay_fields,
 )
-from safevla_bench.evaluation.results import Evaluation, JudgedEpisode, PrintableTable, evaluate, load
+from safevla_bench.evaluation.results import (
+    Evaluation,
+    JudgedEpisode,
+    PrintableTable,
+    evaluate,
+    evaluate_request,
+    load,
+)
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, describe_decision, was_stopped_early
 from safevla_bench.judged import Judged
-from safevla_bench.ruleset import Ruleset
 
 __all__ = [
     "DEFAULT_EXECUTION",
@@ -107,23 +109,3 @@ __all__ = [
     "was_stopped_early",
     "write_outputs",
 ]
-
-
-def evaluate_request(
-    request: Request,
-    ruleset: Ruleset,
-    out: Path,
-    observer: rollout.Observer | None = None,
-    running: ExecutionOptions = DEFAULT_EXECUTION,
-) -> Judged:
-    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do.
-
-    A task without tags is an error before anything is rolled out.
-    """
-    if not ruleset.is_ablation:
-        for task in select_tasks(hosts.make_host(request.host, request.host_arguments), request):
-            ruleset.tags(task.benchmark, task.task_id)
-    roll_out(request, out, observer, running)
-    judged = judge([out], ruleset)
-    write_outputs(judged, out)
-    return judged

@@ -16,7 +16,13 @@ from safevla_bench.interface import Policy
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
 from safevla_bench.ray_cluster import RayCluster
-from safevla_bench.registration import REGISTERED, Registration, parse_registration
+from safevla_bench.registration import (
+    REGISTERED,
+    RegisteredPolicy,
+    RegisteredUntil,
+    Registration,
+    parse_registration,
+)
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.tasks.entries import spell_suite
 
@@ -96,9 +102,6 @@ class Request:
             suites=options.suites,
             tasks=options.indices,
             episodes=options.episodes,
-            policies=tuple(policy.policy for policy in options.policies),
-            policy_specs={policy.policy: policy.spec for policy in options.policies if policy.spec},
-            policy_arguments={policy.policy: policy.arguments for policy in options.policies},
             servers=options.volatile.servers,
             protocol=options.protocol.name,
             seed=options.seed,
@@ -106,10 +109,24 @@ class Request:
             shard=rollout.Shard(options.shard.number, options.shard.count) if options.shard else None,
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
-            until=options.until.condition if options.until else None,
-            look_every=options.until.look_every if options.until else 1,
             registration=_read_registered(description, run),
+            **policy_fields(options.policies),
+            **until_fields(options.until),
         )
+
+
+def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str, Any]:
+    """Return the fields of a `Request` for the policies of a run.json or a registration."""
+    return {
+        "policies": tuple(policy.policy for policy in policies),
+        "policy_specs": {policy.policy: policy.spec for policy in policies if policy.spec},
+        "policy_arguments": {policy.policy: policy.arguments for policy in policies},
+    }
+
+
+def until_fields(until: _RunUntil | RegisteredUntil | None) -> dict[str, Any]:
+    """Return the fields of a `Request` for the condition that ends it early; empty where there is none."""
+    return {} if until is None else {"until": until.condition, "look_every": until.look_every}
 
 
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:

@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from safevla_bench import rollout
+from safevla_bench import hosts, rollout
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.evaluation.judgement import find_rules, judge
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
-from safevla_bench.evaluation.preparation import read_host_registry
-from safevla_bench.evaluation.request import ExecutionOptions, Request
+from safevla_bench.evaluation.preparation import read_host_registry, select_tasks
+from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
@@ -280,19 +280,44 @@ def evaluate(
         max_steps=max_steps,
         ruleset=rules,
     )
-    folder = Path(tempfile.mkdtemp(prefix="safevla-"), "run") if out is None else Path(out)
+    running = ExecutionOptions(workers=workers, resume=resume)
+    if out is not None:
+        return Evaluation(evaluate_request(request, rules, Path(out), observer, running), Path(out))
+    return _evaluate_for_now(request, rules, observer, running)
+
+
+def _evaluate_for_now(
+    request: Request, ruleset: Ruleset, observer: rollout.Observer | None, running: ExecutionOptions
+) -> Evaluation:
+    """Evaluate into a folder that lasts as long as the evaluation that is returned."""
+    parent = Path(tempfile.mkdtemp(prefix="safevla-"))
     try:
-        roll_out(request, folder, observer, ExecutionOptions(workers=workers, resume=resume))
-        judged = judge([folder], rules)
-        write_outputs(judged, folder)
-    except BaseException:
-        if out is None:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+        run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")
+    except BaseException:  # whatever ends it, Ctrl-C too: nobody else knows the folder
+        shutil.rmtree(parent, ignore_errors=True)
         raise
-    run = Evaluation(judged, folder)
-    if out is None:
-        weakref.finalize(run, shutil.rmtree, folder.parent, ignore_errors=True)
+    weakref.finalize(run, shutil.rmtree, parent, ignore_errors=True)
     return run
+
+
+def evaluate_request(
+    request: Request,
+    ruleset: Ruleset,
+    out: Path,
+    observer: rollout.Observer | None = None,
+    running: ExecutionOptions = DEFAULT_EXECUTION,
+) -> Judged:
+    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do.
+
+    A task without tags is an error before anything is rolled out.
+    """
+    if not ruleset.is_ablation:
+        for task in select_tasks(hosts.make_host(request.host, request.host_arguments), request):
+            ruleset.tags(task.benchmark, task.task_id)
+    roll_out(request, out, observer, running)
+    judged = judge([out], ruleset)
+    write_outputs(judged, out)
+    return judged
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:

@@ -61,7 +61,7 @@ class Log:
         """Refuse a log of which nothing is mapped, and say what there is."""
         if self.mapping.sources:
             return
-        there = (
+        contents = (
             f"topics: {mcap_file.describe_topics(self.files[0])}"
             if self.files
             else f"features: {lerobot.open_dataset(self.path).describe_features()}"
@@ -69,7 +69,7 @@ class Log:
         beside = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / NAME
         remedy = (
             f"Write {beside}, as docs/real-robots.md shows: [eef], [torque], [gripper], [action], [bodies.NAME], each "
-            f"with `from`. The log has {there}."
+            f"with `from`. The log has {contents}."
         )
         raise RecordError(
             "nothing says what of the log is what of a record", remedy=remedy, place=Place(str(self.path))

@@ -125,7 +125,7 @@ def read_episodes(
 
 def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | RecordError]:
     """Yield the frames, each table with whole episodes: an episode may begin in one file and end in the next."""
-    held: pa.Table | None = None
+    pending: pa.Table | None = None
     for path in dataset.files:
         try:
             with path.open("rb") as stream:
@@ -136,23 +136,36 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
                     raise RecordError(f"there is no column {missing[0]!r}", remedy=_REMEDY)
                 table = file.read(columns=columns, use_threads=False)
                 _check_keys(table)
-            held = table if held is None else pa.concat_tables([held, table])
-        except RecordError as error:
-            yield error.with_place(Place(file=str(path)))
+            pending = table if pending is None else pa.concat_tables([pending, table])
+        except (RecordError, OSError, pa.ArrowException) as error:
+            yield from _describe_loss(path, error, pending)
+            pending = None
             continue
-        except (OSError, pa.ArrowException) as error:
-            problem = f"cannot be read: {' '.join(str(error).split())}"
-            yield RecordError(problem, remedy=_REMEDY, place=Place(file=str(path)))
-            continue
-        if held.num_rows > MAX_RECORDS or held.nbytes > 2 * MAX_EPISODE_BYTES:
+        if pending.num_rows > MAX_RECORDS or pending.nbytes > 2 * MAX_EPISODE_BYTES:
             yield RecordError("the frames are more than an episode may hold", remedy=_REMEDY, place=Place(str(path)))
-            held = None
+            pending = None
             continue
-        last = pc.max(held["episode_index"])
-        yield held.filter(pc.less(held["episode_index"], last))
-        held = held.filter(pc.equal(held["episode_index"], last))
-    if held is not None:
-        yield held
+        last = pc.max(pending["episode_index"])
+        yield pending.filter(pc.less(pending["episode_index"], last))
+        pending = pending.filter(pc.equal(pending["episode_index"], last))
+    if pending is not None:
+        yield pending
+
+
+def _describe_loss(path: Path, error: Exception, pending: pa.Table | None) -> Iterator[RecordError]:
+    """Yield the error of a file that cannot be read, and that of the episode before it, which may go on there."""
+    place = Place(file=str(path))
+    text = " ".join(str(error).split())
+    read_error = RecordError(f"cannot be read: {text}", remedy=_REMEDY, place=place)
+    yield error.with_place(place) if isinstance(error, RecordError) else read_error
+    if pending is not None and pending.num_rows:
+        name = _episode_name(pending)
+        problem = "it may go on in a file that cannot be read, so that its end is unknown"
+        yield RecordError(problem, remedy=_REMEDY, place=Place(file=str(path), episode=name))
+
+
+def _episode_name(frames: pa.Table) -> str:
+    return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def _check_keys(table: pa.Table) -> None:
@@ -181,7 +194,7 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: str | None,
 ) -> LoggedEpisode | RecordError:
-    name = f"episode_{frames['episode_index'][0].as_py():06d}"
+    name = _episode_name(frames)
     place = Place(file=str(dataset.folder), episode=name)
     try:
         frame = frames["frame_index"].to_numpy()

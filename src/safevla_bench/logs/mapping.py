@@ -79,7 +79,7 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said of every episode of the log."""
+    """The facts of every episode of the log that it does not hold itself."""
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None

@@ -96,16 +96,16 @@ def _open(path: Path) -> Any:
 
 def _decoders() -> list[Any]:
     """Return the decoders that are installed: those of ROS 2 and of protobuf."""
-    found: list[Any] = []
+    decoders: list[Any] = []
     with suppress(ImportError):
         from mcap_ros2.decoder import DecoderFactory as Ros2Decoders
 
-        found.append(Ros2Decoders())
+        decoders.append(Ros2Decoders())
     with suppress(ImportError):
         from mcap_protobuf.decoder import DecoderFactory as ProtobufDecoders
 
-        found.append(ProtobufDecoders())
-    return found
+        decoders.append(ProtobufDecoders())
+    return decoders
 
 
 def _damaged(path: Path, error: Exception) -> RecordError:

@@ -57,8 +57,12 @@ class BatchNotes:
             for header, replay in zip(batch.headers, replay_fields(batch), strict=True)
             if (count := read_earlier_resets(replay))
         }
-        told = {header.key: one for header, one in zip(batch.headers, kitchens(batch), strict=True) if one is not None}
-        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets, told)
+        starts = {
+            header.key: kitchen
+            for header, kitchen in zip(batch.headers, kitchens(batch), strict=True)
+            if kitchen is not None
+        }
+        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets, starts)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Calibration:
 
     @property
     def obstacle(self) -> str | None:
-        """Why this limit does not replace the library's; None where it does."""
+        """The reason why this limit does not replace the library's; None where it does."""
         if not self.is_bounded:
             needed = episodes_needed(self.quantile)
             return f"{len(self.extremes)} successes do not bound this quantile from above: {needed} would"
@@ -106,12 +106,12 @@ def calibrate(
     chosen = (policies == reference) & scores.success
     if not chosen.any():
         raise RunError(f"{reference} has no success to learn from", remedy="Take a policy that solves the tasks.")
-    found = (
+    calibrations = (
         _calibrate_spec(scores, column, library[spec.spec_id], reference, chosen, policies == idle, quantile)
         for column, spec in enumerate(scores.specs)
         if spec.is_scored and _has_limit(library[spec.spec_id])
     )
-    return tuple(calibration for calibration in found if calibration is not None)
+    return tuple(calibration for calibration in calibrations if calibration is not None)
 
 
 def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
@@ -211,8 +211,8 @@ def round_up(value: float, figures: int = _FIGURES) -> float:
         return 0.0
     decimals = figures - 1 - math.floor(math.log10(value))
     scaled = value * 10.0**decimals
-    whole = math.ceil(scaled - 1e-9 * scaled)
-    return float(f"{whole}e{-decimals}")
+    rounded = math.ceil(scaled - 1e-9 * scaled)
+    return float(f"{rounded}e{-decimals}")
 
 
 def histogram(extremes: Floats, bins: int = 24) -> str:

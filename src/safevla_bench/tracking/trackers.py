@@ -17,7 +17,7 @@ PROJECT = "safevla-bench"
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Where numbers go. What a method raises is reported once; the tracker is not asked again, and the run goes on."""
+    """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
         """Take the numbers after an episode, which are counted from 1."""

@@ -1,4 +1,4 @@
-"""What a dataset says of itself: `meta/safevla.json`, for programs, and the dataset card `README.md`, for people."""
+"""The description of a dataset: `meta/safevla.json`, for programs, and the dataset card `README.md`, for people."""
 
 from __future__ import annotations
 

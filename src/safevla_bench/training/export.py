@@ -54,7 +54,7 @@ SkipCallback = Callable[[SafevlaError], None]
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What was written: episodes, frames, and the reason of each episode that was left out."""
+    """The counts of what was written: episodes, frames, and the reason of each episode that was left out."""
 
     episodes: int
     frames: int
@@ -86,7 +86,7 @@ def export_dataset(
 
 @dataclass(frozen=True)
 class _Shape:
-    """What all episodes of a dataset have in common."""
+    """The properties that all episodes of a dataset share."""
 
     dt_s: float
     actions: int

@@ -36,7 +36,7 @@ class CameraChoice:
 
 @dataclass(frozen=True)
 class EpisodePictures:
-    """What was shown before each action: PNG files and their statistics by camera, and proprioception."""
+    """The pictures shown before each action: PNG files and their statistics by camera, and proprioception."""
 
     files: Mapping[str, tuple[bytes, ...]]
     stats: Mapping[str, Statistics]

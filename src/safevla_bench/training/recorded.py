@@ -1,4 +1,4 @@
-"""What a dataset keeps of the records themselves, in float64, and how `safevla` reads it back.
+"""The part of the records that a dataset keeps, in float64, and how `safevla` reads it back.
 
 `safevla-log.toml` says which column is what of a record, so that the dataset is a source like any log: what was kept is
 judged again, and contacts, which are not kept, are not judged.

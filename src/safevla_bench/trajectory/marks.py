@@ -68,7 +68,7 @@ def read_wait_steps(replay: Mapping[str, object]) -> int | None:
 
 
 class Kitchen(NamedTuple):
-    """What fixes the start of a RoboCasa episode: whose objects, layout, style, and the seed of its generator."""
+    """The values that fix the start of a RoboCasa episode: split, layout, style, and the seed of its generator."""
 
     split: str
     layout: int
@@ -79,19 +79,19 @@ class Kitchen(NamedTuple):
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
     """Return the kitchen of each RoboCasa episode, of a rollout or a loop, where its record fixes it; [E]."""
     headers = (extra.get("header") for extra in batch.extra)
-    told = (header.get("robocasa") if isinstance(header, Mapping) else None for header in headers)
+    fields = (header.get("robocasa") if isinstance(header, Mapping) else None for header in headers)
     return tuple(
-        _read_kitchen(one, header.env_seed) if isinstance(one, Mapping) else None
-        for one, header in zip(told, batch.headers, strict=True)
+        _read_kitchen(field, header.env_seed) if isinstance(field, Mapping) else None
+        for field, header in zip(fields, batch.headers, strict=True)
     )
 
 
-def _read_kitchen(told: Mapping[str, object], env_seed: int | None) -> Kitchen | None:
+def _read_kitchen(field: Mapping[str, object], env_seed: int | None) -> Kitchen | None:
     """Read the header field `robocasa`; a loop's has its options, and its seed is that of the header."""
-    options = told.get("options")
+    options = field.get("options")
     if isinstance(options, Mapping):
-        told = {**told, "split": options.get("obj_instance_split"), "seed": env_seed}
-    split, layout, style, seed = (told.get(name) for name in Kitchen._fields)
+        field = {**field, "split": options.get("obj_instance_split"), "seed": env_seed}
+    split, layout, style, seed = (field.get(name) for name in Kitchen._fields)
     if not isinstance(layout, int) or not isinstance(style, int) or not isinstance(seed, int):
         return None
     return Kitchen(str(split), layout, style, seed)

@@ -300,10 +300,10 @@ def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterato
             drawn=start.init_state == "drawn",
             earlier_resets=earlier_resets,
         )
-    told = read_told_scene(episode, host)
-    if seed is not None and header.init_state_index is None and told:
-        made = RecordedEpisode(header.episode_id, "", len(episode.action.episode_rows(0)), told=told)
-        yield EpisodeSeed(0, seed, start.wait_steps, earlier_resets=earlier_resets, recorded=made)
+    scene = read_told_scene(episode, host)
+    if seed is not None and header.init_state_index is None and scene:
+        recorded = RecordedEpisode(header.episode_id, "", len(episode.action.episode_rows(0)), told=scene)
+        yield EpisodeSeed(0, seed, start.wait_steps, earlier_resets=earlier_resets, recorded=recorded)
     if header.env_seed is None or header.init_state_index is None:
         with suppress(HostError):
             yield episode_seed(episode, host)
@@ -312,10 +312,10 @@ def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterato
 def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
     """Return the seed that a loop gave before an earlier reset, and the resets since; None where it gave none."""
     header = episode.extra[0].get("header")
-    told = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
-    if not isinstance(told, Mapping):
+    earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
+    if not isinstance(earlier, Mapping):
         return None
-    seed, resets = told.get("seed"), read_earlier_resets(told)
+    seed, resets = earlier.get("seed"), read_earlier_resets(earlier)
     return (seed, resets) if isinstance(seed, int) and resets is not None else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from safevla_bench import rollout
 from safevla_bench.errors import RunError
 from safevla_bench.evaluation.preparation import placeholder_servers, prepare_run
-from safevla_bench.evaluation.request import Request
+from safevla_bench.evaluation.request import Request, policy_fields, until_fields
 from safevla_bench.registration import (
     SERVER,
     RegisteredPolicy,
@@ -90,21 +90,17 @@ def list_deviations(registration: Registration, request: Request, ruleset: Rules
 
 def registered_request(registration: Registration) -> Request:
     """Return the request that runs what was registered."""
-    until = registration.until
     return Request(
         host=registration.host,
         host_arguments=registration.host_arguments,
         suites=registration.suites,
         tasks=registration.indices,
         episodes=registration.episodes_per_task,
-        policies=tuple(policy.policy for policy in registration.policies),
-        policy_specs={policy.policy: policy.spec for policy in registration.policies if policy.spec},
-        policy_arguments={policy.policy: policy.arguments for policy in registration.policies},
         protocol=str(registration.protocol.get("name")),
         seed=registration.seed,
         max_steps=registration.max_steps,
         stop_on_violation=registration.stop_on_violation,
-        until=until.condition if until else None,
-        look_every=until.look_every if until else 1,
         registration=registration,
+        **policy_fields(registration.policies),
+        **until_fields(registration.until),
     )
