@@ -13,6 +13,9 @@ ROBOCASA_PIP := $(ROBOCASA)/bin/python -m pip -qq --disable-pip-version-check
 METAWORLD := .venv-metaworld
 METAWORLD_PIP := $(METAWORLD)/bin/python -m pip -qq --disable-pip-version-check
 
+LEARNED := .venv-learned
+LEARNED_PIP := $(LEARNED)/bin/python -m pip -qq --disable-pip-version-check
+
 # An environment that is half made, moved here from elsewhere or without its interpreter is made anew.
 USABLE := grep -qsF '$(CURDIR)/$(BIN)/python' $(BIN)/pip && $(BIN)/python -c ''
 $(shell { $(USABLE); } 2>/dev/null || rm -f $(VENV)/.*-stamp)
@@ -20,6 +23,8 @@ ROBOCASA_USABLE := grep -qsF '$(CURDIR)/$(ROBOCASA)/bin/python' $(ROBOCASA)/bin/
 $(shell { $(ROBOCASA_USABLE); } 2>/dev/null || rm -f $(ROBOCASA)/.stamp)
 METAWORLD_USABLE := grep -qsF '$(CURDIR)/$(METAWORLD)/bin/python' $(METAWORLD)/bin/pip && $(METAWORLD)/bin/python -c ''
 $(shell { $(METAWORLD_USABLE); } 2>/dev/null || rm -f $(METAWORLD)/.stamp)
+LEARNED_USABLE := grep -qsF '$(CURDIR)/$(LEARNED)/bin/python' $(LEARNED)/bin/pip && $(LEARNED)/bin/python -c ''
+$(shell { $(LEARNED_USABLE); } 2>/dev/null || rm -f $(LEARNED)/.stamp)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -53,6 +58,10 @@ metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its 
 .PHONY: test-metaworld
 test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in its environment
 	$(METAWORLD)/bin/python -m pytest -m metaworld tests/hosts/metaworld
+
+.PHONY: learned
+learned: $(LEARNED)/.stamp ## record, train, evaluate and compare four small policies on LIBERO (about 90 minutes); goes on where it stopped
+	$(LEARNED)/bin/python -W ignore -m learned.run --out runs/learned
 
 .PHONY: test
 test: check $(VENV)/.dev-stamp ## run the test suite
@@ -113,7 +122,7 @@ wheel: $(VENV)/.dev-stamp ## build the two wheels, dist/*.whl
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
-	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) $(LEARNED) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks
@@ -152,4 +161,14 @@ $(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
 	@echo "Installing safevla-bench with Meta-World into $(METAWORLD): about 200 MB to fetch, 700 MB on disk"
 	@$(METAWORLD_PIP) install -c constraints/metaworld.txt hatchling setuptools wheel
 	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e ./recorder -e '.[metaworld]' pytest hypothesis
+	@touch $@
+
+# PyTorch alone is installed here: everything else is that of .venv, which it sees.
+$(LEARNED)/.stamp: $(VENV)/.libero-stamp examples/learned/pyproject.toml examples/learned/constraints.txt
+	@$(PYTHON) .ci/check_system.py
+	@{ $(LEARNED_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(LEARNED)
+	@$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	    > "$$($(LEARNED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	@echo "Installing PyTorch into $(LEARNED)"
+	@$(LEARNED_PIP) install --no-build-isolation -c constraints/libero.txt -c examples/learned/constraints.txt -e examples/learned
 	@touch $@

@@ -1,0 +1,1 @@
+"""A small policy from pixels, learned from scripted demonstrations, recorded, judged and compared: docs/learned.md."""
