@@ -483,6 +483,96 @@ class ObservingStage(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TriangleMesh:
+    """A surface: corners [V, 3] in metres, triangles [F, 3] of their indices, colours [V, 3] as uint8 or None."""
+
+    corners_m: NDArray[np.float64]
+    triangles: NDArray[np.int64]
+    colors: NDArray[np.uint8] | None = None
+
+
+ShapeKind = Literal["plane", "box", "sphere", "ellipsoid", "capsule", "cylinder", "mesh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Something to be seen that is fixed to one part of a scene, at a place in that part's frame.
+
+    `size_m` as MuJoCo has it: half extents of boxes, planes (z is unused) and ellipsoids; radius first and half the
+    length second of capsules and cylinders, along z. A plane faces +z. A mesh has its own size. Colours multiply.
+    """
+
+    kind: ShapeKind
+    part: int
+    size_m: tuple[float, float, float]
+    pos_m: tuple[float, float, float]
+    quat_wxyz: tuple[float, float, float, float]
+    rgba: tuple[float, float, float, float]
+    mesh: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Viewpoint:
+    """A camera in the world: it looks along its -z, with y up; `fovy_deg` is the angle of the picture's height."""
+
+    name: str
+    pos_m: tuple[float, float, float]
+    quat_wxyz: tuple[float, float, float, float]
+    fovy_deg: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SceneGeometry:
+    """What a scene looks like, apart from where its parts are; `view` is the host's usual camera at record 0.
+
+    `parts` names the recorded body that each part belongs to; several parts may have one name. `stand_ins` has the
+    parts that are shown for a body with no shape of its own, such as the finger for its pad.
+    """
+
+    parts: tuple[str, ...]
+    stand_ins: Mapping[str, tuple[int, ...]]
+    shapes: tuple[Shape, ...]
+    meshes: tuple[TriangleMesh, ...]
+    view: Viewpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Where two recorded bodies touch in a state: a point [m] and the direction from `a` to `b`, world frame."""
+
+    a: str
+    b: str
+    point_m: tuple[float, float, float]
+    normal: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScenePose:
+    """Where the parts of a scene are in one record: [P, 3] m, [P, 4] wxyz, world frame, and which bodies touch where.
+
+    `body_pos_m` as in `Picture`.
+    """
+
+    part_pos_m: NDArray[np.float64]
+    part_quat_wxyz: NDArray[np.float64]
+    touches: tuple[Touch, ...]
+    body_pos_m: Mapping[str, NDArray[np.float64]]
+
+
+@runtime_checkable
+class GeometricStage(Protocol):
+    """Methods that a stage may offer beside `Stage`, for replays in three dimensions."""
+
+    def geometry(self) -> SceneGeometry:
+        """Return what the scene looks like."""
+        ...
+
+    def pose(self, record: int) -> ScenePose:
+        """Return where its parts are in a record."""
+        ...
+
+
 @runtime_checkable
 class StagingHost(Protocol):
     """A host that can render its recorded episodes."""

@@ -71,6 +71,7 @@ class FilmChoice(click.ParamType[str]):
 @click.option(
     "--video", is_flag=True, help="Also a film of each whole episode, from both cameras; needs the extra `video`."
 )
+@click.option("--3d", "in_3d", is_flag=True, help="Also a replay in 3-D that the report lets readers turn around.")
 @judge_options
 @skip_option
 def frames_command(
@@ -81,6 +82,7 @@ def frames_command(
     size: tuple[int, int],
     clips: bool | None,
     video: bool,
+    in_3d: bool,
     ruleset: Ruleset,
     skip_invalid: bool,
 ) -> None:
@@ -106,7 +108,7 @@ def frames_command(
     chosen = _choose_episodes(judged, asked, worst, sheet)
     shown = judged.records.read_sparsely(chosen)
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
-    look = frames.FrameStyle(size=size, clips=filming, video=video)
+    look = frames.FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
         frame_rows = frames.render_frames(material, chosen, look, observer, report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}

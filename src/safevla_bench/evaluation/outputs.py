@@ -21,6 +21,7 @@ from safevla_bench.registration import REGISTERED, describe_registrations
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.replay3d import collect_replays
 from safevla_bench.report.sections import collect_images
 from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, comparison, notices
 from safevla_bench.ruleset import Ruleset, RulesetRecipe
@@ -137,6 +138,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
         album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
+        replays=collect_replays(judged.paths, [source.policy_names for source in judged.records.sources]),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_limits(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,6 +15,7 @@ from safevla_bench import runs
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.frames import replay3d
 from safevla_bench.frames.moments import Shot, format_clip_reading, select_shots, violation_shot
 from safevla_bench.frames.pictures import (
     CLIP_SUFFIX,
@@ -30,7 +31,7 @@ from safevla_bench.frames.pictures import (
     outline_bodies,
 )
 from safevla_bench.frames.video import compose_video
-from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task
+from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task, TriangleMesh
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.runs import Frame
 from safevla_bench.scores import Scores
@@ -42,6 +43,8 @@ TOLERANCE_M = 1e-4
 """Largest distance of a rendered body from its recorded position. It is 0, except where a host moves a joint after the
 physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a reset). A pixel is about
 a millimetre."""
+REPLAY = "replay3d.json"
+"""How the file of a replay in three dimensions ends."""
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 SkipCallback = Callable[[SafevlaError], None]
@@ -61,6 +64,8 @@ class FrameStyle:
     """Whether there is a film of the whole episode; without `stills` all other frames of the episode stay."""
     video_size: tuple[int, int] = (360, 360)
     """Of each camera's picture."""
+    replay3d: bool = False
+    """Whether there is a replay in three dimensions; it is no picture, and needs no graphics."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,12 @@ def render_frames(
     """
     make_folder(run.folder / runs.FRAMES)
     frames: list[Frame] = []
+    known: dict[str, TriangleMesh] = {}
     skipped = 0
     for done, index in enumerate(episodes):
         observer(done, run.batch.headers[index].episode_id)
         try:
-            episode_frames = _render_episode(run, index, style)
+            episode_frames = _render_episode(run, index, style, known)
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
             skipped += 1
@@ -136,7 +142,9 @@ def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep
         (run.folder / runs.FRAMES / stale).unlink(missing_ok=True)
 
 
-def _render_episode(run: RecordedRun, index: int, style: FrameStyle) -> list[Frame]:
+def _render_episode(
+    run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]
+) -> list[Frame]:
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     with closing(open_stage(run.folder, run.host, record)) as stage:
@@ -147,7 +155,26 @@ def _render_episode(run: RecordedRun, index: int, style: FrameStyle) -> list[Fra
             frames.append(renderer.render_clip(explanation.violated_clauses[0]))
         if style.video:
             frames.append(renderer.render_video(explanation))
+        if style.replay3d:
+            frames.append(renderer.write_replay3d(explanation, known))
     return frames
+
+
+def build_replay3d(stage: Stage, record: Batch, known: dict[str, TriangleMesh] | None = None) -> bytes:
+    """Return the replay of an episode, a batch of one, in three dimensions: the file that the report's player reads.
+
+    `known` keeps simplified meshes from one episode to the next.
+
+    Raises:
+        HostError: the stage cannot say what its scene looks like.
+        RunError: bodies would not be shown where they were recorded.
+    """
+    shown = replay3d.require_geometry(stage)
+    geometry = replay3d.simplify_geometry(shown.geometry(), {} if known is None else known)
+    poses = [shown.pose(step) for step in range(int(record.starts[-1]))]
+    for step, pose in enumerate(poses):
+        _check_positions(pose.body_pos_m, record, step)
+    return replay3d.encode_replay(geometry, replay3d.read_motion(record, poses), stage.arm)
 
 
 def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
@@ -185,13 +212,17 @@ def render_checked(
         RunError: bodies would not be shown where they were recorded.
     """
     picture = stage.render(step, camera, size, bodies)
+    _check_positions(picture.body_pos_m, record, step)
+    return picture
+
+
+def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     for body, position in _recorded_positions(record, step).items():
-        gap = float(np.linalg.norm(picture.body_pos_m.get(body, position) - position))
+        gap = float(np.linalg.norm(shown_m.get(body, position) - position))
         if not gap <= TOLERANCE_M:
             problem = f"{body!r} would be shown {gap:.2g} m from where it was recorded"
             remedy = "Render with the versions that run.json names."
             raise RunError(problem, remedy=remedy, place=Place(step=step))
-    return picture
 
 
 @dataclass(frozen=True)
@@ -254,6 +285,13 @@ class _EpisodeRenderer:
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode", detail=final.title)
         return self._write_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
+
+    def write_replay3d(self, explanation: Explanation, known: dict[str, TriangleMesh]) -> Frame:
+        """Write the replay of the whole episode in three dimensions."""
+        content = build_replay3d(self.stage, self.record, known)
+        final = select_shots(explanation)[-1]
+        shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
+        return self._write_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s

@@ -16,6 +16,7 @@ from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import build_headline, ran_same_tasks
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
+from safevla_bench.report.replay3d import Replays, embed_replays
 from safevla_bench.report.sections import Album
 from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
 from safevla_bench.report.tables.cells import torque_note
@@ -27,7 +28,7 @@ from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
 from safevla_bench.trajectory import Batch, Header
 
-_NOTHING, _EMPTY = Analysis(), Album()
+_NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
 _NO_DESCRIPTION: Mapping[str, object] = {}
 _OPEN = 2
 """Most cells for which the tables of violations are open."""
@@ -44,6 +45,7 @@ def render_page(
     privileged: Collection[str | None] = (),
     analysis: Analysis = _NOTHING,
     album: Album = _EMPTY,
+    replays: Replays = _NO_REPLAYS,
     remarks: Sequence[str] = (),
 ) -> str:
     """Render the report of some scores.
@@ -58,19 +60,21 @@ def render_page(
         privileged: the policies that saw simulator state which no real robot has.
         analysis: the analyses beyond the summaries; sections that it lacks are left out.
         album: frames of episodes.
+        replays: episodes in three dimensions.
         remarks: what applies to all numbers of the page, each as one sentence.
     """
     summaries, total = cells(scores), aggregate(scores)
     noop_baseline, sheet, script = measure_baseline(scores), render.page_style(), render.page_script()
     worst = list(sections.worst_episodes(scores, batch, ruleset))
     body_violations = analysis.bodies.violations if analysis.bodies else None
+    in_3d = embed_replays(scores, batch, ruleset, replays)
     listed = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
     return (
         render.template_environment()
         .get_template("page.html")
         .render(
             title=title,
-            policy=render.content_security_policy(sheet, script),
+            policy=render.content_security_policy(sheet, script, *in_3d.scripts),
             style=Markup(sheet),  # our own files, not anybody's text
             script=Markup(script),
             headline=build_headline(summaries, total, analysis.comparison, same_tasks=ran_same_tasks(scores)),
@@ -84,6 +88,8 @@ def render_page(
             case_of=defaultdict(int, {case.number: k for k, case in enumerate(worst, 1)}),
             any_unsafe=total.rates["safety"].count < total.rates["safety"].n,
             album=album,
+            in_3d=in_3d,
+            player_scripts=[Markup(text) for text in in_3d.scripts],
             register=listed,
             endings=ENDINGS,
             meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),

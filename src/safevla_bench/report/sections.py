@@ -282,6 +282,8 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
             if frame.kind == "video":
                 films[renamed.get(frame.policy, frame.policy), frame.episode_id] = f"{FRAMES}/{frame.file}"
                 continue
+            if frame.kind == "replay3d":
+                continue  # report/replay3d.py
             image = _load_image(folder, frame, room)
             if image is None:
                 left_out += 1

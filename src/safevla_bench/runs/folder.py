@@ -266,7 +266,7 @@ def dump_json(document: object) -> bytes:
 
 
 FRAMES, INDEX = "frames", "index.json"
-Kind = Literal["initial", "violation", "final", "clip", "video"]
+Kind = Literal["initial", "violation", "final", "clip", "video", "replay3d"]
 _SLUG = 60
 
 

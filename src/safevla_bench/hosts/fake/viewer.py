@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.viewer import read_states
-from safevla_bench.interface import CLOSE_UP, Camera, Observation, Picture
+from safevla_bench.interface import (
+    CLOSE_UP,
+    Camera,
+    Observation,
+    Picture,
+    SceneGeometry,
+    ScenePose,
+    Shape,
+    Viewpoint,
+)
 from safevla_bench.trajectory import Batch
 from safevla_recorder.episode import Floats
 
@@ -26,6 +35,13 @@ _COLORS: Mapping[str, tuple[int, int, int]] = {
 _HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
 
 
+_VIEW = Viewpoint(
+    name="slanted",
+    pos_m=(-0.9, 0.0, 0.9),
+    quat_wxyz=(0.6532815, 0.2705981, -0.2705981, -0.6532815),
+    fovy_deg=45.0,
+)
+"""It looks along +x, down by 45 degrees."""
 DOWNWARD_WXYZ = np.array([0.0, 1.0, 0.0, 0.0])
 """Orientation of the hand in every observation."""
 
@@ -62,6 +78,18 @@ class FakeStage:
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
         return Picture(image, seen, {name: places[name] for name in ("block", "cup", "tray")})
 
+    def geometry(self) -> SceneGeometry:
+        """Return the squares as boxes, the table as a thin one, seen from above and from the side."""
+        shapes = tuple(_box(name, part) for part, name in enumerate(_COLORS))
+        return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
+
+    def pose(self, record: int) -> ScenePose:
+        """Return where they are in a record; nobody knows where they touch."""
+        places = self._body_positions(record)
+        upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
+        tracked = {name: places[name] for name in ("block", "cup", "tray")}
+        return ScenePose(np.array([places[name] for name in _COLORS]), upright, (), tracked)
+
     def observe(self, record: int) -> Observation:
         """Return what a policy is shown of a record, without images."""
         numbers = self._states[record]
@@ -79,6 +107,13 @@ class FakeStage:
         numbers = self._states[record]
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, numbers[3:].reshape(-1, 3), strict=True))}
+
+
+def _box(name: str, part: int) -> Shape:
+    half_m = _HALF_M[name]
+    red, green, blue = (part / 255 for part in _COLORS[name])
+    size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
+    return Shape("box", part, size_m, (0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0), (red, green, blue, 1.0))
 
 
 def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:

@@ -13,8 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.geometry import extract_geometry, find_touches
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
-from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, Observation, Picture, RecordedEpisode
+from safevla_bench.interface import (
+    CLOSE_UP,
+    Camera,
+    EpisodeSeed,
+    Observation,
+    Picture,
+    RecordedEpisode,
+    SceneGeometry,
+    ScenePose,
+)
 from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene
@@ -91,6 +101,21 @@ class MujocoStage:
             return None
         self._set(record)
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
+
+    def geometry(self) -> SceneGeometry:
+        """What the model looks like, and its default camera at record 0."""
+        self._set(0)
+        shown = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
+        stand_ins = {name: parts for name, parts in shown.items() if self._scene.body_name[parts[0]] != name}
+        return extract_geometry(
+            self._model, self._data, self._scene, self._camera, self._appearance, stand_ins=stand_ins
+        )
+
+    def pose(self, record: int) -> ScenePose:
+        """Where its bodies are in a record, and which of them touch in that state."""
+        self._set(record)
+        touches = find_touches(self._model, self._data, self._scene)
+        return ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
     def close(self) -> None:
         """Free the renderers and the simulator."""

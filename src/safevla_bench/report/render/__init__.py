@@ -69,14 +69,15 @@ def page_script() -> str:
 @cache
 def read_template(name: str) -> str:
     """Return a file of `report/templates`."""
-    return resources.files("safevla_bench.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files("safevla_bench.report").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
 
-def content_security_policy(style: str, script: str = "") -> str:
-    """Return a Content-Security-Policy for exactly this style sheet, this script and inline images."""
+def content_security_policy(style: str, *scripts: str) -> str:
+    """Return a Content-Security-Policy for exactly this style sheet, these scripts and inline images."""
     styles = f"style-src '{_source_digest(style)}';"
-    scripts = f" script-src '{_source_digest(script)}';" if script else ""
-    return f"default-src 'none'; {styles}{scripts} img-src data:; base-uri 'none'; form-action 'none'"
+    digests = " ".join(f"'{_source_digest(script)}'" for script in scripts if script)
+    allowed = f" script-src {digests};" if digests else ""
+    return f"default-src 'none'; {styles}{allowed} img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _source_digest(text: str) -> str:

@@ -1,0 +1,247 @@
+"""An episode to be turned around: what its scene looks like and where everything is in each record, small and exact.
+
+A file holds one episode as JSON. Numbers in bulk are integers in a stated unit, packed by `pack_integers`. Nothing is
+simulated: the poses are those of the recorded states, and they are compared with the recorded positions.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.frames.decimation import decimate_mesh
+from safevla_bench.interface import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
+from safevla_bench.trajectory import Batch
+
+POSITION_M = 1e-4
+"""Step of positions and of corners."""
+QUATERNION = 1 / 32767
+"""Step of quaternions' components: an angle is off by 0.004 degrees at most."""
+FORCE_N = 0.1
+NORMAL = 0.01
+_TRIANGLES_A_METRE, _FEWEST, _MOST = 3000, 40, 4000
+"""Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownContact:
+    """A recorded contact; `touch` is where the state shows the bodies touching, None where it does not any more."""
+
+    record: int
+    a: str
+    b: str
+    force_n: float
+    touch: Touch | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeMotion:
+    """Where the parts of a scene are in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
+
+    dt_s: float
+    part_pos_m: Floats
+    part_quat_wxyz: Floats
+    contacts: tuple[ShownContact, ...]
+
+
+def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
+    """Return the motion of an episode, a batch of one, from the pose of each of its records."""
+    return EpisodeMotion(
+        float(record.dt_s[0]),
+        np.array([pose.part_pos_m for pose in poses]),
+        np.array([pose.part_quat_wxyz for pose in poses]),
+        tuple(_shown_contacts(record, poses)),
+    )
+
+
+def require_geometry(stage: Stage) -> GeometricStage:
+    """Return the stage, which can say what its scene looks like; raise `HostError` if it cannot."""
+    if not isinstance(stage, GeometricStage):
+        remedy = "Its stage needs the methods of `GeometricStage`: docs/frames.md."
+        raise HostError("this host cannot say what its scenes look like", remedy=remedy)
+    return stage
+
+
+def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
+    """Yield the recorded contacts with their places in the state of the record, or of a neighbouring one.
+
+    A contact may have its peak inside a control step and be over at its end.
+    """
+    contacts = record.contacts
+    if not contacts.present[0]:
+        return
+    touches = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
+    for step in range(len(contacts.starts) - 1):
+        near = [touches[k] for k in (step, step - 1, step + 1) if 0 <= k < len(touches)]
+        for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1])):
+            a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+            pair = frozenset((a, b))
+            touch = next((state[pair] for state in near if pair in state), None)
+            yield ShownContact(step, a, b, float(contacts.force_n[k]), touch)
+
+
+# The file
+
+
+def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
+    """Return the file of an episode; the same scene and motion give the same bytes.
+
+    `arm` names the body that each joint of the arm moves, base first.
+    """
+    digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
+    seen = sorted({shape.part for shape in geometry.shapes})
+    shown_by = {name: [seen.index(k) for k in parts if k in seen] for name, parts in geometry.stand_ins.items()}
+    document = {
+        "version": 1,
+        "dt_s": motion.dt_s,
+        "records": len(motion.part_pos_m),
+        "view": geometry.view,
+        "parts": [geometry.parts[k] for k in seen],
+        "stand_ins": {name: parts for name, parts in shown_by.items() if parts},
+        "arm": list(arm),
+        "shapes": [_encode_shape(shape, seen.index(shape.part), digests) for shape in geometry.shapes],
+        **_encode_motion(motion, seen),
+        "contacts": _encode_contacts(motion, geometry.parts),
+        "meshes": {digest: _encode_mesh(mesh) for digest, mesh in zip(digests, geometry.meshes, strict=True)},
+    }
+    return msgspec.json.encode(document, order="deterministic")
+
+
+def pack_integers(rows: NDArray[np.int64]) -> str:
+    """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes.
+
+    Each column's differences from row to row, those below zero folded between the others (0, -1, 1, -2, ...), as four
+    planes of bytes, the lowest first, column after column in each.
+    """
+    steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
+    folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T
+    planes = [((folded >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (0, 8, 16, 24)]
+    return base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
+
+
+def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
+    return {
+        "kind": shape.kind,
+        "part": part,
+        **({"size": _rounded(shape.size_m, 5)} if shape.mesh is None else {"mesh": digests[shape.mesh]}),
+        "pos": _rounded(shape.pos_m, 5),
+        "quat": _rounded(shape.quat_wxyz, 6),
+        "rgba": _rounded(shape.rgba, 3),
+    }
+
+
+def _rounded(values: Sequence[float], digits: int) -> list[float]:
+    return [round(value, digits) + 0.0 for value in values]
+
+
+def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
+    """Return the poses of the parts that have a shape: one row of those that stay, a row a record of those that move."""
+    positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
+    quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
+    poses = np.concatenate([positions, quats], axis=2)
+    moves = (poses != poses[:1]).any(axis=(0, 2))
+    return {
+        "moving": np.flatnonzero(moves).tolist(),
+        "still": pack_integers(poses[:1].reshape(len(seen), 7)),
+        "motion": pack_integers(poses[:, moves].reshape(len(poses), -1)),
+    }
+
+
+def _continuous(quats: Floats) -> Floats:
+    """Return quaternions [n, P, 4] of the same rotations, each with the sign that is nearer to the one before."""
+    flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
+    signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
+    return quats * signs[:, :, None]
+
+
+def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
+    """Return pairs of bodies, and rows of record, pair, force, whether it is placed, point and direction."""
+    pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
+    number = {pair: k for k, pair in enumerate(pairs)}
+    rows = [_contact_row(motion, contact, number[contact.a, contact.b], parts) for contact in motion.contacts]
+    return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
+
+
+def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts: Sequence[str]) -> list[int]:
+    point, normal = _contact_place(motion, contact, parts)
+    return [
+        contact.record,
+        pair,
+        round(contact.force_n / FORCE_N),
+        int(contact.touch is not None),
+        *np.rint(point / POSITION_M).astype(int).tolist(),
+        *np.rint(normal / NORMAL).astype(int).tolist(),
+    ]
+
+
+def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return point and direction (from a to b): of the touch, or between the bodies' places where there is none."""
+    touch = contact.touch
+    if touch is not None:
+        sign = 1.0 if touch.a == contact.a else -1.0
+        return np.array(touch.point_m), sign * np.array(touch.normal)
+    places = [_body_place(motion, contact.record, name, parts) for name in (contact.a, contact.b)]
+    gap = places[1] - places[0]
+    length = float(np.linalg.norm(gap))
+    return (places[0] + places[1]) / 2, gap / length if length > 0 else np.array([0.0, 0.0, 1.0])
+
+
+def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[str]) -> Floats:
+    numbers = [k for k, part in enumerate(parts) if part == name]
+    place: Floats = motion.part_pos_m[record, numbers].mean(axis=0) if numbers else np.zeros(3)
+    return place
+
+
+# Meshes
+
+
+def _mesh_digest(mesh: TriangleMesh) -> str:
+    content = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in content)).hexdigest()[:16]
+
+
+def simplify_geometry(geometry: SceneGeometry, known: dict[str, TriangleMesh]) -> SceneGeometry:
+    """Return the scene with fewer triangles; `known` keeps the simpler meshes for scenes that have them again."""
+    meshes = []
+    for mesh in geometry.meshes:
+        digest = _mesh_digest(mesh)
+        if digest not in known:
+            known[digest] = decimate_mesh(mesh, _most_triangles(mesh))
+        meshes.append(known[digest])
+    return replace(geometry, meshes=tuple(meshes))
+
+
+def _most_triangles(mesh: TriangleMesh) -> int:
+    diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
+    return int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
+
+
+def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
+    """Return corners in steps of `POSITION_M`, or finer ones for a small mesh, and triangles, sorted."""
+    size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
+    step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
+    triangles = mesh.triangles
+    turns = triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
+    turned = np.take_along_axis(triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
+    ordered = turned[np.lexsort(turned.T[::-1])]
+    relative = np.column_stack([ordered[:, 0], ordered[:, 1] - ordered[:, 0], ordered[:, 2] - ordered[:, 0]])
+    return {
+        "step_m": step_m,
+        "corners": _pack_rows(np.rint(mesh.corners_m / step_m).astype(np.int64)),
+        "triangles": _pack_rows(relative),
+        **({} if mesh.colors is None else {"colors": _pack_rows(mesh.colors.astype(np.int64))}),
+    }
+
+
+def _pack_rows(rows: Ints) -> list[object]:
+    return [len(rows), pack_integers(rows)]

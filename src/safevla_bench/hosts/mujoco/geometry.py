@@ -1,0 +1,184 @@
+"""What a MuJoCo model looks like, as values: its visible geoms and sites, their colours, and where bodies touch.
+
+Textures become colours of corners (of a mesh with texture coordinates), or one mean colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.hosts.mujoco.renderer import Appearance
+from safevla_bench.interface import SceneGeometry, Shape, ShapeKind, Touch, TriangleMesh, Viewpoint
+from safevla_recorder.episode import Floats
+from safevla_recorder.mujoco.scene import Scene
+
+if TYPE_CHECKING:
+    import mujoco
+
+_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
+"""A geom of this colour has its material's (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
+_ENDLESS_M = 10.0
+"""Half the side of a plane without end."""
+_VISIBLE_SITES = 3
+"""MuJoCo shows sites of groups 0 to 2."""
+
+
+def extract_geometry(
+    model: mujoco.MjModel,
+    data: mujoco.MjData,
+    scene: Scene,
+    camera: str,
+    appearance: Appearance,
+    stand_ins: Mapping[str, tuple[int, ...]],
+) -> SceneGeometry:
+    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it."""
+    meshes: dict[tuple[int, int], TriangleMesh] = {}
+    shapes = tuple(_visible_shapes(model, appearance, meshes))
+    return SceneGeometry(scene.body_name, stand_ins, shapes, tuple(meshes.values()), _viewpoint(model, data, camera))
+
+
+def _viewpoint(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> Viewpoint:
+    import mujoco
+
+    number, quat = model.camera(camera).id, np.empty(4)
+    mujoco.mju_mat2Quat(quat, data.cam_xmat[number])
+    return Viewpoint(camera, _three(data.cam_xpos[number]), _four(quat), float(model.cam_fovy[number]))
+
+
+def _visible_shapes(
+    model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], TriangleMesh]
+) -> Iterator[Shape]:
+    """Yield the visible shapes; a mesh is added to `meshes` when the first shape has it."""
+    for geom in np.flatnonzero(np.isin(model.geom_group, list(appearance.groups))):
+        kind = _kind_of(model.geom_type[geom])
+        rgba, texture = _surface(model, int(model.geom_matid[geom]), model.geom_rgba[geom])
+        if kind is None or rgba[3] == 0:
+            continue
+        where = (int(model.geom_bodyid[geom]), _three(model.geom_pos[geom]), _four(model.geom_quat[geom]))
+        if kind == "mesh":
+            key = (int(model.geom_dataid[geom]), texture)
+            if key not in meshes:
+                meshes[key] = _mesh(model, *key)
+            tint = np.ones(3) if meshes[key].colors is not None else _mean_color(model, texture)
+            number = list(meshes).index(key)
+        else:
+            tint, number = _mean_color(model, texture), None
+        yield _shape(kind, where, model.geom_size[geom], rgba * [*tint, 1.0], number)
+    for site in range(model.nsite if appearance.sites else 0):
+        kind = _kind_of(model.site_type[site])
+        rgba, texture = _surface(model, int(model.site_matid[site]), model.site_rgba[site])
+        if kind is not None and rgba[3] > 0 and model.site_group[site] < _VISIBLE_SITES:
+            where = (int(model.site_bodyid[site]), _three(model.site_pos[site]), _four(model.site_quat[site]))
+            yield _shape(kind, where, model.site_size[site], rgba * [*_mean_color(model, texture), 1.0], None)
+
+
+def _kind_of(number: int) -> ShapeKind | None:
+    """Return the kind of a shape; None for a field of heights and the like, which are left out."""
+    import mujoco
+
+    kinds: dict[int, ShapeKind] = {
+        mujoco.mjtGeom.mjGEOM_PLANE: "plane",
+        mujoco.mjtGeom.mjGEOM_BOX: "box",
+        mujoco.mjtGeom.mjGEOM_SPHERE: "sphere",
+        mujoco.mjtGeom.mjGEOM_ELLIPSOID: "ellipsoid",
+        mujoco.mjtGeom.mjGEOM_CAPSULE: "capsule",
+        mujoco.mjtGeom.mjGEOM_CYLINDER: "cylinder",
+        mujoco.mjtGeom.mjGEOM_MESH: "mesh",
+    }
+    return kinds.get(int(number))
+
+
+def _shape(
+    kind: ShapeKind,
+    where: tuple[int, tuple[float, float, float], tuple[float, float, float, float]],
+    size: Floats,
+    rgba: Floats,
+    mesh: int | None,
+) -> Shape:
+    sizes = np.where((size == 0) & (kind == "plane"), _ENDLESS_M, size)
+    part, pos_m, quat_wxyz = where
+    return Shape(kind, part, _three(sizes), pos_m, quat_wxyz, _four(np.clip(rgba, 0.0, 1.0)), mesh)
+
+
+def _surface(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
+    """Return the colour of a geom or site, [4], and the number of its texture, -1 = none."""
+    import mujoco
+
+    own = rgba.astype(np.float64)
+    if material < 0:
+        return own, -1
+    texture = int(np.atleast_1d(model.mat_texid[material])[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
+    return (model.mat_rgba[material].astype(np.float64) if tuple(own) == _UNSET_RGBA else own), texture
+
+
+def _texture_image(model: mujoco.MjModel, texture: int) -> NDArray[np.uint8]:
+    """Return the pixels of a texture, [H, W, channels]."""
+    height, width, channels = (int(n[texture]) for n in (model.tex_height, model.tex_width, model.tex_nchannel))
+    start = int(model.tex_adr[texture])
+    return np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
+
+
+def _mean_color(model: mujoco.MjModel, texture: int) -> Floats:
+    """Return the mean colour of a texture, [3] from 0 to 1; white without one."""
+    if texture < 0:
+        return np.ones(3)
+    mean: Floats = _texture_image(model, texture)[..., :3].mean(axis=(0, 1)) / 255
+    return mean
+
+
+def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
+    first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
+    face, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    corners = model.mesh_vert[first : first + count].astype(np.float64)
+    triangles = model.mesh_face[face : face + faces].astype(np.int64)
+    if texture < 0 or model.mesh_texcoordadr[mesh] < 0:
+        return TriangleMesh(corners, triangles)
+    coordinates = int(model.mesh_texcoordadr[mesh]) + model.mesh_facetexcoord[face : face + faces]
+    return TriangleMesh(corners, triangles, _corner_colors(model, texture, triangles, coordinates, count))
+
+
+def _corner_colors(
+    model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
+) -> NDArray[np.uint8]:
+    """Return the colour of the texture at each corner of a mesh, the mean where triangles differ there."""
+    image = _texture_image(model, texture)
+    height, width = image.shape[:2]
+    u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)
+    sampled = image[np.minimum((v * height).astype(int), height - 1), np.minimum((u * width).astype(int), width - 1)]
+    uses = np.bincount(triangles.ravel(), minlength=count)
+    sums = [np.bincount(triangles.ravel(), sampled[:, channel], count) for channel in range(3)]
+    return np.rint(np.stack(sums, axis=1) / np.maximum(uses, 1)[:, None]).astype(np.uint8)
+
+
+def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Touch, ...]:
+    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point and direction."""
+    points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
+    for contact in data.contact:
+        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:
+            continue
+        a, b = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
+        sign = 1.0 if a <= b else -1.0  # a contact's first axis points from geom1 to geom2
+        points.setdefault((min(a, b), max(a, b)), []).append((contact.pos.copy(), sign * contact.frame[:3]))
+    return tuple(_touch(*pair, found) for pair, found in sorted(points.items()))
+
+
+def _touch(a: str, b: str, found: list[tuple[Floats, Floats]]) -> Touch:
+    normal = np.sum([direction for _, direction in found], axis=0)
+    length = float(np.linalg.norm(normal))
+    # Forces of a grasp from both sides cancel; one of them is shown.
+    direction = normal / length if length > 0.1 else found[0][1]
+    return Touch(a, b, _three(np.mean([point for point, _ in found], axis=0)), _three(direction))
+
+
+def _three(values: NDArray[np.floating]) -> tuple[float, float, float]:
+    x, y, z = (float(value) for value in values)
+    return x, y, z
+
+
+def _four(values: NDArray[np.floating]) -> tuple[float, float, float, float]:
+    w, x, y, z = (float(value) for value in values)
+    return w, x, y, z
