@@ -31,6 +31,7 @@ INTRODUCTION = """\
 This page is made by `python docs/dependencies.py`; do not edit it. Versions are those that the project is tested with,
 in `constraints/`. Licences are as each package states them, release dates are the package index's. After a pin has
 moved, `python docs/dependencies.py --update` looks up what is new. None of them is bundled: installing fetches them.
+The 3-D player of the report holds a part of three.js 0.170.0 (MIT, its licence at the head of the file).
 """
 
 

@@ -289,3 +289,41 @@ def test_file_names_never_come_from_ids_unescaped():
     stems = [runs.frame_stem(policy, name) for policy in (None, "None", "p") for name in ("../x", "x", "X", "x/" * 99)]
     assert len(set(stems)) == len(stems)
     assert all(stem.replace("-", "").isalnum() and stem.isascii() and len(stem) < 80 for stem in stems)
+
+
+def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run, tmp_path):
+    tight = ("--specs", run.parent / "tight.toml")
+    code, _, err = safevla("frames", run, *tight, "--no-clips", "--3d", "--worst", 1)
+    assert (code, err) == (0, "")
+    (frame,) = [one for one in runs.read_frames(run) if one.kind == "replay3d"]
+    document = json.loads((run / runs.FRAMES / frame.file).read_bytes())
+    assert document["parts"] == ["table", "tray", "cup", "block", "gripper"]
+    safevla("score", run, *tight, "--report", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('class="replay3d"') == 1
+    assert "did not fit" not in page
+
+
+def test_the_page_of_one_episode_has_its_replay_without_frames(safevla, run, tmp_path):
+    code, out, err = safevla("show", run, "1", "--html", tmp_path / "one.html")
+    assert (code, err) == (0, "")
+    assert str(tmp_path / "one.html") in out
+    first = (tmp_path / "one.html").read_bytes()
+    assert b'id="replay3d-1"' in first
+    assert not (run / runs.FRAMES).exists()
+    safevla("show", run, "1", "--html", tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == first
+
+
+def test_the_page_of_an_archive_s_episode_says_why_there_is_no_replay(safevla, run, tmp_path):
+    (part,) = (run / "archive").iterdir()
+    code, _, err = safevla("show", part, "1", "--html", tmp_path / "one.html")
+    assert code == 0
+    assert "No replay in 3-D: it is in no run folder" in err
+    assert "No replay in 3-D: it is in no run folder" in (tmp_path / "one.html").read_text()
+
+
+def test_a_page_is_of_an_episode_and_not_of_a_formula(safevla, run, tmp_path):
+    code, _, err = safevla("show", run, "--formula", "G[0,T](eef_speed < 9)", "--html", tmp_path / "one.html")
+    assert code == 2
+    assert "--html is for an episode" in err

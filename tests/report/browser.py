@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader",
+         "--disable-dev-shm-usage", "--no-first-run",
          "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--mute-audio",
          "--force-color-profile=srgb", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank")  # fmt: skip
 
@@ -117,8 +118,19 @@ class Browser:
         return result["result"].get("value")
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """Press and release a key: Tab, Enter, Space, ArrowDown."""
-        code = {"Tab": 9, "Enter": 13, "Space": 32, "ArrowDown": 40, "ArrowUp": 38, "Escape": 27}[key]
+        """Press and release a key: Tab, Enter, Space, ArrowDown, Home."""
+        code = {
+            "Tab": 9,
+            "Enter": 13,
+            "Space": 32,
+            "ArrowDown": 40,
+            "ArrowUp": 38,
+            "Escape": 27,
+            "ArrowLeft": 37,
+            "ArrowRight": 39,
+            "Home": 36,
+            "End": 35,
+        }[key]
         text = {"Enter": "\r", "Space": " "}.get(key, "")
         name = " " if key == "Space" else key
         common = {"key": name, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}

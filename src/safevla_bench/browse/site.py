@@ -19,7 +19,7 @@ from safevla_bench.browse import pages
 from safevla_bench.browse.pages import Choice
 from safevla_bench.browse.run_list import find_runs, list_runs
 from safevla_bench.errors import SafevlaError
-from safevla_bench.report.render import content_security_policy, page_script, page_style
+from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
 from safevla_bench.report.tables import Table
 
 HTML = "text/html; charset=utf-8"
@@ -150,8 +150,10 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 def _report_policy(content: bytes) -> str:
     """Return the policy of a page of a run: the report's own where this version made it, else no script at all."""
-    own = content_security_policy(page_style(), page_script())
-    return own if f'content="{own}"'.encode() in content.replace(b"&#39;", b"'")[:4096] else _NO_SCRIPT
+    head = content.replace(b"&#39;", b"'")[:4096]
+    plain = content_security_policy(page_style(), page_script())
+    with_player = content_security_policy(page_style(), page_script(), *player_scripts())
+    return next((own for own in (plain, with_player) if f'content="{own}"'.encode() in head), _NO_SCRIPT)
 
 
 def _page(text: str, status: HTTPStatus = HTTPStatus.OK) -> Reply:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from safevla_bench import evaluation, runs
-from safevla_bench.cli import sections
+from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import (
     SourceType,
     format_option,
@@ -25,6 +25,7 @@ from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
 from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.files import write_atomically
 from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
@@ -148,6 +149,13 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
 )
 @click.option("--all", "every", is_flag=True, help="Plot every specification, not only what was broken or nearest.")
 @click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write its page instead, with the episode in 3-D where its simulator is installed.",
+)
+@click.option(
     "--formula", is_eager=True, metavar="FORMULA", help="Ask this formula of every episode instead, whatever its task."
 )
 @skip_option
@@ -157,6 +165,7 @@ def show_command(
     sources: tuple[Path, ...],
     episode: str,
     every: bool,
+    page: Path | None,
     formula: str | None,
     skip_invalid: bool,
     form: str,
@@ -172,8 +181,8 @@ def show_command(
     formula reads is listed as such. Nothing is scored.
     """
     if formula is not None:
-        if every or given_judge_options():
-            name = "all" if every else given_judge_options()[0]
+        if every or page is not None or given_judge_options():
+            name = "all" if every else "html" if page is not None else given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, skip_invalid, form)
         return
@@ -184,11 +193,24 @@ def show_command(
     if record is None:
         _print_lost(row, form)
         return
+    if page is not None:
+        _write_page(judged, index, page)
+        return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
         _print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
+
+
+def _write_page(judged: evaluation.Judged, index: int, page: Path) -> None:
+    """Write the page of one episode, and say why it holds no replay in 3-D if it holds none."""
+    with show_status("drawing"):
+        html, missing = evaluation.render_episode_report(judged, index)
+        write_atomically(page, html)
+    if missing is not None:
+        click.echo(make_printable(f"No replay in 3-D: {missing}"), err=True)
+    click.echo(make_printable(f"Report: {page}"))
 
 
 def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from safevla_bench import exposure, provenance_marks, runs
+from safevla_bench import exposure, frames, hosts, provenance_marks, runs
 from safevla_bench.baseline import measure_baseline
 from safevla_bench.compare import Comparison, PolicyResults
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.explain.violating_bodies import find_bodies
@@ -21,8 +23,8 @@ from safevla_bench.registration import REGISTERED, describe_registrations
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
-from safevla_bench.report.replay3d import collect_replays
-from safevla_bench.report.sections import collect_images
+from safevla_bench.report.replay3d import Replays, collect_replays, read_replay
+from safevla_bench.report.sections import EpisodeKey, collect_images
 from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, comparison, notices
 from safevla_bench.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.scores import Scores
@@ -145,6 +147,49 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
             *judged.describe_registrations(),
         ],
     )
+
+
+def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
+    """Return the report of one episode with its replay in 3-D, and the reason why there is none, if there is none.
+
+    The replay is the one in the run's `frames`, or is made now where the simulator that recorded it is installed.
+    """
+    scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
+    of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
+    key = (scores.policy[0], scores.episode_id[0])
+    replays = collect_replays(judged.paths, [source.policy_names for source in judged.records.sources])
+    if key not in replays.documents:
+        replays = _make_replay(judged, index, key)
+    html = render_page(
+        scores,
+        of_episode.records.read_all(),
+        judged.ruleset,
+        title=f"Episode {scores.episode_id[0]}",
+        provenance=judged.provenance,
+        description=_page_description(of_episode),
+        privileged=of_episode.privileged,
+        album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
+        replays=replays,
+        remarks=judged.describe_limits(),
+    )
+    return html, replays.missing.get(key)
+
+
+def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
+    """Return the replay of an episode, made in its simulator; else the reason why it cannot be made here."""
+    ends = np.cumsum([len(places) for places in judged.records.places])
+    folder = judged.records.sources[int((ends <= index).sum())].path
+    record = judged.records.read_episodes([index])
+    try:
+        name = runs.read_description(folder).get("host") if (folder / runs.RUN).exists() else None
+        if not isinstance(name, str) or record is None:
+            raise RunError("it is in no run folder of a host, so its scene is not known")
+        with closing(frames.open_stage(folder, hosts.make_host(name), record)) as stage:
+            document = read_replay(frames.build_replay3d(stage, record))
+    except SafevlaError as error:
+        return Replays(missing={key: error.problem})
+    assert document is not None
+    return Replays({key: document})
 
 
 def _page_description(judged: Judged) -> dict[str, object]:

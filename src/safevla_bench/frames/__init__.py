@@ -1,7 +1,8 @@
 """Pictures of recorded episodes: their initial state, each violation, and their final state.
 
 `moments` selects what to show, `pictures` adds border and caption and encodes films, `rendering`
-writes the pictures of a run folder, `contact_sheet` sets them out in rows. A report embeds the pictures of the
+writes the pictures of a run folder, `contact_sheet` sets them out in rows. `replay3d` packs an episode's scene and
+poses for the report's player, with meshes that `decimation` made simpler. A report embeds the pictures of the
 folder and renders none.
 """
 
@@ -11,6 +12,7 @@ from safevla_bench.frames.rendering import (
     FrameStyle,
     ProgressCallback,
     RecordedRun,
+    build_replay3d,
     open_stage,
     render_checked,
     render_frames,
@@ -21,6 +23,7 @@ __all__ = [
     "ProgressCallback",
     "RecordedRun",
     "Shot",
+    "build_replay3d",
     "can_film",
     "open_stage",
     "render_checked",

@@ -44,7 +44,7 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
     """Return the number of each corner's cell, from 0 in the order of their places, and how many there are."""
     places = corners_m - corners_m.min(axis=0, initial=np.inf)
-    keys = np.floor(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
+    keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
     flat = (keys[:, 0] << 42) + (keys[:, 1] << 21) + keys[:, 2]
     names, cells = np.unique(flat, return_inverse=True)
     return cells.reshape(-1), len(names)

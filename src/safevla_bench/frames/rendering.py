@@ -142,9 +142,7 @@ def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep
         (run.folder / runs.FRAMES / stale).unlink(missing_ok=True)
 
 
-def _render_episode(
-    run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]
-) -> list[Frame]:
+def _render_episode(run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]) -> list[Frame]:
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     with closing(open_stage(run.folder, run.host, record)) as stage:

@@ -27,7 +27,7 @@ QUATERNION = 1 / 32767
 """Step of quaternions' components: an angle is off by 0.004 degrees at most."""
 FORCE_N = 0.1
 NORMAL = 0.01
-_TRIANGLES_A_METRE, _FEWEST, _MOST = 3000, 40, 4000
+_TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
 """Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -75,16 +75,19 @@ def require_geometry(stage: Stage) -> GeometricStage:
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
     """Yield the recorded contacts with their places in the state of the record, or of a neighbouring one.
 
-    A contact may have its peak inside a control step and be over at its end.
+    A contact may have its peak inside a control step and be over at its end. The robot's body comes first: it pushes.
     """
     contacts = record.contacts
     if not contacts.present[0]:
         return
     touches = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
+    is_robot = {name: role == "robot" for name, role in record.body_roles(0).items()}
     for step in range(len(contacts.starts) - 1):
         near = [touches[k] for k in (step, step - 1, step + 1) if 0 <= k < len(touches)]
         for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1])):
             a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+            if is_robot[b] and not is_robot[a]:
+                a, b = b, a
             pair = frozenset((a, b))
             touch = next((state[pair] for state in near if pair in state), None)
             yield ShownContact(step, a, b, float(contacts.force_n[k]), touch)
@@ -145,7 +148,7 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 
 def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
-    """Return the poses of the parts that have a shape: one row of those that stay, a row a record of those that move."""
+    """Return the poses of the parts with a shape: one row of those that stay, a row a record of those that move."""
     positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
     quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)
@@ -161,7 +164,8 @@ def _continuous(quats: Floats) -> Floats:
     """Return quaternions [n, P, 4] of the same rotations, each with the sign that is nearer to the one before."""
     flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
     signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
-    return quats * signs[:, :, None]
+    continuous: Floats = quats * signs[:, :, None]
+    return continuous
 
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from safevla_bench.explain import trace
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.report.render import read_template
+from safevla_bench.report.render import player_scripts
 from safevla_bench.report.sections import EpisodeKey
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.runs import FRAMES, RUN, PolicyNames, read_frames
@@ -28,6 +28,7 @@ from safevla_bench.trajectory import Batch, select_episodes
 MOST_BYTES = 6_000_000
 """Size of all replays in a page, meshes included; the player itself has half a megabyte more."""
 _MOST_FILE_BYTES = 50_000_000
+_NO_MESHES = Markup("{}")
 Document = dict[str, object]
 
 
@@ -48,7 +49,7 @@ class ReplaySection:
 
     episodes: Mapping[int, Markup] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)
-    meshes: Markup = Markup("{}")
+    meshes: Markup = _NO_MESHES
     scripts: tuple[str, ...] = ()
     left_out: int = 0
 
@@ -106,7 +107,7 @@ def embed_replays(
         meshes |= new
         episodes[k + 1] = text
     missing = {k + 1: replays.missing[key] for k, key in keys.items() if key in replays.missing}
-    scripts = (read_template("player/three.min.js"), read_template("player/replay3d.js")) if episodes else ()
+    scripts = player_scripts() if episodes else ()
     return ReplaySection(episodes, missing, _inert_json(meshes), scripts, left_out)
 
 
@@ -138,7 +139,8 @@ def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> I
 def _spans(failing: trace.Bools) -> list[list[int]]:
     """Return the first and last record of each stretch that breaks the clause."""
     edges = np.diff(np.concatenate([[0], failing.astype(np.int8), [0]]))
-    return np.column_stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1]).tolist()
+    pairs = zip(np.flatnonzero(edges == 1).tolist(), (np.flatnonzero(edges == -1) - 1).tolist(), strict=True)
+    return [[first, last] for first, last in pairs]
 
 
 def _bodies(spec_trace: SpecTrace, record: int, reading: RecordFields, registry: Registry) -> list[str]:

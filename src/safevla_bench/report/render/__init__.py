@@ -66,6 +66,11 @@ def page_script() -> str:
     return read_template("page.js")
 
 
+def player_scripts() -> tuple[str, str]:
+    """Return the scripts of replays in 3-D: three.js as far as the player uses it, with its licence, and the player."""
+    return read_template("player/three.min.js"), read_template("player/replay3d.js")
+
+
 @cache
 def read_template(name: str) -> str:
     """Return a file of `report/templates`."""

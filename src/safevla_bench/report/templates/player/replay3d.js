@@ -66,6 +66,7 @@
       vec4 place = modelViewMatrix * vec4(position, 1.0);
       vec3 away = normalize(normalMatrix * ${fromCenter ? "position" : "normal"});
       place.xyz -= away * place.z * 0.005;
+      place.xyz *= 1.004;
       gl_Position = projectionMatrix * place;
     }`,
     fragmentShader: "uniform vec3 color; void main() { gl_FragColor = vec4(color, 1.0); }",
@@ -141,14 +142,14 @@
     buildScene() {
       THREE.ColorManagement.enabled = false; // colours are those of the simulator, which shows them as they are
       this.canvas = document.createElement("canvas");
-      this.renderer = new THREE.WebGLRenderer({ canvas: this.canvas, antialias: true, preserveDrawingBuffer: true });
+      this.renderer = new THREE.WebGLRenderer({ canvas: this.canvas, antialias: true });
       this.renderer.outputColorSpace = THREE.LinearSRGBColorSpace;
       this.scene = new THREE.Scene();
       this.camera = new THREE.PerspectiveCamera(this.data.view.fovy_deg, 1.6, 0.01, 60);
       this.camera.up.set(0, 0, 1);
-      const headlight = new THREE.DirectionalLight(0xffffff, 0.35 * Math.PI);
-      const sun = new THREE.DirectionalLight(0xffffff, 0.4 * Math.PI);
-      const sky = new THREE.HemisphereLight(0xffffff, 0x8a8a8a, 0.42 * Math.PI);
+      const headlight = new THREE.DirectionalLight(0xffffff, 0.3 * Math.PI);
+      const sun = new THREE.DirectionalLight(0xffffff, 0.34 * Math.PI);
+      const sky = new THREE.HemisphereLight(0xffffff, 0x8a8a8a, 0.34 * Math.PI);
       sun.position.set(1, -0.6, 3);
       sky.position.set(0, 0, 1);
       headlight.position.set(0, 0, 1);

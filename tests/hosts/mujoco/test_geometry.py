@@ -1,0 +1,94 @@
+"""A model's shapes as values: what is visible and nothing else, in the colours and at the places that MuJoCo shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
+
+from safevla_bench.hosts.mujoco.geometry import extract_geometry, find_touches  # noqa: E402
+from safevla_bench.hosts.mujoco.renderer import Appearance  # noqa: E402
+from safevla_recorder.mujoco.scene import Scene  # noqa: E402
+
+MODEL = """
+<mujoco>
+  <asset>
+    <texture name="halves" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 0 1" width="4" height="4"/>
+    <material name="painted" texture="halves"/>
+    <material name="green" rgba="0 1 0 1"/>
+    <mesh name="wedge" vertex="0 0 0  1 0 0  0 1 0  0 0 1" texcoord="0.1 0.1 0.9 0.1 0.1 0.9 0.9 0.9"
+          face="0 2 1  0 1 3  0 3 2  1 2 3"/>
+  </asset>
+  <worldbody>
+    <camera name="above" pos="0 0 2"/>
+    <geom name="floor" type="plane" size="0 0 1" group="1" material="painted"/>
+    <body name="cube" pos="0 0 0.095">
+      <freejoint/>
+      <geom name="shown" type="box" size="0.1 0.1 0.1" group="1" material="green"/>
+      <geom name="collision" type="box" size="0.1 0.1 0.1" group="0"/>
+      <geom name="clear" type="sphere" size="0.1" group="1" rgba="1 1 1 0" contype="0" conaffinity="0"/>
+      <site name="goal" size="0.02" rgba="1 0 0 1"/>
+    </body>
+    <body name="piece" pos="2 0 1"><geom type="mesh" mesh="wedge" group="2" material="painted" mass="1"/></body>
+  </worldbody>
+</mujoco>
+"""
+NAMES = Scene(("table", "cube", "piece"), {"table": "furniture", "cube": "target", "piece": "bystander"}, {}, {})
+
+
+@pytest.fixture
+def model():
+    return mujoco.MjModel.from_xml_string(MODEL)
+
+
+def stood(model):
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def test_only_visible_shapes_are_there_in_their_colours(model):
+    shown = extract_geometry(model, stood(model), NAMES, "above", Appearance(), {})
+    assert [(shape.kind, shown.parts[shape.part]) for shape in shown.shapes] == [
+        ("plane", "table"),
+        ("box", "cube"),
+        ("mesh", "piece"),
+    ]
+    floor, cube, piece = shown.shapes
+    assert floor.size_m[0] > 5  # without end
+    assert floor.rgba == pytest.approx((0.5, 0, 0.5, 1), abs=0.01)  # the mean of the texture
+    assert cube.rgba == (0, 1, 0, 1)
+    assert cube.size_m == pytest.approx((0.1, 0.1, 0.1))
+    assert (piece.mesh, piece.rgba) == (0, (1, 1, 1, 1))
+
+
+def test_marks_are_there_where_the_host_shows_them(model):
+    shown = extract_geometry(model, stood(model), NAMES, "above", Appearance(sites=True), {})
+    assert [(shape.kind, shape.size_m[0]) for shape in shown.shapes][-1] == ("sphere", 0.02)
+
+
+def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_given(model):
+    data = stood(model)
+    shown = extract_geometry(model, data, NAMES, "above", Appearance(), {})
+    piece, (mesh,) = shown.shapes[-1], shown.meshes
+    assert {tuple(color) for color in mesh.colors.tolist()} == {(255, 0, 0), (0, 0, 255)}
+    turn = np.empty(9)
+    mujoco.mju_quat2Mat(turn, np.array(piece.quat_wxyz))
+    inside_part = mesh.corners_m @ turn.reshape(3, 3).T + piece.pos_m
+    corners = {tuple(np.round(point, 4) + 0.0) for point in inside_part}
+    assert corners == {(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)}
+
+
+def test_the_camera_is_the_host_s(model):
+    view = extract_geometry(model, stood(model), NAMES, "above", Appearance(), {}).view
+    assert view.pos_m == (0, 0, 2)
+    assert view.quat_wxyz == pytest.approx((1, 0, 0, 0))
+    assert view.fovy_deg == 45
+
+
+def test_a_touch_is_between_the_bodies_and_points_from_the_first_to_the_second(model):
+    (touch,) = find_touches(model, stood(model), NAMES)
+    assert (touch.a, touch.b) == ("cube", "table")
+    assert touch.normal == pytest.approx((0, 0, -1))
+    assert touch.point_m == pytest.approx((0, 0, -0.0025), abs=0.003)
