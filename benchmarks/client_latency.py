@@ -31,7 +31,7 @@ TARGET_MS = 2.0
 """For the median call with images of 224 pixels."""
 SENT, RENDERED = 224, 256
 WARM_UP = 20
-TASK = Task("benchmark", "task_0", 0, "benchmark", "put the black bowl on the plate")
+TASK = Task("benchmark", "task_0", 0, "benchmark", "put the black bowl on the plate", (0.0,) * 7)
 
 
 def answer(ready: Connection) -> None:

@@ -48,7 +48,18 @@ from safevla_bench.stl.formula import (
     reverse_empty_windows,
     signal_names,
 )
-from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Ints, Trace, first_true, fold_ranges, is_crisp
+from safevla_bench.stl.trace import (
+    MAX,
+    MIN,
+    Bools,
+    Floats,
+    Ints,
+    Trace,
+    first_true,
+    fold_pieces,
+    fold_ranges,
+    is_crisp,
+)
 
 __all__ = [
     "FormulaVerdict",
@@ -220,9 +231,8 @@ def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
             values = evaluate_formula(child, trace, at_start=False)
             rho = to_margins(evaluate_window(values, MIN, window, trace, at_start=True))
             lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
-            return FormulaVerdict(
-                rho, unknown, _rows_to_records(first_true(is_positive(negate(values)), lo, hi), trace)
-            )
+            rows = first_true(is_positive(negate(values)), lo, hi)
+            return FormulaVerdict(rho, unknown, _rows_to_records(rows, trace.starts[:-1]))
         case _:
             rho = to_margins(evaluate_formula(formula, trace, at_start=True))
             return FormulaVerdict(rho, unknown, np.where(rho < 0, 0, -1))
@@ -233,11 +243,15 @@ def _earlier_record(first: Ints, second: Ints) -> Ints:
     return np.where(both, np.minimum(first, second), np.maximum(first, second))
 
 
-def _rows_to_records(rows: Ints, trace: Trace) -> Ints:
-    return np.where(rows < 0, -1, rows - trace.starts[:-1])
+def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
+    return np.where(rows < 0, -1, rows - starts)
 
 
 # One-sided clauses: G(s < bound) and G(gate -> s < bound), and the same with >. Nearly all specifications are such.
+
+
+_SEARCH_RECORDS = 1 << 14
+"""Records that are searched at a time for first violations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,16 +302,30 @@ class _ClauseMeasurement:
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
         """Return the verdict. Only violated episodes, few as a rule, are searched for their first violation."""
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
-        rows = trace.record_rows(violated)
-        values = _clause_values(self.clause, trace).take(rows)
-        failing = values > self.clause.bound if self.clause.upper else values < self.clause.bound
-        if self.gate_open is not None:
-            failing &= self.gate_open.take(rows)
-        starts = np.cumsum(trace.layout.lengths[violated]) - trace.layout.lengths[violated]
-        shift = starts - trace.starts[violated]
-        row = first_true(failing, self.lo[violated] + shift, self.hi[violated] + shift)
-        first_violation[violated] = np.where(row < 0, -1, row - starts)
+        first_violation[violated] = _rows_to_records(self._first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)
+
+    def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
+        """Return the first row of each window that violates the clause, [K], -1 = none.
+
+        The windows are read from their beginnings on, a few records of each at a time, until each has shown one.
+        """
+        values, rows = _clause_values(self.clause, trace), np.full(len(episodes), -1)
+        at, end = self.lo[episodes], self.hi[episodes]
+        searched = np.flatnonzero(at < end)
+        while len(searched):
+            count = min(max(1, _SEARCH_RECORDS // len(searched)), int((end - at)[searched].max()))
+            read = np.minimum(at[searched, None] + np.arange(count), end[searched, None] - 1)
+            worst = values.take(read)
+            failing = worst > self.clause.bound if self.clause.upper else worst < self.clause.bound
+            if self.gate_open is not None:
+                failing &= self.gate_open.take(read)
+            first = failing.argmax(axis=1)
+            fails = failing[np.arange(len(searched)), first]
+            rows[searched[fails]] = read[fails, first[fails]]
+            at[searched] += count
+            searched = searched[~fails & (at < end)[searched]]
+        return rows
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
@@ -322,16 +350,16 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     """Return the worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E].
 
     The records are cut into pieces. The gate is open or closed throughout a piece, and an open piece lies wholly inside
-    or outside a window. One `reduceat` serves all pieces and, as every record is in one, finds every NaN.
+    or outside a window. As every record is in a piece, folding the pieces finds every NaN.
     """
     values, fold = _clause_values(clause, trace), MAX if clause.upper else MIN
     cuts = _piece_starts(gate_open, lo, hi, trace)
-    pieces = fold.ufunc.reduceat(values, cuts)
+    pieces = fold_pieces(values, fold, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):
         trace.reject_nan(values, clause.signal)
     if gate_open is not None:
-        open_pieces = gate_open[cuts]
-        cuts, pieces = cuts[open_pieces], pieces[open_pieces]
+        open_pieces = np.flatnonzero(gate_open.take(cuts))
+        cuts, pieces = cuts.take(open_pieces), pieces.take(open_pieces)
     if cuts is not lo:
         pieces = fold_ranges(pieces, fold, np.searchsorted(cuts, lo), np.searchsorted(cuts, hi))
     return np.where(pieces == fold.empty_value, np.nan, pieces)
@@ -361,6 +389,6 @@ def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> 
     else:
         first = np.empty(trace.starts[-1], np.bool_)
         np.not_equal(gate_open[1:], gate_open[:-1], out=first[1:])
-        first[edges[gate_open[edges]]] = True
+        first[edges[gate_open.take(edges)]] = True
     first[0] = True
     return np.flatnonzero(first)

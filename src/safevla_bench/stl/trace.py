@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -48,6 +49,8 @@ class Fold:
 
 MIN = Fold(np.minimum, np.inf)
 MAX = Fold(np.maximum, -np.inf)
+BLOCK_RECORDS = 1 << 16
+"""Records that are worked on at a time: half a megabyte of numbers, which stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,22 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     folded = np.empty_like(values, shape=(len(lo),))
     folded[filled] = fold.ufunc.reduceat(values, cuts)[::2]
     folded[~filled] = fold.neutral_value(values)
+    return folded
+
+
+def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
+    """Return the fold over each piece of the values, [P]; piece p begins at `cuts[p]`, ascending from 0, and all are folded.
+
+    Many short pieces are slow to fetch from memory and quick to fold from the cache. A pass over a block fetches it.
+    """
+    if len(values) <= BLOCK_RECORDS:
+        return np.asarray(fold.ufunc.reduceat(values, cuts))
+    folded, ends = np.empty(len(cuts)), np.append(cuts, len(values))
+    blocks = np.searchsorted(cuts, np.arange(0, len(values), BLOCK_RECORDS))
+    for first, last in pairwise([*blocks.tolist(), len(cuts)]):
+        block = values[ends[first] : ends[last]]
+        block.max(initial=-np.inf)
+        fold.ufunc.reduceat(block, cuts[first:last] - ends[first], out=folded[first:last])
     return folded
 
 
