@@ -168,6 +168,13 @@ def test_the_mean_of_four_suites_covers_the_truth_about_as_often_as_it_says():
 # Exact intervals, and the mean of values between 0 and 1
 
 
+@given(st.integers(1, 40_000), st.data(), st.sampled_from([0.8, 0.95, 0.995]))
+def test_wilsons_interval_is_scipys_to_the_last_bit(n, data, confidence):
+    count = data.draw(st.integers(0, n))
+    mine, theirs = wilson_interval(count, n, confidence), stats.binomtest(count, n).proportion_ci(confidence, "wilson")
+    assert (mine.low, mine.high) == (theirs.low, theirs.high)
+
+
 @given(st.integers(1, 400), st.data(), st.sampled_from([0.8, 0.95, 0.995]))
 def test_the_exact_interval_is_scipys(n, data, confidence):
     count = data.draw(st.integers(0, n))

@@ -17,7 +17,7 @@ from safevla_bench.errors import SignalError
 from safevla_bench.ruleset import MissingFields
 from safevla_bench.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS
 from safevla_bench.specs import Spec
-from safevla_bench.trajectory import FOREIGN_LOG, Batch, mark_flags
+from safevla_bench.trajectory import Batch
 
 T = TypeVar("T", bound=np.generic)
 BINARY_MARGIN = 0.5
@@ -76,10 +76,9 @@ def judge_spec(
     reason = reasons.copy()
     unjudged: dict[str, tuple[str, ...]] = {}
     active = np.array([text == "" for text in reasons], dtype=np.bool_)
-    is_log = np.array(mark_flags(reading.batch, FOREIGN_LOG), dtype=np.bool_)
     for field_name, lacking in signals.missing_fields(reading, stl.signal_names(spec.formula)).items():
         without = np.flatnonzero(active & lacking)
-        asked = without[~is_log[without]]  # a log holds what its rig measures, and says so
+        asked = without[~reading.is_log[without]]  # a log holds what its rig measures, and says so
         if len(asked) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, asked)
         reason[without] = f"{SIGNAL_MISSING}{field_name}"

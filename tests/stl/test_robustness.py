@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
@@ -346,3 +348,38 @@ def test_episodes_are_selected_by_mask_or_by_index() -> None:
     turned = trace.select_episodes(np.array([2, 0]))
     assert np.array_equal(turned.signals["x"], np.concatenate([trace.signals["x"][4:], trace.signals["x"][:3]]))
     assert len(trace.select_episodes(np.zeros(3, np.bool_))) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["G[0,T](x < 2.5)", "G[3,T](x > -2.5)", "G[0,T](p -> x < 1.5)", "G[2,400](p -> x > -2)"]
+)
+def test_more_records_than_a_cache_holds_are_judged_as_each_episode_alone(text):
+    """By a loop over the episodes that cuts each one's window and asks numpy for its extreme and its first violation.
+
+    One episode is longer than two blocks of the cache, some are a single record, and about half are violated.
+    """
+    generator = np.random.default_rng(3)
+    lengths = [*generator.integers(1, 900, 150).tolist(), 150_000, *[1] * 40, *generator.integers(1, 900, 150).tolist()]
+    count = sum(lengths)
+    x, p = generator.normal(size=count), np.repeat(generator.uniform(size=count // 20 + 1) < 0.4, 20)[:count]
+    bound, upper = float(text.split()[-1].rstrip(")")), "<" in text
+    window = slice(int(text[2]), None if "T" in text else 401)
+    found = judge_formula(parse(text), trace_of(*lengths, x=x, p=p))
+    starts = np.cumsum([0, *lengths])
+    for e, (a, b) in enumerate(pairwise(starts.tolist())):
+        watched = p[a:b].copy() if "p" in text else np.ones(b - a, dtype=np.bool_)
+        watched[: window.start], watched[b - a if window.stop is None else window.stop :] = False, False
+        margins = (bound - x[a:b] if upper else x[a:b] - bound)[watched]
+        failing = np.flatnonzero(watched & ((x[a:b] > bound) if upper else (x[a:b] < bound)))
+        assert found.rho[e] == margins.min(initial=INF)
+        assert found.first_violation[e] == (failing[0] if len(failing) else -1)
+
+
+@pytest.mark.parametrize("row", [0, 70_000, 199_999])
+def test_a_nan_is_found_wherever_it_lies_among_many_records(row):
+    x, p = np.zeros(200_000), np.arange(200_000) % 50 < 20
+    x[row] = NAN
+    trace = trace_of(*[2000] * 100, x=x, p=p)
+    for text in ("G(x < 1)", "G(p -> x < 1)"):
+        with pytest.raises(SignalError, match=f"record {row % 2000} of episode {row // 2000} "):
+            judge_formula(parse(text), trace)

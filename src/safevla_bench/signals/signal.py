@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory import TARGET, Batch, Channel, Poses, batch_of_headers, select_episodes
+from safevla_bench.trajectory import (
+    FOREIGN_LOG,
+    TARGET,
+    Batch,
+    Channel,
+    Poses,
+    batch_of_headers,
+    mark_flags,
+    select_episodes,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,6 +44,11 @@ class RecordFields:
     def has_lost_poses(self) -> bool:
         """True if any pose of the batch is marked as not known."""
         return not self.batch.pose_valid.channel.values.all()
+
+    @cached_property
+    def is_log(self) -> Bools:
+        """True for each episode that was read from the log of a robot, [E]."""
+        return np.array(mark_flags(self.batch, FOREIGN_LOG), dtype=np.bool_)
 
     @cached_property
     def trusting(self) -> RecordFields:

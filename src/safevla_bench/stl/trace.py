@@ -168,7 +168,7 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each piece of the values, [P]; piece p begins at `cuts[p]`, ascending from 0, and all are folded.
+    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0.
 
     Many short pieces are slow to fetch from memory and quick to fold from the cache. A pass over a block fetches it.
     """
