@@ -154,8 +154,9 @@ def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]
     moved = xyz[:, watched] - xyz[:1, watched]
     distance = np.sqrt(np.square(moved).sum(axis=2))
     record = np.arange(len(distance))
-    for k, tracked in enumerate(body[watched]):
-        lost = RecordFields(batch).is_lost(np.full(len(record), tracked), record)
+    fields = RecordFields(batch)
+    for k, tracked in enumerate(body[watched] if fields.has_lost_poses else ()):
+        lost = fields.is_lost(np.full(len(record), tracked), record)
         distance[lost | lost[:1], k] = np.nan
     return body[watched], distance
 

@@ -7,7 +7,7 @@ paths, percent for text and marks. Down, they are pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
@@ -155,7 +155,7 @@ def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Spark
     limit_y, worst = area.y(limit), float(values[signal_trace.worst])
     return Sparkline(
         caption=_sparkline_caption(spec_trace, worst, limit, unit),
-        line=_polyline_path(values, area, SPARK_POINTS, _format_whole),
+        line=_polyline_path(values, area, SPARK_POINTS, across_digits=0),
         beyond=_violation_path(spec_trace, area, limit_y),
         open_gate="" if signal_trace.gate is None else _rectangles(signal_trace.gate, area, area.top, area.bottom, 0.5),
         limit_y=_format_px(limit_y),
@@ -203,25 +203,23 @@ def _format_px(value: float) -> str:
     return f"{value:z.1f}".removesuffix(".0")
 
 
-def _format_whole(value: float) -> str:
-    return f"{value:z.0f}"
-
-
 def _format_across(area: PlotArea, record: int) -> str:
     return f"{area.x(record) / 10:.2f}%"
 
 
-def _polyline_path(
-    values: Floats, area: PlotArea, max_points: int = MOST_POINTS, across: Callable[[float], str] = _format_px
-) -> str:
-    """Return a polyline through the thinned values; it breaks where a value is not finite."""
+def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS, across_digits: int = 1) -> str:
+    """Return a polyline through the thinned values; it breaks where a value is not finite.
+
+    Its numbers are those of `_format_px`, down to tenths of a pixel; across it may have whole ones.
+    """
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
     begins = is_finite & ~np.concatenate([[False], is_finite[:-1]])
     xs, ys = ACROSS * (indices[is_finite] / max(area.last, 1)), area.y(values[indices[is_finite]])
     places = zip(begins[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
-    parts = [f"{'M' if begun else ''}{across(x)},{_format_px(y)}" for begun, x, y in places]
-    return " ".join([*parts, *parts[:1]]) if len(parts) == 1 else " ".join(parts)
+    parts = [f"{'M' if begun else ''}{x:z.{across_digits}f},{y:z.1f} " for begun, x, y in places]
+    path = "".join([*parts, *parts] if len(parts) == 1 else parts)
+    return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 
 
 def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -361,7 +362,8 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
         open_pieces = np.flatnonzero(gate_open.take(cuts))
         cuts, pieces = cuts.take(open_pieces), pieces.take(open_pieces)
     if cuts is not lo:
-        pieces = fold_ranges(pieces, fold, np.searchsorted(cuts, lo), np.searchsorted(cuts, hi))
+        first, last = np.searchsorted(cuts, lo), np.searchsorted(cuts, hi)
+        pieces = cast(Floats, fold_ranges(pieces, fold, first, last))
     return np.where(pieces == fold.empty_value, np.nan, pieces)
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from itertools import groupby
 from typing import Literal
@@ -49,6 +49,7 @@ def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]
 
 
+@lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
     """Return a name with break opportunities after `_`, `/`, `:` and `-`."""
     return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", escape_controls(name)))
