@@ -1,4 +1,8 @@
-"""Synthetic episodes of a given size, for benchmarks: numbers drawn once from a seed, a few limits broken."""
+"""Episodes for benchmarks: synthetic ones of a given size, and a run folder of recorded ones.
+
+The synthetic ones are drawn once from a seed and break a few limits. The recorded ones are those of the demo archive,
+LIBERO's with scripted policies, again and again under other ids.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from safevla_bench import archive
+from safevla_bench import archive, demo, runs
+from safevla_bench.runs.parts import write_run
 from safevla_bench.trajectory import (
     Batch,
+    Channel,
     ContactList,
     Header,
     Recording,
@@ -82,3 +88,34 @@ def files(folder: Path, count: int, episodes: int, records: int = 300) -> list[P
     for number, path in enumerate(paths):
         archive.write_archive(path, batch(episodes, records, first=number * episodes))
     return paths
+
+
+def run_folder(folder: Path, episodes: int) -> None:
+    """Write a complete run of so many recorded episodes, as `safevla eval` leaves it before it is judged."""
+    recorded = archive.open_archive(demo.unpack_archive(folder.with_name("demo")))
+    chosen = [(k % len(recorded), f"{recorded.headers[k % len(recorded)].episode_id}/{k}") for k in range(episodes)]
+    rows = [row(recorded.headers[k], name, int(recorded.lengths[k])) for k, name in chosen]
+    folder.mkdir()
+    write_run(folder, {"schema_version": 1, "host": "libero"}, rows, (alone(recorded, k, name) for k, name in chosen))
+
+
+def alone(recorded: Batch, index: int, name: str) -> Batch:
+    """One episode under another id, with the simulator's state, which the demo archive leaves out.
+
+    That has as many numbers as LIBERO's for these bodies, thirteen for each and eighteen of the arm, and drifts.
+    """
+    one = select_episodes(recorded, [index])
+    width = 1 + 18 + 13 * len(one.body_pos_m.body)
+    steps = np.random.default_rng(index).normal(0, 1e-4, (int(one.lengths[0]), width))
+    values = np.cumsum(steps, axis=0).ravel()
+    state = Channel(values, np.array([0, len(values)]), np.array([width]))
+    return replace(one, headers=(replaced(one.headers[0], name),), sim_state=state)
+
+
+def row(header: Header, name: str, records: int) -> runs.EpisodeRow:
+    """The row of an episode in the run's table."""
+    return runs.EpisodeRow(
+        episode_id=name, policy=header.policy, benchmark=header.benchmark, task_id=header.task_id, episode=0,
+        init_state_index=header.init_state_index, env_seed=header.env_seed, seed=header.seed, policy_seed=None,
+        horizon=header.horizon, outcome=header.outcome, steps=records - 1,
+    )  # fmt: skip
