@@ -15,7 +15,7 @@ import numpy as np
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost
 from safevla_bench.hosts.fake.viewer import FakeStage
-from safevla_bench.interface import Wants
+from safevla_bench.interface import UnrenderedImages, Wants
 
 _counter = itertools.count()
 
@@ -151,6 +151,17 @@ class Outdated(Mutant):
             self._last = super()._read_images()
         self._renders_next = True
         return self._last
+
+
+class Sulking(Mutant):
+    """Shows nothing at a reset after a step that was to show nothing and did not come."""
+
+    breaks = "test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that"
+
+    def reset(self, seed):
+        is_hidden = not self._renders_next
+        observation = super().reset(seed)
+        return replace(observation, images=UnrenderedImages(self._wants.cameras)) if is_hidden else observation
 
 
 class Careless(Mutant):

@@ -103,6 +103,22 @@ def test_an_episode_can_begin_again():
     assert recorder.build_recording(HEADER).records == 1
 
 
+def test_after_a_beginning_that_failed_nothing_is_added_to_the_episode_before():
+    recorder = squeezed()
+    with pytest.raises(HostError, match="`shapes`"):
+        recorder.begin([(BOX, "shelf", 1.0)], poses=poses())
+    for call in (lambda: recorder.substep([]), lambda: recorder.build_recording(HEADER)):
+        with pytest.raises(HostError, match="no episode has begun"):
+            call()
+
+
+def test_torques_of_other_joints_than_in_record_0_are_an_error():
+    recorder = EpisodeRecorder(scene())
+    recorder.begin([], poses=poses(), torques_nm=[1.0, -2.0])
+    with pytest.raises(HostError, match=r"torques of the shape \(3,\), and record 0 \(2,\)"):
+        recorder.substep([], [1.0, 2.0, 3.0])
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -127,7 +143,7 @@ def test_what_is_told_differently_later_is_an_error_that_names_it():
     recorder.begin([], poses=poses(), state=[1.0])
     with pytest.raises(HostError, match="no physics substep was recorded in control step 1"):
         recorder.step([0.0], poses=poses(), state=[1.0])
-    with pytest.raises(HostError, match="a substep has no contacts, and record 0 has"):
+    with pytest.raises(HostError, match="a substep has no contacts, and record 0 has them"):
         recorder.substep()
     with pytest.raises(HostError, match="a substep has torques, and record 0 has none"):
         recorder.substep([], [1.0])

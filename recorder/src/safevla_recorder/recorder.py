@@ -16,7 +16,7 @@ What `begin` is not given is not recorded: no family is filled with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Hashable, Iterable, Mapping, Sequence, Tuple
+from typing import Collection, Hashable, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,7 +29,10 @@ from safevla_recorder.errors import HostError
 Shape = Hashable
 """A collision shape by the simulator's own key, such as PyBullet's (body, link)."""
 Contact = Tuple[Shape, Shape, float]
-"""Two shapes that touch, and the norm of the force between them at one point [N]."""
+"""Two shapes that touch, and the norm of the force between them at one point [N].
+
+Whatever is listed counts as a contact: leave out points where shapes only come near each other, as Bullet lists them.
+"""
 Pose = Tuple[ArrayLike, "ArrayLike | None"]
 """Position [3] in m and quaternion [4], w first, of unit length, in the world frame; None = position alone."""
 ROLES = ("robot", "target", "bystander", "furniture")
@@ -49,7 +52,7 @@ class SceneMap:
     """Time between two calls of `substep` [s]."""
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
     """Shapes of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
-    fixtures: Sequence[Iterable[str]] = ()
+    fixtures: Sequence[Collection[str]] = ()
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
     apart_substeps: int = 1
     """How many substeps in a row a resting pair of shapes is apart before its contacts count (docs/fidelity.md)."""
@@ -99,7 +102,7 @@ class SceneMap:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What was read at the end of one control step; None = the simulator does not tell it."""
+    """Readings at the end of one control step; None = the simulator does not tell it."""
 
     poses: Mapping[str, tuple[Floats, Floats | None]]
     eef: tuple[Floats, Floats | None] | None
@@ -108,7 +111,7 @@ class _Reading:
     state: Floats | None
 
     def families(self) -> dict[str, object]:
-        """Return what is there by name, each with what must be the same in every record."""
+        """Return the families that are there by name, each with what must be the same in every record."""
         poses = {f"the pose of {name}": quat is not None for name, (_, quat) in self.poses.items()}
         eef = {} if self.eef is None else {"the pose of the end effector": self.eef[1] is not None}
         rest = {"state": self.state, "torques": self.torque_nm}
@@ -123,6 +126,9 @@ class EpisodeRecorder:
         self._contacts = _ContactBuffer(scene)
         self._log: EpisodeLog[_Reading] | None = None
         self._torques: list[Floats] = []
+        self._families: Mapping[str, object] = {}  # of record 0
+        self._has_contacts = False
+        self._substeps = 0
 
     def begin(
         self,
@@ -148,16 +154,16 @@ class EpisodeRecorder:
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
             raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
-        self._contacts, self._torques = _ContactBuffer(self.scene), []
+        self._log = None
+        self._contacts, self._torques, self._substeps = _ContactBuffer(self.scene), [], 0
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
         torques = _floats(torques_nm)
         first = _read(poses, eef, torques, None if torques is None else np.abs(torques), state)
-        self._families, self._has_torques = first.families(), torques is not None
+        self._families = first.families()
         source = self._contacts if self._has_contacts else None
         self._log = EpisodeLog(self.scene.map_geoms(), source, first, self._build_channels)
-        self._substeps = 0
 
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
         """Take the contacts and the arm's torques [J] of the substep that has just ended.
@@ -166,19 +172,16 @@ class EpisodeRecorder:
             HostError: no episode has begun, a shape is not in the scene, or there is less or more than in record 0.
         """
         self.require_episode()
-        for name, given, expected in (
-            ("contacts", contacts is not None, self._has_contacts),
-            ("torques", torques_nm is not None, self._has_torques),
-        ):
-            if given != expected:
-                problem = f"a substep has {'' if given else 'no '}{name}, and record 0 has {'' if expected else 'none'}"
-                raise HostError(
-                    problem.rstrip(), remedy="Tell the same of every substep; no contacts are an empty list."
-                )
+        torques = _floats(torques_nm)
+        _check_substep("contacts", contacts is not None, self._has_contacts)
+        _check_substep("torques", torques is not None, "torques" in self._families)
+        if torques is not None and torques.shape != self._families["torques"]:
+            problem = f"a substep has torques of the shape {torques.shape}, and record 0 {self._families['torques']}"
+            raise HostError(problem, remedy="Tell the same joints of every substep.")
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        if torques_nm is not None:
-            self._torques.append(np.array(torques_nm, dtype=np.float64))
+        if torques is not None:
+            self._torques.append(torques)
         self._substeps += 1
 
     def step(
@@ -195,8 +198,8 @@ class EpisodeRecorder:
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(log)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        torques = np.array(self._torques) if self._has_torques else None
-        last, peak = (None, None) if torques is None else (torques[-1], np.abs(torques).max(axis=0))
+        torques = np.array(self._torques)
+        last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
         reading = _read(poses, eef, last, peak, state)
         self._check_families(reading.families(), step=len(log))
         log.add_step(np.asarray(action, dtype=np.float64), reading)
@@ -258,16 +261,27 @@ class _ContactBuffer:
         return self._substeps
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
+        """Add the contacts of a substep; raises `HostError` for a shape that is not in the scene, and adds none."""
         place_of, substep = self._place_of, self._substeps
         self._rows += [(substep, place_of(a), place_of(b), float(force)) for a, b, force in contacts]
         self._substeps += 1
 
     def take_contacts(self) -> MeasuredContacts:
+        """Return the contacts added since the last call, and empty the buffer."""
         rows, substeps = self._rows, self._substeps
         self._rows, self._substeps = [], 0
         substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
         force_n = np.array([row[3] for row in rows], dtype=np.float64)
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n)
+
+
+def _check_substep(name: str, is_told: bool, is_expected: bool) -> None:
+    """Raise `HostError` where a substep has contacts or torques and record 0 has none, or the other way round."""
+    if is_told != is_expected:
+        problem = (
+            f"a substep has {'' if is_told else 'no '}{name}, and record 0 has {'them' if is_expected else 'none'}"
+        )
+        raise HostError(problem, remedy="Tell the same of every substep; no contacts are an empty list.")
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:

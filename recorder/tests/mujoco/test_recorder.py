@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -98,17 +99,23 @@ def header():
     return {**fields, "target_object": "block", "joint_torque_limit_nm": (50.0, 50.0)}
 
 
-def squeezed(control_steps: int, force: float = 30.0):
-    """An episode in which both pads close on the block; five substeps a control step."""
-    sim = settled()
-    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+def squeeze(sim, recorder, control_steps: int, force: float = 30.0, after=lambda: None):
+    """Close both pads on the block, five substeps a control step; returns what takes the hook off."""
     unhook = hook_after(sim, "step", recorder.record_substep)
     sim.forced = force
     for _ in range(control_steps):
         for _ in range(5):
             sim.step()
         recorder.record_step(np.array([force]))
-    return sim, recorder, unhook
+        after()
+    return unhook
+
+
+def squeezed(control_steps: int, force: float = 30.0):
+    """An episode in which both pads close on the block."""
+    sim = settled()
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    return sim, recorder, squeeze(sim, recorder, control_steps, force)
 
 
 def test_n_control_steps_give_n_plus_1_records_across_judged_blocks():
@@ -123,13 +130,7 @@ def test_asking_for_the_recording_in_between_changes_nothing():
     _, plain, _ = squeezed(45)
     sim = settled()
     asked = Recorder(sim.model, sim.data, scene(sim.model))
-    hook_after(sim, "step", asked.record_substep)
-    sim.forced = 30.0
-    for _ in range(45):
-        for _ in range(5):
-            sim.step()
-        asked.record_step(np.array([30.0]))
-        asked.build_recording(header())
+    squeeze(sim, asked, 45, after=lambda: asked.build_recording(header()))
     one, other = (r.build_recording(header()).contacts for r in (plain, asked))
     for name in ("record", "a", "b", "force_n", "impulse_ns"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
@@ -210,6 +211,20 @@ def test_a_hook_set_later_by_somebody_else_stays():
     assert calls == [1]
 
 
+@pytest.mark.parametrize(("first_undone", "left"), [(0, "second"), (1, "first")])
+def test_a_method_that_the_instance_had_of_its_own_is_there_again_after_the_hooks(first_undone, left):
+    """A script's own replacement, such as one that writes a video."""
+    sim, calls = Simulation(), []
+    sim.step = lambda: calls.append("own")
+    undo = [hook_after(sim, "step", partial(calls.append, name)) for name in ("first", "second")]
+    sim.step()
+    undo.pop(first_undone)()
+    sim.step()
+    undo.pop()()
+    sim.step()
+    assert calls == ["own", "first", "second", "own", left, "own"]
+
+
 def test_substeps_of_a_control_step_that_broke_off_are_in_no_record():
     sim, recorder, _ = squeezed(40)
     for _ in range(3):
@@ -283,12 +298,7 @@ def test_a_call_split_into_substeps_records_what_single_steps_do():
     sim = settled()
     mujoco.mj_forward(sim.model, sim.data)
     single = Recorder(sim.model, sim.data, scene(sim.model))
-    hook_after(sim, "step", single.record_substep)
-    sim.forced = 30.0
-    for _ in range(40):
-        for _ in range(5):
-            sim.step()
-        single.record_step(np.array([30.0]))
+    squeeze(sim, single, 40)
     one, other = (r.build_recording(header()) for r in (recorder, single))
     assert len(one.contacts.force_n)
     for name in ("record", "a", "b", "force_n", "impulse_ns"):
@@ -313,6 +323,16 @@ def test_substeps_that_nobody_recorded_are_an_error_that_names_the_hook():
     mujoco.mj_step(sim.model, sim.data, nstep=5)
     recorder.record_substep()
     with pytest.raises(HostError, match=r"1 of 5 physics substeps .* control step 1\n.*hook_substeps"):
+        recorder.record_step(np.zeros(1))
+
+
+def test_a_substep_that_was_recorded_twice_is_an_error_since_its_impulse_would_count_twice():
+    sim = settled()
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    hook_after(sim, "step", recorder.record_substep)
+    sim.step()
+    recorder.record_substep()
+    with pytest.raises(HostError, match=r"2 of 1 physics substeps .* control step 1\n.*once"):
         recorder.record_step(np.zeros(1))
 
 
@@ -350,12 +370,7 @@ def test_parts_of_one_fixture_never_count_and_are_named():
     sim = settled()
     plain = scene(sim.model)
     recorder = Recorder(sim.model, sim.data, replace(plain, fixtures=(frozenset({"block", "left", "right"}),)))
-    hook_after(sim, "step", recorder.record_substep)
-    sim.forced = 30.0
-    for _ in range(60):
-        for _ in range(5):
-            sim.step()
-        recorder.record_step(np.array([30.0]))
+    squeeze(sim, recorder, 60)
     assert len(recorder.build_recording(header()).contacts.a) == 0
     assert ("block", "left") in recorder.dropped_pairs()
 

@@ -79,3 +79,22 @@ def test_a_thrown_ball_has_landed_after_settling_that_had_enough_steps():
 def test_what_moves_when_an_episode_begins_is_told(up_m_s, told, caplog):
     warn_if_moving(*thrown(up_m_s), "throwing")
     assert ("ball still moves at 0.06 m/s when the episode begins" in caplog.text) == told
+
+
+def test_the_speed_of_an_object_that_slides_is_that_of_its_own_joints(caplog):
+    """A plate on two slides, before an arm that turns fast."""
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><worldbody>
+        <body name="plate"><joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 1 0"/><geom size="0.1"/></body>
+        <body name="arm" pos="1 0 0"><joint axis="0 0 1"/><geom size="0.1"/></body>
+        </worldbody></mujoco>"""
+    )
+    data = mujoco.MjData(model)
+    data.qvel[2] = 5.0
+    warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
+    assert caplog.text == ""
+    data.qvel[:2] = 0.03, 0.04
+    warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
+    data.qvel[:2] = 0.06, 0.08
+    warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
+    assert [record.getMessage().partition(" when")[0] for record in caplog.records] == ["plate still moves at 0.10 m/s"]

@@ -30,7 +30,7 @@ def test_suites_are_upstream_s_lists_in_its_order():
 
 @pytest.mark.parametrize("task", tasks.suite_tasks("mt50"), ids=lambda task: task.name)
 def test_each_task_s_bodies_exist_and_a_push_s_goal_lies_where_the_object_does(task):
-    env, rules = install.make_env(task.name), tasks.task_rules(task.name)
+    env, rules = install.make_env(task.name), tasks.metaworld_task(task.name)
     names = {str(env.model.body(body).name) for body in range(env.model.nbody)} | set(
         tasks.moving_part_names().values()
     )

@@ -19,28 +19,40 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`. robosuite makes a
     new one at each reset, so the hook goes with the old one and is set again.
     """
-    original = getattr(owner, method)
 
-    def stepped(*args: object, **kwargs: object) -> object:
+    def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
         after()
         return result
 
-    return _replace_method(owner, method, stepped)
+    return wrap_method(owner, method, call_both)
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
     """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance.
 
-    Returns what undoes it. If somebody has replaced the method since, theirs stays.
+    Returns what undoes it: then the instance has the method that it had before. If somebody has replaced the method
+    since, theirs stays, and what it calls of ours passes the call on.
     """
-    original = getattr(owner, method)
+    original, was_replaced = getattr(owner, method), method in vars(owner)
+    is_on = True
 
     @wraps(original)
-    def wrapped(*args: object, **kwargs: object) -> object:
-        return wrapper(original, *args, **kwargs)
+    def call_wrapper(*args: object, **kwargs: object) -> object:
+        return wrapper(original, *args, **kwargs) if is_on else original(*args, **kwargs)
 
-    return _replace_method(owner, method, wrapped)
+    def undo() -> None:
+        nonlocal is_on
+        is_on = False
+        if vars(owner).get(method) is not call_wrapper:
+            return
+        if was_replaced:
+            setattr(owner, method, original)
+        else:
+            delattr(owner, method)
+
+    setattr(owner, method, call_wrapper)
+    return undo
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
@@ -61,20 +73,20 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
     """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` behind each.
 
-    So do `mj_step2` calls, which end a substep in environments that step in two halves, as dm_control's do. The
-    simulation goes through the same states as without. Code that holds a reference to the function itself, by
-    `from mujoco import mj_step`, is not seen.
+    It is called behind each `mj_step2` of that `data` too: environments that step in two halves, as dm_control's do,
+    end a substep by it. The simulation goes through the same states as without. Code that holds a reference to the
+    function itself, by `from mujoco import mj_step`, is not seen.
     """
     import mujoco
 
-    whole, second_half = mujoco.mj_step, mujoco.mj_step2
+    full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
     def step(m: Any, d: Any, nstep: int = 1) -> None:
         if d is not data:
-            whole(m, d, nstep)
+            full_step(m, d, nstep)
             return
         for _ in range(nstep):
-            whole(m, d)
+            full_step(m, d)
             after()
 
     def step_second_half(m: Any, d: Any) -> None:
@@ -86,13 +98,4 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        mujoco.mj_step, mujoco.mj_step2 = whole, second_half
-
-
-def _replace_method(owner: object, method: str, replacement: Callable[..., object]) -> Undo:
-    def undo() -> None:
-        if vars(owner).get(method) is replacement:
-            delattr(owner, method)
-
-    setattr(owner, method, replacement)
-    return undo
+        mujoco.mj_step, mujoco.mj_step2 = full_step, second_half

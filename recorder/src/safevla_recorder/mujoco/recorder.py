@@ -108,7 +108,7 @@ class Recorder:
 
         Raises:
             HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself. Or more
-                substeps passed than were recorded, whose forces nobody saw.
+                substeps passed than were recorded, whose forces nobody saw; or fewer, whose impulse counted twice.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._log)}"
@@ -121,9 +121,9 @@ class Recorder:
     def _check_substeps(self) -> None:
         recorded, time_s = len(self._torques), self._data.time
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
-        if recorded < passed or not recorded:
+        if recorded != passed or not recorded:
             problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._log)}"
-            remedy = "Call record_substep after each; hook_substeps splits the calls of mj_step(model, data, nstep)."
+            remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:

@@ -21,7 +21,7 @@ class SettleDetector:
     """
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> None:
-        """Watch `objects`, name -> body with a free joint."""
+        """Watch `objects`, name -> body that flies free or slides."""
         self._model, self._data, self._objects = model, data, objects
         self._steps = 0
 
@@ -41,7 +41,8 @@ def settling_steps(
 ) -> Iterator[None]:
     """Yield once for each settling step, a control step, that the caller is to make in the simulation of `data`.
 
-    These are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body with a free joint, are at rest.
+    These are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at
+    rest.
     """
     detector = SettleDetector(model, data, objects)
     for step in range(wait_steps + rest_steps):
@@ -63,7 +64,11 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    """Return the name and speed [m/s] of the fastest object; no name and 0 if there are none."""
-    first_dof = {name: int(model.body_dofadr[body]) for name, body in objects.items()}
-    speeds = {name: float(np.linalg.norm(data.qvel[dof : dof + 3])) for name, dof in first_dof.items()}
+    """Return the name and speed [m/s] of the fastest object; no name and 0 if there are none.
+
+    A free joint has three velocities and then three rates of turning; fewer slides than three have one velocity each.
+    """
+    first, count = model.body_dofadr, model.body_dofnum
+    own = {name: slice(first[body], first[body] + min(count[body], 3)) for name, body in objects.items()}
+    speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in own.items()}
     return max(speeds.items(), key=lambda item: item[1], default=("", 0.0))

@@ -184,10 +184,10 @@ class OptionalRules(HostRules):
 
     def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
         assert isinstance(selective, SelectiveEnv)
-        whole, partial = shown.reset(self.seed), selective.reset(self.seed)
+        full, partial = shown.reset(self.seed), selective.reset(self.seed)
         for step in range(len(run.actions) + 1):
             looks = step % _LOOKS == 0
-            for camera, image in whole.images.items():
+            for camera, image in full.images.items():
                 if not looks:
                     require(not _is_readable(partial, camera), f"{run}: {camera} shows what was not rendered.")
                     continue
@@ -195,10 +195,14 @@ class OptionalRules(HostRules):
                 require(same, f"{run}: {camera} shows something else at step {step} where others were not rendered.")
             if step < len(run.actions):
                 selective.render_next((step + 1) % _LOOKS == 0)
-                whole, _ = shown.step(run.actions[step])
+                full, _ = shown.step(run.actions[step])
                 partial, _ = selective.step(run.actions[step])
         difference = first_difference(shown.recorded(), selective.recorded())
         require(not difference, f"{run}: where images were left out, the episode differs in {difference}.")
+        selective.render_next(False)
+        begun = selective.reset(self.seed)
+        unseen = [camera for camera in full.images if not _is_readable(begun, camera)]
+        require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
         if not isinstance(run.env, Coordinated):

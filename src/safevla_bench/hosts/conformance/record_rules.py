@@ -278,7 +278,7 @@ class RepeatRules(HostRules):
                     run.env.step(bad)
                 except InvalidActionError:
                     continue
-                except Exception as error:
+                except Exception as error:  # whatever else it raises breaks the rule
                     pytest.fail(f"{run}: {bad} must raise InvalidActionError, not {error!r}.", pytrace=False)
                 pytest.fail(f"{run}: the action {bad} is accepted.", pytrace=False)
 
@@ -301,7 +301,7 @@ class RepeatRules(HostRules):
                 call()
             except HostError:
                 continue
-            except Exception as error:
+            except Exception as error:  # whatever else it raises breaks the rule
                 pytest.fail(f"{run}: before a reset it must raise HostError, not {error!r}.", pytrace=False)
             pytest.fail(f"{run}: it works before a reset.", pytrace=False)
         env.close()

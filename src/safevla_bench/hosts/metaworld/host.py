@@ -33,7 +33,7 @@ from safevla_bench.interface import (
 from safevla_bench.trajectory import Batch, from_recording
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.settling import SettleDetector, warn_if_moving
+from safevla_recorder.mujoco.settling import settling_steps, warn_if_moving
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
 _APPEARANCE = Appearance(
@@ -77,8 +77,12 @@ class MetaworldHost:
             HostError: nothing can be rendered here, or the record lacks what it takes.
         """
         env = MetaworldEnv(task, Wants(), self.versions())
-        env.reset(episode_seed(episode))
-        return env.make_stage(episode)
+        try:
+            env.reset(episode_seed(episode))
+            return env.make_stage(episode)
+        except BaseException:
+            env.close()
+            raise
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution."""
@@ -96,7 +100,7 @@ class MetaworldEnv:
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         self.task, self._wants, self._versions = task, wants, versions
-        self._rules = tasks.task_rules(task.name)
+        self._rules = tasks.metaworld_task(task.name)
         self.action_low, self.action_high = np.full(4, -1.0), np.full(4, 1.0)
         self._env = install.make_env(task.name)
         self.dt_s = float(self._env.dt)
@@ -122,6 +126,7 @@ class MetaworldEnv:
             problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
             raise HostError(problem, remedy=f"They are 0 to {(self.task.init_states or 0) - 1}.")
         self._stop_recording()
+        self._renders_next = True
         env = self._env
         env.set_task(install.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index])
         vector, _ = env.reset()
@@ -132,14 +137,10 @@ class MetaworldEnv:
     def _settle(self, seed: EpisodeSeed, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         env = self._env
         still = np.array(seed.wait_action or tasks.STILL)
-        detector = SettleDetector(env.model, env.data, read_scene(env.model, self._rules).objects)
+        objects = read_scene(env.model, self._rules).objects
         self._success = False
-        for step in range(seed.wait_steps + seed.rest_steps):
-            if step >= seed.wait_steps and detector.is_settled:
-                break
-            vector, _, _, _, info = env.step(still)
-            self._success = bool(info["success"])
-            detector.observe_step()
+        for _ in settling_steps(env.model, env.data, objects, seed.wait_steps, seed.rest_steps):
+            vector, self._success = self._advance(still)
         return vector
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
@@ -169,9 +170,13 @@ class MetaworldEnv:
         """
         self._require_recorder()
         self._action = check_action(action, 4, "position [3], gripper").copy()
-        vector, _, _, _, info = self._env.step(self._action.copy())
-        self._success = bool(info["success"])
+        vector, self._success = self._advance(self._action.copy())
         return self._observe(vector), self._success
+
+    def _advance(self, action: Action) -> tuple[NDArray[np.float64], bool]:
+        """Apply one action, and return Meta-World's observation [39] and success."""
+        vector, _, _, _, outcome = self._env.step(action)
+        return vector, bool(outcome["success"])
 
     def render_next(self, wanted: bool) -> None:
         """Say whether the observation of the next step is to hold images; see `SelectiveEnv`."""

@@ -23,14 +23,14 @@ def versions() -> dict[str, str]:
     Raises:
         HostError: Meta-World is not installed.
     """
-    found = {}
+    installed = {}
     for name in (*_SIMULATOR, "numpy", "safevla-bench"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError as error:
             problem = f"Meta-World is not installed: there is no distribution {name!r}"
             raise HostError(problem, remedy=INSTALL) from error
-    return found
+    return installed
 
 
 def import_metaworld() -> Any:

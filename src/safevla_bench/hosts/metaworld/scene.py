@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from safevla_bench.hosts.metaworld.tasks import TaskRules, moving_part_names
+from safevla_bench.hosts.metaworld.tasks import MetaworldTask, moving_part_names
 from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 
 
-def read_scene(model: mujoco.MjModel, rules: TaskRules) -> Scene:
+def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
     """Return names and roles of a task's model.
 
     The robot is the arm and the mocap body that drags it; it has no driven joints, so that none are listed. A rigid

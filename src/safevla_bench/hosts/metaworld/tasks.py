@@ -15,7 +15,7 @@ STILL = (0.0, 0.0, 0.0, -1.0)
 """No motion, gripper opening."""
 
 
-class TaskRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One task: what it asks for, the bodies that its goal moves, and the fixture of which it moves a part."""
 
     instruction: str
@@ -28,7 +28,7 @@ class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_states: int
     names: Mapping[str, str]
     suites: Mapping[str, tuple[str, ...]]
-    tasks: Mapping[str, TaskRules]
+    tasks: Mapping[str, MetaworldTask]
 
 
 @cache
@@ -53,8 +53,8 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
     )
 
 
-def task_rules(name: str) -> TaskRules:
-    """Return the rules of one task by Meta-World's name; raises `HostError` where there is none."""
+def metaworld_task(name: str) -> MetaworldTask:
+    """Return what one task asks for, by Meta-World's name; raises `HostError` where there is none."""
     tasks = _read_tasks().tasks
     if name not in tasks:
         raise HostError(f"Meta-World has no task {name!r}", remedy="`tasks(suite)` lists them.")
