@@ -51,13 +51,19 @@ class PluginGroup:
         """Return the name of the distribution that offers a plug-in."""
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
 
-    def check_loads(self, name: str) -> None:
-        """Import a plug-in without making it; raises `PluginError` as `make` does."""
-        for entry in entry_points(group=self.group, name=name):
-            try:
-                entry.load()
-            except Exception as error:  # it can fail in any way while it is imported
-                raise self._load_error(entry, error) from error
+    def load(self, name: str) -> tuple[Any, ...]:
+        """Import the plug-ins of that name and return what their entry points name; nothing is called.
+
+        Raises:
+            PluginError: one cannot be loaded; names its distribution.
+        """
+        return tuple(self._load_entry(entry) for entry in entry_points(group=self.group, name=name))
+
+    def _load_entry(self, entry: EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except Exception as error:  # it can fail in any way while it is imported
+            raise self._load_error(entry, error) from error
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Call the factory of that name with the positional arguments, then `arguments` by keyword.

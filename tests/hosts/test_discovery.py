@@ -54,7 +54,7 @@ def test_a_host_whose_making_fails_names_its_distribution_and_the_cause(monkeypa
 def registries(monkeypatch, value):
     point = EntryPoint(name="mine", value=value, group=found.REGISTRIES)
     vars(point).update(dist=Distribution())
-    monkeypatch.setattr(found, "entry_points", lambda **named: EntryPoints([point]).select(**named))
+    installed(monkeypatch, point)
 
 
 def test_the_tags_of_a_host_are_the_file_that_its_distribution_names(monkeypatch, tmp_path):

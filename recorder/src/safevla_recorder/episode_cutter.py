@@ -235,8 +235,8 @@ class EpisodeCutter:
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        told = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed}
-        fields = {**self._env.header_fields(), **{name: value for name, value in told.items() if value}}
+        start = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed}
+        fields = {**self._env.header_fields(), **{name: value for name, value in start.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
         if rules.privileged:

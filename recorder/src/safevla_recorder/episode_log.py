@@ -121,14 +121,14 @@ class EpisodeLog(Generic[Row]):
         gripped: NDArray[np.int64] | None,
         action: Floats | None,
     ) -> Recording:
-        held = gripped if self._geoms.fingers is not None else None
+        gripped = gripped if self._geoms.fingers is not None else None
         return Recording(
             header=header,
             roles=self._geoms.roles,
             records=len(rows),
             contacts=contacts,
-            gripper_contact=None if held is None else np.not_equal(held, NOTHING),
-            gripped=held,
+            gripper_contact=None if gripped is None else np.not_equal(gripped, NOTHING),
+            gripped=gripped,
             action=action,
             **self._build_channels(rows),  # type: ignore[arg-type]  # each is a field of `Recording`
         )

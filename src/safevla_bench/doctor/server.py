@@ -104,9 +104,9 @@ def examine_server(
     yield passed_check("wire", f"{wire} ({WIRES[wire]}), asked as {spec}")
     refusals: dict[str, PolicyError] = {}
     for name in _candidates(wire, arguments, host):
-        given = {**arguments, **({} if name == DEFAULTS[wire] else {"dialect": name})}
+        policy_arguments = {**arguments, **({} if name == DEFAULTS[wire] else {"dialect": name})}
         try:
-            answer, given = _ask(spec, given, _task(name, suite))
+            answer, policy_arguments = _ask(spec, policy_arguments, _task(name, suite))
         except ServerLostError as error:
             actual = other_kind(spec, key)
             remedy = f"What answers there is a server of another kind: --server {actual}" if actual else error.remedy
@@ -117,7 +117,7 @@ def examine_server(
             continue
         yield from _describe(answer, refusals)
         yield from check_actions(answer.actions, answer.dialect)
-        yield passed_check("eval", _format_eval(spec, given, answer, name, suite))
+        yield passed_check("eval", _format_eval(spec, policy_arguments, answer, name, suite))
         return
     yield from _describe_refusals(wire, refusals, host)
 
@@ -150,12 +150,12 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> tuple[ServerAnswer
         model.begin(task, 0)
         return _query(policy, model, task), arguments
     except PolicyError:
-        told = _served_arguments(model.greeting, arguments)
-        if not told:
+        served = _served_arguments(model.greeting, arguments)
+        if not served:
             raise
     finally:
         policy.close()
-    return _ask(spec, {**arguments, **told}, task)
+    return _ask(spec, {**arguments, **served}, task)
 
 
 def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswer:
@@ -213,8 +213,8 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     twins = _same_keys(dialect)
     also = f"\n{' and '.join(twins)} has the same keys: {_about(twins)}" if twins else ""
     yield passed_check("dialect", f"{name}: {dialects.load_dialect_file(name).about}{also}{others}")
-    told = json.dumps(answer.greeting, ensure_ascii=False)
-    yield passed_check("server", f"says of itself {told[:_LETTERS]}{' ...' * (len(told) > _LETTERS)}")
+    greeting = json.dumps(answer.greeting, ensure_ascii=False)
+    yield passed_check("server", f"says of itself {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
     yield passed_check("request", "\n".join(describe_entries(answer.request)))
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
     yield _describe_chunk(answer)
@@ -246,16 +246,16 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
         return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} carried out")
     if "safevla-bench" in answer.greeting:
         return passed_check("chunk", f"{came}, as safevla serve gives: replan={count}")
-    found = f"{came}, of which the dialect would carry out {replan}"
-    return warned_check("chunk", found, f"Pass --policy-arg replan={count}, as the command after eval does.")
+    detail = f"{came}, of which the dialect would carry out {replan}"
+    return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as the command after eval does.")
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     """Yield the statistics of a chunk [H, A], as the simulator gets it, and what is wrong with them."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
-        found = f"number {column} of action {row} is {actions[row, column]}"
-        yield failed_check("actions", found, "Such an action ends its episode. Mend the model's output.")
+        detail = f"number {column} of action {row} is {actions[row, column]}"
+        yield failed_check("actions", detail, "Such an action ends its episode. Mend the model's output.")
         return
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute:
@@ -264,21 +264,21 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     largest, limited = float(np.abs(arm).max()), float((np.abs(arm) >= SATURATED).mean())
     turn = float(np.abs(actions[:, _TURN]).max()) if _host(dialect.name) == "libero" else 0.0
     if largest > FAR:
-        found = f"the arm's numbers go to {largest:.3g}, and the simulator takes -1 to 1"
-        yield warned_check("range", found, f"In other units, or scaled twice? {_MEND}")
+        detail = f"the arm's numbers go to {largest:.3g}, and the simulator takes -1 to 1"
+        yield warned_check("range", detail, f"In other units, or scaled twice? {_MEND}")
     elif limited > _SHARE:
-        found = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
-        yield warned_check("range", found, f"Scaled by other statistics than the model's? {_MEND}")
+        detail = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
+        yield warned_check("range", detail, f"Scaled by other statistics than the model's? {_MEND}")
     elif largest < STILL:
-        found = f"none of the arm's numbers exceeds {largest:.2g}, where the range is -1 to 1: nearly no motion"
-        yield warned_check("range", found, f"In metres and radians, or zeros for a scene it does not know? {_MEND}")
+        detail = f"none of the arm's numbers exceeds {largest:.2g}, where the range is -1 to 1: nearly no motion"
+        yield warned_check("range", detail, f"In metres and radians, or zeros for a scene it does not know? {_MEND}")
     elif turn > TURN:
-        found = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"
-        yield warned_check("range", found, f"The model's own normalised numbers, not scaled back? {_MEND}")
+        detail = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"
+        yield warned_check("range", detail, f"The model's own normalised numbers, not scaled back? {_MEND}")
     gripper = actions[:, _GRIPPER]
     if dict(dialect.switches).get(_GRIPPER) == "raw" and gripper.min() >= 0 and gripper.min() < 1 - STILL:
-        found = f"from {gripper.min():.2g} to {gripper.max():.2g}, where -1 opens and 1 closes"
-        yield warned_check("gripper", found, "Does the server leave it between 0 and 1? It would hardly open.")
+        detail = f"from {gripper.min():.2g} to {gripper.max():.2g}, where -1 opens and 1 closes"
+        yield warned_check("gripper", detail, "Does the server leave it between 0 and 1? It would hardly open.")
 
 
 def _format_statistics(actions: Numbers) -> str:
@@ -292,13 +292,15 @@ def _format_statistics(actions: Numbers) -> str:
     return "\n".join(lines)
 
 
-def _format_eval(spec: str, given: Mapping[str, str], answer: ServerAnswer, name: str, suite: str | None) -> str:
+def _format_eval(
+    spec: str, policy_arguments: Mapping[str, str], answer: ServerAnswer, name: str, suite: str | None
+) -> str:
     """Return the command that evaluates the server."""
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
     task = _task(name, suite)
     words = ["safevla", "eval", "--host", _host(name), "--suite", task.benchmark, "--policy", spec]
-    for key, value in {**given, **shorter}.items():
+    for key, value in {**policy_arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
 

@@ -177,8 +177,8 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
     if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
         return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
-    known = _known_facts(host, name, installed)
-    effect = "\n    ".join(["", *known]) if known else " trajectories and forces may differ a little"
+    facts = _known_facts(host, name, installed)
+    effect = "\n    ".join(["", *facts]) if facts else " trajectories and forces may differ a little"
     problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
     return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from safevla_bench.errors import HostError, PluginError
@@ -21,6 +20,7 @@ GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
 """Group of the entry points that name a host's file of tags: `module:attribute`, a path."""
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
+_REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
 
 __all__ = ["GROUP", "REGISTRIES", "episode_header", "host_names", "host_owner", "make_host", "registry_files"]
 
@@ -53,20 +53,16 @@ def registry_files(name: str) -> tuple[Path, ...]:
     Raises:
         PluginError: the entry point cannot be loaded, or names no file; names its distribution.
     """
-    return tuple(_registry_file(entry) for entry in entry_points(group=REGISTRIES, name=name))
+    return tuple(_require_file(name, value) for value in _REGISTRIES.load(name))
 
 
-def _registry_file(entry: EntryPoint) -> Path:
-    owner = entry.dist.name if entry.dist else "an unnamed distribution"
-    remedy = f"Its entry point {entry.value!r} is to be the path of a .toml file. Repair, upgrade or uninstall {owner}."
-    try:
-        value = entry.load()
-    except Exception as error:  # it can fail in any way while it is imported
-        problem = f"the registry of host {entry.name!r} fails to load: {type(error).__name__}: {error}"
-        raise PluginError(problem, remedy=remedy) from error
-    if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
-        raise PluginError(f"the registry of host {entry.name!r} is no file: {value}", remedy=remedy)
-    return Path(value)
+def _require_file(name: str, value: object) -> Path:
+    if isinstance(value, str | os.PathLike) and Path(value).is_file():
+        return Path(value)
+    remedy = (
+        f"Its entry point in {REGISTRIES} is to name the path of a .toml file: a fault of {_REGISTRIES.owner(name)}."
+    )
+    raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
 
 
 def episode_header(

@@ -92,6 +92,9 @@ def test_what_is_not_there_is_refused():
         host.tasks("mt11")
     with pytest.raises(HostError, match=CAMERAS[0]):
         host.make(task, Wants(cameras=("frontview",)))
+    for unmade in ("joint_pos", "state"):  # the state is for privileged policies
+        with pytest.raises(HostError, match=f"Meta-World has no reading '{unmade}'\n.*agent_pos"):
+            host.make(task, Wants(extra=(unmade,)))
     with pytest.raises(HostError, match="changes of position"):
         host.make(task, Wants(absolute=True))
     with pytest.raises(PolicyError, match="metaworld:expert"):

@@ -14,7 +14,7 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.hosts.libero.host import LiberoHost
-from safevla_bench.hosts.mujoco.viewer import chosen, close_ups, shares
+from safevla_bench.hosts.mujoco.viewer import choose_camera, close_ups, shares
 from safevla_bench.hosts.robocasa.host import RobocasaHost
 from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, StagingHost, Wants
 from safevla_bench.trajectory import Channel
@@ -169,17 +169,17 @@ def test_shares_count_the_pixels_of_each_body():
 
 def test_the_least_visible_body_decides():
     shown = [np.array([0.9, 0.0]), np.array([0.03, 0.03]), np.array([0.5, 0.001])]
-    assert chosen(CAMERAS, shown).name == "b"
+    assert choose_camera(CAMERAS, shown).name == "b"
 
 
 def test_a_little_more_of_a_body_does_not_beat_a_more_natural_view():
     shown = [np.array([0.050]), np.array([0.052]), np.array([0.4])]
-    assert chosen(CAMERAS, shown[:2]).name == "a"
-    assert chosen(CAMERAS, [np.array([0.07]), np.array([0.4])]).name == "a"
+    assert choose_camera(CAMERAS, shown[:2]).name == "a"
+    assert choose_camera(CAMERAS, [np.array([0.07]), np.array([0.4])]).name == "a"
 
 
 def test_where_nothing_shows_the_bodies_the_first_camera_is_taken():
-    assert chosen(CAMERAS, [np.zeros(2)] * 3).name == "a"
+    assert choose_camera(CAMERAS, [np.zeros(2)] * 3).name == "a"
 
 
 def test_close_ups_look_at_the_point_from_within_reach():

@@ -160,18 +160,18 @@ class RecordableKitchen:
     def header_fields(self) -> dict[str, object]:
         """Return the host-specific fields of the header: what rebuilds the kitchen, and the mark of stand-ins."""
         kitchen: Any = self._kitchen
-        rebuilt = {"layout": _plain_id(kitchen.layout_id), "style": _plain_id(kitchen.style_id)}
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
         options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
-        told = {
-            **rebuilt,
+        description = {
+            "layout": _plain_id(kitchen.layout_id),
+            "style": _plain_id(kitchen.style_id),
             "joints": joints,
             "options": options,
             "memory": self._memory,
             "ep_meta": episode_meta(kitchen),
         }
-        fields: dict[str, object] = {self.host: told}
+        fields: dict[str, object] = {self.host: description}
         return {**fields, STANDIN_MARK: True} if self.versions[ASSETS_ENTRY] != OFFICIAL else fields
 
 
@@ -239,16 +239,16 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    known = known_goals()
+    goals = known_goals()
     if goal is not None:
         return tuple(goal)
-    if task not in known:
+    if task not in goals:
         problem = f"the goal of RoboCasa's task {task} is not known here, and with it what is target and what bystander"
         remedy = (
             'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the task.'
         )
-        raise HostError(problem, remedy=f"{remedy} Known: {', '.join(known)}.")
-    return known[task]
+        raise HostError(problem, remedy=f"{remedy} Known: {', '.join(goals)}.")
+    return goals[task]
 
 
 def _is_success(result: Any) -> bool:

@@ -29,6 +29,7 @@ from safevla_bench.interface import (
     UnrenderedImages,
     Wants,
     check_action,
+    check_extra,
 )
 from safevla_bench.trajectory import Batch, from_recording
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
@@ -41,6 +42,7 @@ _APPEARANCE = Appearance(
 )
 """As Meta-World's own pictures, with the mark of the goal; only that those of some cameras are upside down."""
 _STAGE_CAMERA = "corner3"
+_HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
 class MetaworldHost:
@@ -60,7 +62,7 @@ class MetaworldHost:
         """Make the environment of one task.
 
         Raises:
-            HostError: Meta-World is missing, or it has no such task or camera.
+            HostError: Meta-World is missing, or it has no such task, camera or further reading.
         """
         unknown = sorted(set(wants.cameras) - set(CAMERAS))
         if unknown:
@@ -68,6 +70,7 @@ class MetaworldHost:
         if wants.absolute:
             problem = "Meta-World takes changes of position, and this policy gives poses"
             raise HostError(problem, remedy="Serve a model that gives changes of position.")
+        check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
@@ -235,14 +238,14 @@ class MetaworldEnv:
         data = self._env.data
         site, quat = data.site("endEffector"), np.empty(4)
         mujoco.mju_mat2Quat(quat, site.xmat)
-        state = {"state": vector.copy()} if self._wants.privileged else {}
+        state = {_STATE_READING: vector.copy()} if self._wants.privileged else {}
         return Observation(
             instruction=self.task.instruction,
             eef_pos_m=site.xpos.copy(),
             eef_quat_wxyz=quat,
             gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
             images=self._read_images(),
-            extra={"agent_pos": vector[:4].copy(), **state},
+            extra={_HAND_READING: vector[:4].copy(), **state},
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:

@@ -22,7 +22,7 @@ VISUAL_GROUPS = frozenset({1, 2})
 
 @dataclass(frozen=True)
 class Appearance:
-    """What a host's models show: groups of geoms, whether sites are drawn, and cameras that hang upside down."""
+    """Drawing of a host's models: groups of geoms, whether sites are drawn, and cameras that hang upside down."""
 
     groups: frozenset[int] = VISUAL_GROUPS
     sites: bool = False

@@ -85,7 +85,7 @@ class MujocoStage:
         groups = [self._geom_ids(name) for name in bodies]
         where, radius = focus(self._model, self._data, groups)
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
-        return chosen(cameras, [shares(self._render_sketch(one, bodies), len(bodies)) for one in cameras])
+        return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """One record from one camera."""
@@ -148,8 +148,8 @@ class MujocoStage:
 
     def _position_error_m(self, record: int) -> float:
         """Return the distances of the tracked bodies from their recorded positions, summed [m]."""
-        found = self._current_positions()
-        gaps = [np.linalg.norm(found[name] - at[record]) for name, at in self._recorded.items() if name in found]
+        shown = self._current_positions()
+        gaps = [np.linalg.norm(shown[name] - at[record]) for name, at in self._recorded.items() if name in shown]
         return float(sum(gaps))
 
     def _current_positions(self) -> Mapping[str, Floats]:
@@ -178,21 +178,21 @@ class MujocoStage:
         return place[eye.bodies(size)]
 
     def _body_ids(self, name: str) -> list[int]:
-        found = [body for body, other in enumerate(self._scene.body_name) if other == name]
-        if not found:
+        bodies = [body for body, other in enumerate(self._scene.body_name) if other == name]
+        if not bodies:
             problem = f"the model has no body {name!r}"
             raise HostError(problem, remedy="Render with the versions that run.json names.")
-        return found
+        return bodies
 
     def _geom_ids(self, name: str) -> NDArray[np.intp]:
         return np.flatnonzero(np.isin(self._model.geom_bodyid, self._body_ids(name)))
 
     def _visible_body_ids(self, name: str) -> list[int]:
         """The ids of a body, or of the nearest parent with something to see where it has none, as a finger's pad."""
-        found = self._body_ids(name)
-        while not self._has_visual(found) and found != [0]:
-            found = [int(self._model.body_parentid[found[0]])]
-        return found
+        bodies = self._body_ids(name)
+        while not self._has_visual(bodies) and bodies != [0]:
+            bodies = [int(self._model.body_parentid[bodies[0]])]
+        return bodies
 
     def _has_visual(self, bodies: Sequence[int]) -> bool:
         geoms = np.isin(self._model.geom_bodyid, bodies)
@@ -205,14 +205,14 @@ def read_states(episode: Batch, width: int) -> Floats:
     Raises:
         HostError: the record holds none, or those of another model.
     """
-    found = episode.sim_state.episode_rows(0)
-    if not len(found):
+    states = episode.sim_state.episode_rows(0)
+    if not len(states):
         remedy = "Only records with `sim_state` can be shown; those that `safevla rollout` writes have it."
         raise HostError("the record holds no simulator states", remedy=remedy)
-    if found.shape[1] != width:
-        problem = f"the record's states hold {found.shape[1]} numbers, the model here {width}"
+    if states.shape[1] != width:
+        problem = f"the record's states hold {states.shape[1]} numbers, the model here {width}"
         raise HostError(problem, remedy="Render with the versions that run.json names.")
-    return found
+    return states
 
 
 def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
@@ -248,15 +248,15 @@ def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
     name, source = str(replay.get("episode")), str(replay.get("source"))
-    state, told = tuple(states[0].tolist()), read_told_scene(episode, host)
-    return RecordedEpisode(name, source, len(states) - 1, state, fixtures=fixtures, told=told)
+    state, scene = tuple(states[0].tolist()), read_told_scene(episode, host)
+    return RecordedEpisode(name, source, len(states) - 1, state, fixtures=fixtures, told=scene)
 
 
 def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
     """Return what the record of a batch of one says of its scene, under its host's name; empty where it does not."""
     header = episode.extra[0].get("header")
-    told = header.get(host) if isinstance(header, Mapping) else None
-    return told if isinstance(told, Mapping) else {}
+    scene = header.get(host) if isinstance(header, Mapping) else None
+    return scene if isinstance(scene, Mapping) else {}
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
@@ -318,8 +318,8 @@ def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[n
 def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> bool:
     if len(groups) != 2 or contact.dist > 0:
         return False
-    one, other = groups
-    return bool((contact.geom1 in one and contact.geom2 in other) or (contact.geom2 in one and contact.geom1 in other))
+    a, b = groups
+    return bool((contact.geom1 in a and contact.geom2 in b) or (contact.geom2 in a and contact.geom1 in b))
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
@@ -351,9 +351,9 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
     return counted
 
 
-def chosen(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
-    """The first camera that shows its least visible body nearly as well as the best does."""
-    scores = np.array([_score(one) for one in shown])
+def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
+    """Return the first camera that shows its least visible body nearly as well as the best does."""
+    scores = np.array([_score(seen) for seen in shown])
     return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]
 
 

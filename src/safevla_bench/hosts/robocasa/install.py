@@ -57,8 +57,8 @@ def versions() -> dict[str, str]:
         HostError: RoboCasa is not installed, shares its environment with another robosuite, or has no assets.
     """
     require()
-    found = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
-    return {**found, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
+    installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
+    return {**installed, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
 
 
 def require() -> None:
@@ -155,9 +155,9 @@ def task_class(task: Task) -> type[Kitchen]:
 def _import_robocasa(root: Path) -> None:
     """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process."""
     logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
-    known = sys.modules.get("robocasa.models")
-    if known is not None and Path(known.assets_root).resolve() != root:
-        problem = f"RoboCasa was imported with the assets in {known.assets_root}"
+    imported = sys.modules.get("robocasa.models")
+    if imported is not None and Path(imported.assets_root).resolve() != root:
+        problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
         raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
     finder = _AssetsFinder(root)
     sys.meta_path.insert(0, finder)

@@ -204,9 +204,9 @@ class Gr00tModel:
             self._requests.open()
             self._bare = not self._supports_reset()
             config = self._requests.describe_modalities()
-            told = {} if config is None else {"modality_config": config}
+            described = {} if config is None else {"modality_config": config}
             form = "the observation alone" if self._bare else "observation and options"
-            self.greeting = sanitize_greeting({"get_action": form, **told}, self._requests.token)
+            self.greeting = sanitize_greeting({"get_action": form, **described}, self._requests.token)
             modalities.check_modalities(modalities.parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
@@ -228,8 +228,8 @@ class Gr00tModel:
 
     def _request_action(self, request: dict[str, object]) -> Reply:
         observation = modalities.nest_request(request) if self._nested else request
-        data = observation if self._bare else {"observation": observation, "options": self._options()}
-        answer = action = self._requests.call("get_action", data)
+        call_input = observation if self._bare else {"observation": observation, "options": self._options()}
+        answer = action = self._requests.call("get_action", call_input)
         if not self._bare:
             action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):

@@ -78,13 +78,15 @@ def is_harness(address: str) -> bool:
 
 
 @contextmanager
-def _hang_up_after(held: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
+def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
     """Hang up when the time is over: a server that sends a byte now and then would hold up every read anew."""
 
     def hang_up() -> None:
         over.set()
         with suppress(OSError):
-            socket.socket.shutdown(held, socket.SHUT_RDWR)  # the plain socket's: that of TLS breaks a read under way
+            socket.socket.shutdown(
+                connection, socket.SHUT_RDWR
+            )  # the plain socket's: that of TLS breaks a read under way
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True

@@ -96,10 +96,10 @@ def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterato
             yield f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
         if modality.frames > 1:
             yield f"the server's model takes {modality.frames} frames of {name}, and one is sent"
-    given = modalities.get(ACTION)
+    action = modalities.get(ACTION)
     wanted_actions = [".".join(part.path) for part in dialect.parts]
-    if given and (missing := [key for key in wanted_actions if key not in given.keys]):
-        yield f"the server's model gives {', '.join(given.keys)}, and the dialect {dialect.name!r} reads {missing[0]}"
+    if action and (missing := [key for key in wanted_actions if key not in action.keys]):
+        yield f"the server's model gives {', '.join(action.keys)}, and the dialect {dialect.name!r} reads {missing[0]}"
 
 
 def wants_other_form(problem: str, *, nested: bool) -> bool:

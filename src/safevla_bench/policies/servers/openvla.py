@@ -83,8 +83,8 @@ class HttpClient:
         if status != HTTPStatus.NOT_FOUND:
             self._check_status(status, content)
         if status != HTTPStatus.OK:
-            said = redact_key(_shorten(content), self.key)
-            problem = f"{self.address}/act answers with HTTP {status}: {said or 'no reason given'}"
+            reason = redact_key(_shorten(content), self.key)
+            problem = f"{self.address}/act answers with HTTP {status}: {reason or 'no reason given'}"
             raise ReplyError(problem, remedy="Is it the server of OpenVLA or OpenVLA-OFT (vla-scripts/deploy.py)?")
         return content
 
@@ -174,8 +174,8 @@ class OpenvlaModel:
         request = self.dialect.build_request(observation)
         reply = OPENVLA.unpack(self._client.post(OPENVLA.pack(request)))
         if isinstance(reply, str):
-            said = redact_key(_shorten(reply.encode()), self._client.key)
-            problem = f"the server {self._client.address} answers {said!r}: its model raised"
+            reason = redact_key(_shorten(reply.encode()), self._client.key)
+            problem = f"the server {self._client.address} answers {reason!r}: its model raised"
             raise ReplyError(problem, remedy=_failure_remedy(request.get("unnorm_key")))
         return reply if isinstance(reply, dict) else {"actions": reply}
 
