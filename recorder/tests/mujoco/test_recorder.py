@@ -381,6 +381,14 @@ def test_a_part_of_a_fixture_that_the_model_lacks_is_an_error():
         Recorder(sim.model, sim.data, replace(scene(sim.model), fixtures=(frozenset({"dor"}),)))
 
 
+@pytest.mark.parametrize("name", ["table", "door"])
+def test_a_body_without_a_role_is_an_error_that_names_it(name):
+    sim = settled()
+    roles = {body: role for body, role in ROLES.items() if body != name}
+    with pytest.raises(HostError, match=f"the body '{name}' has no role\n.*bystander"):
+        Recorder(sim.model, sim.data, replace(scene(sim.model), roles=roles))
+
+
 def told(sim):
     """The contacts of the last substep by MuJoCo's own function, with the ids of geoms as shapes."""
     wrench = np.zeros(6)

@@ -43,8 +43,13 @@ class Scene:
         """Return the recorded body, finger group and fixture of each geom.
 
         Raises:
-            HostError: a part of a fixture is no recorded body of the model.
+            HostError: a body with a geom, or a tracked one, has no role; or a part of a fixture is no recorded body.
         """
+        owners = {self.body_name[body] for body in model.geom_bodyid}
+        nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
+        if nameless:
+            remedy = "Give it one in `roles`: robot, target, bystander or furniture."
+            raise HostError(f"the body {nameless[0]!r} has no role", remedy=remedy)
         places = {name: place for place, name in enumerate(self.roles)}
         place = np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
         return GeomMap(
