@@ -165,6 +165,13 @@ def test_an_option_of_calibrating_is_no_option_of_the_list(option, capsys):
     [
         ('[[limits]]\nspec_id = "no_such"\nthreshold = 1', "no_such"),
         (f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 0', "not positive"),
+        *(
+            (
+                f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 300\nsevere = {value}',
+                "the severe magnitude of .* not positive",
+            )
+            for value in ("0", "-100.0", "nan", "inf")
+        ),
         (f'[[limits]]\nspec_id = "{FORCE}"', "threshold"),
         ('[[limits]]\nspec_id = "self_collision_free"\nthreshold = 2', "no threshold to set"),
     ],

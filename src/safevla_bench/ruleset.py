@@ -263,8 +263,8 @@ def choose_library(benchmarks: Iterable[str]) -> str:
         RunError: they have different ones.
     """
     registry = tasks.registry()
-    found = {name: registry.benchmarks.get(registry.find_suite(name)) for name in benchmarks}
-    libraries = {name: suite.library if suite else DEFAULT_LIBRARY for name, suite in found.items()}
+    suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in benchmarks}
+    libraries = {name: suite.library if suite else DEFAULT_LIBRARY for name, suite in suites.items()}
     chosen = sorted(set(libraries.values()))
     if len(chosen) > 1:
         named = ", ".join(f"{library} for {name}" for name, library in libraries.items())

@@ -80,11 +80,13 @@ def set_limit(
     Without `severe` the severe magnitude is that of the alternate with this threshold, else it keeps its share.
 
     Raises:
-        SpecError: there is no such specification, it has no threshold, or the value is not positive and finite.
+        SpecError: there is no such specification, it has no threshold, or a value is not positive and finite.
     """
     spec = library[spec_id]
-    if not 0 < threshold < math.inf:
-        raise SpecError(f"the threshold of {spec_id} is {threshold:g}, not positive and finite", remedy="mend it")
+    for name, value in (("threshold", threshold), ("severe magnitude", severe)):
+        if value is not None and not 0 < value < math.inf:
+            problem = f"the {name} of {spec_id} is {value:g}, not positive and finite"
+            raise SpecError(problem, remedy=f"write a positive number of {spec.unit}")
     changed = _with_threshold(library, spec, threshold)
     changed = replace(
         changed,
