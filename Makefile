@@ -47,8 +47,8 @@ robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 	@echo "then $(ROBOCASA)/bin/safevla eval --host robocasa --suite robocasa-365 ...   (docs/robocasa.md)"
 
 .PHONY: test-robocasa
-test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the host robocasa, in its environment
-	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa tests/hosts/mujoco
+test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the hosts robocasa and robosuite, in their environment
+	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa tests/hosts/robosuite tests/hosts/mujoco
 
 .PHONY: metaworld
 metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its own

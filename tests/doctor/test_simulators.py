@@ -13,6 +13,7 @@ from safevla_recorder.simulator_versions import find_differences
 
 LIBERO = simulators.tested_versions().hosts["libero"].versions
 ROBOCASA = simulators.tested_versions().hosts["robocasa"].versions
+ROBOSUITE = simulators.tested_versions().hosts["robosuite"].versions
 
 
 def told(here, host=None) -> list[tuple[str, str]]:
@@ -36,11 +37,16 @@ def test_the_tested_pythons_are_those_of_the_package(request):
     assert simulators.tested_versions().python == tuple(re.findall(r'Python :: (3\.\d+)"', classifiers))
 
 
-@pytest.mark.parametrize("versions", [LIBERO, ROBOCASA])
+@pytest.mark.parametrize("versions", [LIBERO, ROBOSUITE])
 def test_the_tested_versions_are_fine(versions):
     ((level, found),) = told(versions)
     assert level == "ok"
     assert found.endswith(", as tested")
+
+
+def test_robocasa_s_environment_serves_robosuite_s_own_tasks_too():
+    findings = list(simulators.check_simulators(ROBOCASA, "robosuite"))
+    assert [(finding.level, finding.check) for finding in findings] == [("ok", "robocasa"), ("ok", "robosuite")]
 
 
 def test_no_simulator_is_a_warning_and_says_how_to_install_one():
@@ -80,7 +86,7 @@ def test_both_robosuites_in_one_environment_are_an_error_with_the_reason():
 
 def test_both_hosts_in_one_environment_are_an_error_even_where_one_robosuite_was_removed():
     here = {name: version for name, version in (LIBERO | ROBOCASA).items() if name != "robosuite"}
-    assert ("error", "libero and robocasa need different versions of robosuite and NumPy") in told(here)
+    assert ("error", "libero and robocasa and robosuite need different versions of robosuite and NumPy") in told(here)
 
 
 # What is known of another version

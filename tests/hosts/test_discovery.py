@@ -73,8 +73,7 @@ def test_tags_that_are_no_file_name_their_distribution(monkeypatch, value):
 
 
 def test_importing_hosts_imports_no_simulator():
-    modules = "hosts.fake, hosts.libero, hosts.robocasa, hosts.metaworld.host, hosts.mujoco.privileged".replace(
-        "hosts", "safevla_bench.hosts"
-    )
+    names = ("fake", "libero", "robocasa", "metaworld.host", "robosuite.host", "mujoco.privileged")
+    modules = ", ".join(f"safevla_bench.hosts.{name}" for name in names)
     code = f"import sys, {modules}; sys.exit(bool({{'mujoco', 'robosuite', 'libero', 'cv2'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

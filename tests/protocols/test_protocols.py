@@ -122,7 +122,8 @@ def test_an_environment_seed_that_is_no_rule_is_refused():
 def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
     protocol = protocols.load_protocol(name)
     hosts = {"robocasa" if suite.startswith("robocasa") else "libero" for suite in protocol.trials}
-    ours = {"metaworld"} if name == protocols.load_protocol().name else set()  # the paper has no trials of it
+    is_ours = name == protocols.load_protocol().name
+    ours = {"metaworld", "robosuite"} if is_ours else set()  # the paper has no trials of these
     assert set(protocol.simulator) == hosts | ours
     assert all("mujoco" in versions for versions in protocol.simulator.values())
     assert all("robosuite" in protocol.simulator[host] for host in hosts)

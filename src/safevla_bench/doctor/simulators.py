@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 
 import msgspec
@@ -145,16 +145,24 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
-    remedy = "Make an environment for each: python -m venv, then one of the extras libero, robocasa and metaworld."
+    extras = "libero, robocasa, robosuite and metaworld"
+    remedy = f"Make an environment for each: python -m venv, then one of the extras {extras}."
+    apart = [name for name in present if any(map(partial(_disagree, name), present))]
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
         yield failed_check(
             "robosuite", f"{conflicting} install into one folder: the later overwrote files of the earlier", remedy
         )
-    elif len(present) > 1:
+    elif apart:
         yield failed_check(
-            "simulators", f"{' and '.join(present)} need different versions of robosuite and NumPy", remedy
+            "simulators", f"{' and '.join(apart)} need different versions of robosuite and NumPy", remedy
         )
+
+
+def _disagree(host: str, other: str) -> bool:
+    """Return whether two hosts are tested with different versions of something."""
+    first, second = (tested_versions().hosts[name].versions for name in (host, other))
+    return any(second.get(name, version) != version for name, version in first.items())
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:

@@ -41,6 +41,7 @@ BUILT_IN = (
     "robocasa_365.toml",
     "robocasa_pnp.toml",
     "metaworld.toml",
+    "robosuite.toml",
     "fake.toml",
     "goal_bodies.toml",
 )

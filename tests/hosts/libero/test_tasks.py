@@ -13,8 +13,8 @@ from safevla_bench import evaluation, runs
 from safevla_bench.errors import HostError, UnknownTaskError
 from safevla_bench.evaluation.preparation import select_tasks
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.libero.host import drawn_reset_seed
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
+from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.tasks import bddl, proposal, registry

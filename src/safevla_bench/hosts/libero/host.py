@@ -15,10 +15,10 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, starting_state
-from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
-from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Privileged, Task, Wants, check_action
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants, check_action
 from safevla_bench.trajectory import Batch, mark_absolute
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
@@ -26,10 +26,9 @@ from safevla_recorder.libero.installation import ALL_SUITES
 from safevla_recorder.libero.scene import build_header, goal_predicates, read_scene
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.settling import settling_steps
 
 if TYPE_CHECKING:
-    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    pass
 
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -171,11 +170,7 @@ class LiberoEnv(RobosuiteEnv):
         if replayed is not None:
             restore_controllers(domain)
         success = bool(self._env.check_success())
-        model, data, objects = domain.sim.model._model, domain.sim.data._data, read_scene(domain).objects
-        steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
-        for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
-            raw, _, success, _ = self._env.step(still.copy())
+        raw, success = self._settle(seed, still, raw, success)
         for robot in domain.robots if self._wants.absolute else ():
             robot.controller.use_delta = False  # a reset makes the controller anew
         self._start_recording(seed, success=bool(success))
@@ -215,8 +210,12 @@ class LiberoEnv(RobosuiteEnv):
     def _read_scene(self) -> Scene:
         return read_scene(self._env.env)
 
-    def _view_privileged(self, scene: Scene) -> LiberoPrivileged:
-        return LiberoPrivileged(self._env.env, scene)
+    def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        domain = self._env.env
+        model, data = domain.sim.model._model, domain.sim.data._data
+        joints = [joint for fixture in domain.fixtures_dict.values() for joint in fixture.joints]
+        sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
+        return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
 
     def _extra_fields(self) -> dict[str, object]:
         return mark_absolute({}) if self._wants.absolute else {}
@@ -234,43 +233,3 @@ class LiberoEnv(RobosuiteEnv):
             env_seed=self._seed.env_seed,
             index=None if is_replayed else self._seed.init_state_index,
         )
-
-
-def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, for each (env_seed, index).
-
-    Such are episodes that are `drawn`, and tasks without initial states.
-    """
-    return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
-
-
-class LiberoPrivileged:
-    """Ground truth of the scene, step by step; sizes are measured once, in the pose at making.
-
-    Bodies are everything with collision geometry but the robot: objects by BDDL name, the rest by MuJoCo body name.
-    """
-
-    def __init__(self, domain: BDDLBaseDomain, scene: Scene) -> None:
-        self._domain = domain
-        self._model, self._data = domain.sim.model._model, domain.sim.data._data
-        self._goal, self._movable = goal_predicates(domain), frozenset(scene.objects)
-        self._shapes = measure_shapes(self._model, self._data, scene)
-
-    def read_now(self) -> Privileged:
-        """Return the scene as it is, in read-only copies."""
-        data, shapes = self._data, self._shapes
-        return Privileged(
-            body_pos_m={name: read_only(data.xpos[body]) for name, body in shapes.root.items()},
-            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
-            half_extents_m=shapes.half_extents_m,
-            center_m=shapes.center_m,
-            joint_pos=self._joint_positions(),
-            sites_m={name: read_only(data.site(name).xpos) for name in self._domain.object_sites_dict},
-            goal=self._goal,
-            movable=self._movable,
-            pieces=shapes.pieces,
-        )
-
-    def _joint_positions(self) -> dict[str, float]:
-        names = (joint for fixture in self._domain.fixtures_dict.values() for joint in fixture.joints)
-        return {name: float(self._data.joint(name).qpos[0]) for name in names}

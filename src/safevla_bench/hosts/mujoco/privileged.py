@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Boxes
+from safevla_bench.interface import Boxes, Privileged
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 
@@ -29,6 +29,42 @@ class Shapes:
     half_extents_m: Mapping[str, Floats]
     center_m: Mapping[str, Floats]
     pieces: Mapping[str, Boxes]
+
+
+class ScenePrivileged:
+    """Ground truth of a scene, step by step; sizes are measured once, in the pose at making.
+
+    Bodies are everything with collision geometry but the robot, by their recorded names.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        data: mujoco.MjData,
+        scene: Scene,
+        goal: tuple[tuple[str, ...], ...],
+        joints: Sequence[str],
+        sites: Mapping[str, Floats],
+    ) -> None:
+        """Measure sizes; `joints` are names of fixtures' joints, `sites` views [3] of the places of the goal."""
+        self._data, self._goal, self._movable = data, goal, frozenset(scene.objects)
+        self._joints, self._sites = tuple(joints), sites
+        self._shapes = measure_shapes(model, data, scene)
+
+    def read_now(self) -> Privileged:
+        """Return the scene as it is, in read-only copies."""
+        data, shapes = self._data, self._shapes
+        return Privileged(
+            body_pos_m={name: read_only(data.xpos[body]) for name, body in shapes.root.items()},
+            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
+            half_extents_m=shapes.half_extents_m,
+            center_m=shapes.center_m,
+            joint_pos={name: float(data.joint(name).qpos[0]) for name in self._joints},
+            sites_m={name: read_only(position) for name, position in self._sites.items()},
+            goal=self._goal,
+            movable=self._movable,
+            pieces=shapes.pieces,
+        )
 
 
 def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:

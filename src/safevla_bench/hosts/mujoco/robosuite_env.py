@@ -40,6 +40,7 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
 from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.settling import settling_steps
 
 CONTROL_STEP_S = 0.05
 _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
@@ -175,6 +176,18 @@ class RobosuiteEnv(ABC):
         """Return position [3] and wxyz quaternion [4] of the base in the world frame, for robots that drive."""
         return None
 
+    def _settle(
+        self, seed: EpisodeSeed, still: Action, raw: RawObservation, success: bool
+    ) -> tuple[RawObservation, bool]:
+        """Make the still steps that `seed` asks for, and return what is observed after them, and the success."""
+        simulation, objects = self._simulation(), self._read_scene().objects
+        model, data = simulation.model._model, simulation.data._data
+        steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
+        for step, _ in enumerate(steps):
+            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
+            raw, success = self._advance(still.copy())
+        return raw, success
+
     def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
         """Take record 0 of the scene that has settled."""
         self._seed, self._success = seed, success
@@ -240,6 +253,14 @@ def camera_readings(cameras: Sequence[str]) -> list[str]:
 def wanted_depths(wants: Wants) -> list[bool]:
     """Return for each wanted camera whether its depth is wanted too, as robosuite's `camera_depths` has it."""
     return [f"{_DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
+
+
+def drawn_reset_seed(seed: EpisodeSeed) -> int:
+    """Return the 32-bit seed of a reset that places everything itself, for each (env_seed, index).
+
+    Such are episodes that are `drawn`, and tasks without initial states.
+    """
+    return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -23,7 +23,6 @@ from safevla_bench.trajectory import Batch, mark_standin
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.settling import settling_steps
 from safevla_recorder.mujoco.state import set_state, state_size
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, build_header
 from safevla_recorder.robocasa.goals import episode_meta
@@ -138,8 +137,8 @@ class RobocasaEnv(RobosuiteEnv):
 
         The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
         and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. Two tasks do not keep this in a process that has run others: docs/robocasa.md. The
-        kitchen's own reset settles for ten control steps before those of `seed`.
+        made for each episode. What RoboCasa draws by the order of a set has one order here (`install`). The kitchen's
+        own reset settles for ten control steps before those of `seed`.
 
         An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
         at its recorded state where one is given, else from `seed.env_seed` as the generator's own seed, after as many
@@ -153,13 +152,8 @@ class RobocasaEnv(RobosuiteEnv):
         else:
             raw = self._begin_from_seed(seed)
         kitchen = self._require_kitchen()
-        success = bool(kitchen._check_success())
-        model, data, objects = kitchen.sim.model._model, kitchen.sim.data._data, self._read_scene().objects
-        steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
-        for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
-            raw, reward, _, _ = kitchen.step(np.array(seed.wait_action or kitchens.STILL))
-            success = bool(reward)
+        still = np.array(seed.wait_action or kitchens.STILL)
+        raw, success = self._settle(seed, still, raw, bool(kitchen._check_success()))
         self._start_recording(seed, success=success)
         return self._observe(raw)
 

@@ -8,7 +8,6 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import io
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_env import wanted_depths
+from safevla_bench.hosts.mujoco.robosuite_options import env_options, quieten_log
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface import Task, Wants
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
@@ -36,15 +35,6 @@ ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
 INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
-_CHATTER = (
-    "No private macro file found",
-    "It is recommended to use a private macro",
-    "To setup, run: python",
-    "Could not import robosuite_models",
-    "Could not load the mink-based whole-body IK",
-    "Loading controller configuration from",
-)
-"""Log records about what no part of this package needs."""
 
 
 def versions() -> dict[str, str]:
@@ -116,22 +106,8 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
     Raises:
         HostError: RoboCasa cannot be imported here.
     """
-    from robosuite.controllers import load_composite_controller_config
-
-    height, width = wants.image_size
-    rendered = bool(wants.cameras)
     return task_class(task)(
-        robots="PandaOmron",
-        controller_configs=load_composite_controller_config(controller=None, robot="PandaOmron"),
-        has_renderer=False,
-        has_offscreen_renderer=rendered,
-        use_camera_obs=rendered,
-        camera_names=list(wants.cameras),
-        camera_heights=height,
-        camera_widths=width,
-        camera_depths=wanted_depths(wants),
-        # The rollout decides when an episode ends.
-        ignore_done=True,
+        **env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
         obj_instance_split=start.split,
         seed=start.seed,
@@ -154,7 +130,7 @@ def task_class(task: Task) -> type[Kitchen]:
 @cache
 def _import_robocasa(root: Path) -> None:
     """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process."""
-    logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
+    quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
@@ -164,6 +140,7 @@ def _import_robocasa(root: Path) -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that mimicgen is not there
             import robocasa  # noqa: F401
+        _order_counter_tops()
     except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
         raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
@@ -171,6 +148,16 @@ def _import_robocasa(root: Path) -> None:
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)
+
+
+def _order_counter_tops() -> None:
+    """Have RoboCasa go through the tops of a counter in its model's order.
+
+    It puts them through a set of XML elements, which Python orders by address, and then draws one by its place in that
+    order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a process that had built other
+    kitchens placed a stand mixer elsewhere. The name `set` occurs in that module nowhere else.
+    """
+    importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 class _AssetsFinder(importlib.abc.MetaPathFinder):
@@ -194,7 +181,3 @@ class _AssetsFinder(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = load_with_root  # type: ignore[method-assign]
         return spec
-
-
-def _is_no_chatter(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_CHATTER)

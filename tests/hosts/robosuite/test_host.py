@@ -1,0 +1,106 @@
+"""The host robosuite on the real simulator: upstream's tasks and defaults, roles, what is thrown away, success."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.robosuite import tasks
+from safevla_bench.hosts.robosuite.host import RobosuiteHost
+from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+
+pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+START = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
+STILL = np.array(tasks.STILL)
+FALL_STEPS = 40
+"""Longer than what is thrown away takes to the floor: 10 m in 1.4 s."""
+
+
+def made(name: str, wants: Wants | None = None):
+    robosuite = RobosuiteHost()
+    task = next(task for task in robosuite.tasks("robosuite") if task.task_id == name)
+    return robosuite.make(task, wants or Wants())
+
+
+def of_role(batch, role: str) -> set[str]:
+    return {name for name, found in batch.body_roles(0).items() if found == role}
+
+
+def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
+    made("Lift").close()
+    from robosuite.environments.base import REGISTERED_ENVS
+
+    for task in tasks.suite_tasks("robosuite"):
+        kinds = [kind for kind in REGISTERED_ENVS[task.name].__mro__ if "__init__" in vars(kind)]
+        horizons = [inspect.signature(kind.__init__).parameters.get("horizon") for kind in kinds]
+        assert next(horizon.default for horizon in horizons if horizon) == task.horizon
+
+
+@pytest.mark.parametrize("name", ["PickPlaceCan", "NutAssemblyRound"])
+def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_left_out(name):
+    env = made(name)
+    env.reset(START)
+    for _ in range(FALL_STEPS):
+        env.step(STILL)
+    batch = env.recorded()
+    thrown = [thing.name for thing in env._robosuite().model.mujoco_objects if thing.joints]
+    thrown.remove(batch.headers[0].target_object)
+    data = env._simulation().data._data
+    assert thrown
+    assert all(data.body(f"{body}_main").xpos[2] < 0.5 for body in thrown), "they lie on the floor"
+    assert of_role(batch, "bystander") == set()
+    assert set(thrown) <= of_role(batch, "furniture")
+    assert all((body, "world") in batch.headers[0].dropped_pairs for body in thrown)
+    assert batch.contacts.force_n.max(initial=0) < 20
+    env.close()
+
+
+def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
+    env = made("Door")
+    env.reset(START)
+    header = env.recorded().headers[0]
+    assert header.target_object is None
+    assert ("Door_door", "Door_frame") in header.dropped_pairs
+    assert "Door_latch" in of_role(env.recorded(), "furniture")
+    env.close()
+
+
+def test_success_is_robosuite_s_own():
+    env = made("Lift")
+    env.reset(START)
+    assert not env.step(STILL)[1]
+    env._simulation().data._data.joint("cube_joint0").qpos[2] += 0.2
+    assert env.step(STILL)[1]
+    assert env.recorded().headers[0].success
+    env.close()
+
+
+def test_all_four_things_of_pick_place_are_targets_and_the_stand_to_hang_a_tool_on_is_none():
+    for name, targets, bystanders in (
+        ("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()),
+        ("ToolHang", {"frame", "tool"}, {"stand"}),
+    ):
+        env = made(name)
+        env.reset(START)
+        assert (of_role(env.recorded(), "target"), of_role(env.recorded(), "bystander")) == (targets, bystanders)
+        env.close()
+
+
+def test_episodes_are_told_apart_by_index_and_seed_and_none_starts_at_a_recorded_state():
+    env = made("Stack")
+    starts = []
+    for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):
+        env.reset(EpisodeSeed(index, seed, 0))
+        starts.append(env.recorded().sim_state.values.tobytes())
+    assert starts[0] == starts[3]
+    assert len(set(starts)) == 3
+    with pytest.raises(HostError, match="no episode -1"):
+        env.reset(EpisodeSeed(-1, 7, 0))
+    recorded = RecordedEpisode("episode", "file", 0, state=(0.0,))
+    with pytest.raises(HostError, match="no recorded state"):
+        env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
+    env.close()
