@@ -16,8 +16,8 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import episode_header
 from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.scene import read_scene
-from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
-from safevla_bench.hosts.mujoco.robosuite_env import model_coordinates
+from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, camera_matrices
+from safevla_bench.hosts.mujoco.robosuite_env import DEPTH, MATRICES, camera_readings, model_coordinates
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface import (
     Action,
@@ -25,6 +25,8 @@ from safevla_bench.interface import (
     Coordinate,
     EpisodeSeed,
     Observation,
+    PartialReadings,
+    Reading,
     Task,
     UnrenderedImages,
     Wants,
@@ -70,7 +72,8 @@ class MetaworldHost:
         if wants.absolute:
             problem = "Meta-World takes changes of position, and this policy gives poses"
             raise HostError(problem, remedy="Serve a model that gives changes of position.")
-        check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
+        own = (_HAND_READING, *([_STATE_READING] if wants.privileged else []))
+        check_extra(wants, (*own, *camera_readings(wants.cameras)), "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
@@ -238,27 +241,43 @@ class MetaworldEnv:
         data = self._env.data
         site, quat = data.site("endEffector"), np.empty(4)
         mujoco.mju_mat2Quat(quat, site.xmat)
-        state = {_STATE_READING: vector.copy()} if self._wants.privileged else {}
+        own = {_HAND_READING: vector[:4].copy()}
+        if self._wants.privileged:
+            own[_STATE_READING] = vector.copy()
+        renders, self._renders_next = self._renders_next, True
         return Observation(
             instruction=self.task.instruction,
             eef_pos_m=site.xpos.copy(),
             eef_quat_wxyz=quat,
             gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
-            images=self._read_images(),
-            extra={_HAND_READING: vector[:4].copy(), **state},
+            images=self._read_images(renders),
+            extra=self._read_extras(own, renders),
         )
 
-    def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
-        wanted, self._renders_next = self._renders_next, True
-        if not wanted:
+    def _read_images(self, renders: bool) -> Mapping[str, NDArray[np.uint8]]:
+        if not renders:
             return UnrenderedImages(self._wants.cameras)
-        return {camera: self._render(camera) for camera in self._wants.cameras}
+        return {camera: self._look(camera).image(self._wants.image_size) for camera in self._wants.cameras}
 
-    def _render(self, camera: str) -> NDArray[np.uint8]:
+    def _read_extras(self, own: Mapping[str, Reading], renders: bool) -> Mapping[str, Reading]:
+        """Return Meta-World's own readings, and those of cameras that are asked for."""
+        unrendered = [] if renders else [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
+        of_cameras = [name for name in self._wants.extra if name not in (*own, *unrendered)]
+        asked = {name: self._read_camera(name) for name in of_cameras}
+        return PartialReadings({**own, **asked}, unrendered) if unrendered else {**own, **asked}
+
+    def _read_camera(self, name: str) -> Reading:
+        kind, _, camera = name.partition("/")
+        size, is_turned = self._wants.image_size, camera in _APPEARANCE.turned
+        if kind == DEPTH:
+            return self._look(camera).depth_m(size)
+        return camera_matrices(self._env.model, self._env.data, camera, size, is_turned=is_turned)[MATRICES.index(kind)]
+
+    def _look(self, camera: str) -> Renderer:
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         self._renderer.look(self._env.data, Camera(camera))
-        return self._renderer.image(self._wants.image_size)
+        return self._renderer
 
 
 __all__ = ["CAMERAS", "MetaworldEnv", "MetaworldHost"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,16 +94,27 @@ class Renderer:
                 owner[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
         return np.where(drawn <= self._scene.ngeom, owner[np.minimum(drawn, self._scene.ngeom)], _NOTHING)
 
+    def depth_m(self, size: tuple[int, int]) -> NDArray[np.float32]:
+        """Return the distances along the axis of view in the last view, m, float32 [H, W]."""
+        buffer = np.empty(size, dtype=np.float32)
+        return to_metres(self._draw(size, None, buffer), self._model)
+
     def _pixels(self, size: tuple[int, int]) -> NDArray[np.uint8]:
+        pixels = np.empty((*size, 3), dtype=np.uint8)
+        return self._draw(size, pixels, None)
+
+    def _draw(self, size: tuple[int, int], pixels: NDArray[Any] | None, depth: NDArray[Any] | None) -> NDArray[Any]:
+        """Draw the last view into one of the two arrays, and return it with what is above at the top."""
         import mujoco
 
         self._gl.make_current()
         height, width = size
         rectangle = mujoco.MjrRect(0, 0, width, height)
         mujoco.mjr_render(rectangle, self._scene, self._context)
-        pixels = np.empty((height, width, 3), dtype=np.uint8)
-        mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
-        upright = pixels[::-1]  # OpenGL begins with the bottom row
+        mujoco.mjr_readPixels(pixels, depth, rectangle, self._context)
+        drawn = depth if pixels is None else pixels
+        assert drawn is not None
+        upright = drawn[::-1]  # OpenGL begins with the bottom row
         return (upright[::-1, ::-1] if self._turns else upright).copy()
 
     def close(self) -> None:
@@ -129,19 +140,20 @@ def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
 
 
 def camera_matrices(
-    model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: tuple[int, int]
+    model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: tuple[int, int], *, is_turned: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the intrinsics [3, 3] in pixels of an upright image of `size` (height, width), and the extrinsics [4, 4].
 
     The latter turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in `data`.
-    MuJoCo's own camera looks along -z, with y up.
+    MuJoCo's own camera looks along -z, with y up. `is_turned`: it hangs upside down, and its image is turned by half.
     """
     height, width = size
     number = model.camera(camera).id
     focal = 0.5 * height / np.tan(np.radians(model.cam_fovy[number]) / 2)
     intrinsics = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
     extrinsics = np.eye(4)
-    extrinsics[:3, :3] = data.cam_xmat[number].reshape(3, 3) * [1.0, -1.0, -1.0]
+    axes = [-1.0, 1.0, -1.0] if is_turned else [1.0, -1.0, -1.0]
+    extrinsics[:3, :3] = data.cam_xmat[number].reshape(3, 3) * axes
     extrinsics[:3, 3] = data.cam_xpos[number]
     return intrinsics, extrinsics
 

@@ -45,8 +45,8 @@ from safevla_recorder.mujoco.settling import settling_steps
 CONTROL_STEP_S = 0.05
 _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
 """robosuite's names of the arm's readings that policies may ask for."""
-_DEPTH = "depth"
-_MATRICES = ("intrinsics", "extrinsics")
+DEPTH, MATRICES = "depth", ("intrinsics", "extrinsics")
+"""Kinds of readings of a camera."""
 RawObservation = Mapping[str, NDArray[np.generic]]
 """An observation as robosuite returns it, by its own names."""
 
@@ -221,7 +221,7 @@ class RobosuiteEnv(ABC):
         )
 
     def _read_extras(self, raw: RawObservation) -> Mapping[str, Reading]:
-        depths = [name for name in self._wants.extra if name.startswith(f"{_DEPTH}/")]
+        depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         unrendered = [] if self._gate.is_open else depths
         made = {name: self._read_extra(name, raw) for name in self._wants.extra if name not in unrendered}
         return PartialReadings(made, unrendered) if unrendered else made
@@ -232,9 +232,9 @@ class RobosuiteEnv(ABC):
             return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
         simulation = self._simulation()
         model, data = simulation.model._model, simulation.data._data
-        if kind == _DEPTH:
+        if kind == DEPTH:
             return to_metres(raw[f"{camera}_depth"][::-1, :, 0].astype(np.float32), model)
-        return camera_matrices(model, data, camera, self._wants.image_size)[_MATRICES.index(kind)]
+        return camera_matrices(model, data, camera, self._wants.image_size)[MATRICES.index(kind)]
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         if not self._gate.is_open:
@@ -247,12 +247,12 @@ class RobosuiteEnv(ABC):
 
 def camera_readings(cameras: Sequence[str]) -> list[str]:
     """Return the names of the readings of some cameras, as `Wants.extra` has them."""
-    return [f"{kind}/{camera}" for camera in cameras for kind in (_DEPTH, *_MATRICES)]
+    return [f"{kind}/{camera}" for camera in cameras for kind in (DEPTH, *MATRICES)]
 
 
 def wanted_depths(wants: Wants) -> list[bool]:
     """Return for each wanted camera whether its depth is wanted too, as robosuite's `camera_depths` has it."""
-    return [f"{_DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
+    return [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
@@ -343,7 +343,7 @@ class CameraGate:
         def create_gated(*args: Any, **options: Any) -> tuple[list[Sensor], list[str]]:
             sensors, names = create(*args, **options)
             # A depth is made with its camera's picture; its own sensor reads what that one has left.
-            depths = [name.endswith(f"_{_DEPTH}") for name in names]
+            depths = [name.endswith(f"_{DEPTH}") for name in names]
             wrap = self._wrap_sensor
             return [sensor if d else wrap(env, sensor) for sensor, d in zip(sensors, depths, strict=True)], names
 
