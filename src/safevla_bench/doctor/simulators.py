@@ -145,8 +145,10 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
-    extras = "libero, robocasa, robosuite and metaworld"
-    remedy = f"Make an environment for each: python -m venv, then one of the extras {extras}."
+    remedy = (
+        "Make an environment for each: python -m venv, "
+        "then one of the extras libero, robocasa (or robosuite) and metaworld."
+    )
     apart = [name for name in present if any(map(partial(_disagree, name), present))]
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
