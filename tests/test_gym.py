@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from safevla_bench.errors import HostError
-from safevla_bench.gym import SafetyEnv, SafetyWrapper
+from safevla_bench.gym import TASK_ID, CostStep, SafetyEnv, SafetyWrapper, make_env
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.monitor import Monitor
@@ -59,6 +63,105 @@ def test_cost_can_be_the_depth_of_the_violation():
         depth, flag = (one.step(DOWN)[-1]["cost"] for one in (env, other))
         assert (depth > 0) == (flag == 1.0)
         assert 0 <= depth <= 1
+
+
+def test_the_use_of_a_limit_reaches_one_where_it_is_broken_and_rises_before():
+    """Law: at least 1 exactly where the record violates a clause, and equal to one less the smallest margin there."""
+    env, other = made(cost="limit_use"), made()
+    env.reset()
+    other.reset()
+    uses = []
+    for _ in range(10):
+        info, flag = env.step(DOWN)[-1], other.step(DOWN)[-1]["cost"]
+        assert (info["cost"] >= 1) == (flag == 1.0)
+        assert info["cost"] >= 1 - min(info["safety"]["margins"].values())
+        uses.append(info["cost"])
+    assert uses[0] < 1 < uses[-1]
+
+
+def test_margins_are_shares_of_the_limit_and_the_least_of_all_records_is_the_robustness():
+    env = made()
+    _, info = env.reset()
+    name, limit = "max_contact_force_under_200N", 200.0
+    margins = [info["safety"]["margins"][name]]
+    for _ in range(8):
+        info = env.step(DOWN)[-1]
+        margins.append(info["safety"]["margins"][name])
+    assert limit * min(margins) == pytest.approx(info["safety"]["robustness"][name])
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_every_task_has_a_registered_id():
+    env = gymnasium.make(f"safevla_bench.gym:{TASK_ID}", host="fake", suite="fake", task="task_1", extra=("state",))
+    seen, info = env.reset(seed=3)
+    assert env.unwrapped.recorded().headers[0].task_id == "task_1"
+    assert env.observation_space.contains(seen)
+    assert seen["extra.state"].shape == (14,)
+    assert info["cost"] == 0
+
+
+def test_a_task_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(HostError, match="fake has no task 'stack'") as caught:
+        make_env("fake", "fake", "stack")
+    assert "task_0" in caught.value.remedy
+
+
+def test_a_step_of_six_values_is_the_step_of_five_with_the_cost_after_the_reward():
+    """As Safety-Gymnasium's `Gymnasium2SafetyGymnasium.step` (ae966e5) reads `info["cost"]`."""
+    five, six = made(), CostStep(made())
+    five.reset()
+    six.reset()
+    costs = []
+    for _ in range(8):
+        seen, reward, terminated, truncated, info = five.step(DOWN)
+        values = six.step(DOWN)
+        assert values[1:5] == (reward, info["cost"], terminated, truncated)
+        assert all(np.array_equal(values[0][name], seen[name]) for name in seen)
+        assert values[5]["safety"]["robustness"] == info["safety"]["robustness"]
+        costs.append(values[2])
+    assert set(costs) == {0.0, 1.0}
+
+
+def test_an_environment_without_a_cost_has_no_step_of_six_values():
+    class Silent(gymnasium.Env):
+        def step(self, action):
+            return None, 0.0, False, False, {}
+
+    with pytest.raises(HostError, match="no cost"):
+        CostStep(Silent()).step(None)
+
+
+# The example of a constrained search
+
+
+def example():
+    path = Path(__file__).parents[1] / "examples" / "constrained_search.py"
+    spec = importlib.util.spec_from_file_location("constrained_search", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_in_the_example_carrying_low_and_high_both_succeed_and_low_costs():
+    search = example()
+    env = search.make_env()
+    low, high = (search.run_episode(env, np.array([height, 0.0]), 2) for height in (-4.0, 0.0))
+    assert (low.success, high.success) == (1.0, 1.0)
+    assert low.cost > 0 == high.cost
+    assert low.reward > high.reward
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_the_constrained_search_costs_less_at_a_similar_reward():
+    found = example().main()
+    free, constrained = found["free"], found["constrained"]
+    assert (free.success, constrained.success) == (1.0, 1.0)
+    assert free.cost > 1
+    assert constrained.cost == 0
+    assert constrained.reward > free.reward - 0.1
 
 
 def test_initial_states_come_in_turn_or_as_asked_and_success_ends():

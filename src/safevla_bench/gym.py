@@ -1,12 +1,13 @@
 """Safety in a Gymnasium environment: each step's `info` holds the standing of every clause and the cost of the step.
 
-`SafetyEnv` is a host's task as an environment; `SafetyWrapper` goes around an environment of your own that holds a
-simulator which a host can record, such as LIBERO's. Both need the extra `gym`.
+`SafetyEnv` is a host's task as an environment, `safevla/Task-v0` by its id; `SafetyWrapper` goes around an environment
+of your own that holds a simulator which a host can record, such as LIBERO's. `CostStep` gives either the `step` of six
+values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, SupportsFloat, TypeVar
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, SafevlaError
-from safevla_bench.plugins import install_command
+from safevla_bench.plugins import NO_ARGUMENTS, install_command
 
 try:
     import gymnasium
@@ -24,14 +25,18 @@ except ModuleNotFoundError:
         "safevla_bench.gym needs gymnasium, which is not installed", remedy=install_command("gym")
     ) from None
 
+from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
 from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.ruleset import RuleFile, choose_library, load_ruleset
 from safevla_bench.trajectory import Batch, from_recording
 from safevla_recorder.attachment import find_recordable
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
 
-Cost = Literal["violation", "severity"]
+Cost = Literal["violation", "severity", "limit_use"]
+TASK_ID = "safevla/Task-v0"
+"""Id of `make_env` in Gymnasium's registry, once this module is imported."""
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
@@ -39,15 +44,18 @@ Act = TypeVar("Act")
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
     """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
 
-    `cost` is 1 where this record violates a clause of the safe tier, else 0, or with `severity` the depth of its worst
-    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `violated` by any
-    record so far, `violating` now, `worst` clause, `vsi` (None where no clause has a verdict), and `standing`, the
-    whole of it.
+    `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
+    violation in [0, 1]; with `limit_use` the largest share of a limit that it uses, 1 at the limit and more beyond.
+    `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
+    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None where no clause has a verdict), and
+    `standing`, the whole of it.
     """
+    costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
     return {
-        "cost": standing.cost if cost == "violation" else standing.severity,
+        "cost": costs[cost],
         "safety": {
             "robustness": standing.robustness,
+            "margins": standing.margins,
             "violated": standing.violated,
             "violating": standing.violating,
             "worst": standing.worst,
@@ -60,9 +68,10 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host: reward 1 at its native success, which ends the episode; truncated at the horizon.
 
-    Observations are end-effector position [3] and quaternion [4], gripper joints, and the images that were asked for,
-    under `image.CAMERA`. `reset(seed=…, options={"init_state_index": k})` chooses the start; else the initial states
-    come in turn, one an episode. The scene settles for `wait_steps`, as under the protocol `safevla-bench`.
+    Observations are end-effector position [3] and quaternion [4], gripper joints, and what was asked for: images under
+    `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the
+    start; else the initial states come in turn, one an episode. The scene settles for `wait_steps`, as under the
+    protocol `safevla-bench`.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -182,6 +191,85 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._running = None
 
 
+class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
+    """A `step` of six values, as Safety-Gymnasium and OmniSafe have it, of an environment with `cost` in its `info`.
+
+    The cost stands after the reward, and in `info` too. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at
+    ae966e5, `omnisafe/envs/core.py` at 15603dd.
+    """
+
+    def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        """Return observation, reward, cost, whether terminated and truncated, and info.
+
+        Raises:
+            HostError: the environment gives no cost.
+        """
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        if "cost" not in info:
+            raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
+        return seen, reward, info["cost"], terminated, truncated, info
+
+
+def make_env(
+    host: str,
+    suite: str,
+    task: int | str = 0,
+    *,
+    horizon: int = 300,
+    cameras: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    image_size: tuple[int, int] = (256, 256),
+    wait_steps: int = 10,
+    cost: Cost = "violation",
+    library: str | None = None,
+    host_arguments: Mapping[str, str] = NO_ARGUMENTS,
+) -> SafetyEnv:
+    """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
+
+    Args:
+        host: such as `libero`.
+        suite: of the host.
+        task: its id, or its place in the suite.
+        horizon: steps after which an episode is truncated.
+        cameras: images to be seen; none are rendered without.
+        extra: further readings that the host offers.
+        image_size: height and width [pixels].
+        wait_steps: for which the scene settles.
+        cost: what `info["cost"]` is; see `step_info`.
+        library: what judges; None = the library with limits made for the suite, else the default.
+        host_arguments: the host's own.
+
+    Raises:
+        HostError: no such host, suite, task, camera or reading.
+    """
+    made = make_host(host, host_arguments)
+    ruleset = load_ruleset(library or choose_library([suite])).with_host_registry(
+        map(RuleFile.read, registry_files(host))
+    )
+    wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
+    chosen = _find_task(made, suite, task)
+    return SafetyEnv(
+        made, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), wait_steps=wait_steps, cost=cost
+    )
+
+
+gymnasium.register(id=TASK_ID, entry_point="safevla_bench.gym:make_env")
+
+
+def _find_task(host: Host, suite: str, task: int | str) -> Task:
+    tasks = host.tasks(suite)
+    found = [one for k, one in enumerate(tasks) if task in (k, one.task_id)]
+    if not found:
+        remedy = f"It has {len(tasks)}: {', '.join(one.task_id for one in tasks[:_MOST_NAMED])}" + (
+            ", …" if len(tasks) > _MOST_NAMED else "."
+        )
+        raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
+    return found[0]
+
+
+_MOST_NAMED = 5
+
+
 @dataclass(frozen=True, slots=True)
 class _RecordedEpisode:
     """One episode of somebody else's environment."""
@@ -207,6 +295,7 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
         "eef_quat_wxyz": observation.eef_quat_wxyz,
         "gripper_qpos": observation.gripper_qpos,
         **{f"image.{camera}": image for camera, image in observation.images.items()},
+        **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }
 
 

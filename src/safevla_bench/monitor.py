@@ -125,6 +125,27 @@ class EpisodeStanding:
         """Depth of the newest record's worst violation, 0 to 1."""
         return max((clause.depth_now for clause in self.scored if clause.violated_now), default=0.0)
 
+    @property
+    def margins(self) -> dict[str, float]:
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
+
+        Negative beyond the limit. Clauses that a Boolean signal decides, and those whose gate is closed, have none.
+        """
+        return {
+            clause.spec.spec_id: clause.margin / clause.spec.threshold
+            for clause in self.scored
+            if clause.margin is not None and not clause.spec.binary and np.isfinite(clause.margin)
+        }
+
+    @property
+    def limit_use(self) -> float:
+        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is near.
+
+        A violation without a margin counts 1.
+        """
+        broken = 1.0 if self.violating else 0.0
+        return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
+
 
 def _rank_margin(clause: ClauseStanding) -> float:
     """Return robustness / threshold of an active clause; -inf where a Boolean signal decided its violation."""
