@@ -66,7 +66,7 @@ def test_cost_can_be_the_depth_of_the_violation():
 
 
 def test_the_use_of_a_limit_reaches_one_where_it_is_broken_and_rises_before():
-    """Law: at least 1 exactly where the record violates a clause, and equal to one less the smallest margin there."""
+    """At least 1 where the record violates a clause, below 1 where every margin is positive."""
     env, other = made(cost="limit_use"), made()
     env.reset()
     other.reset()
