@@ -243,9 +243,8 @@ def make_env(
         HostError: no such host, suite, task, camera or reading.
     """
     made = make_host(host, host_arguments)
-    ruleset = load_ruleset(library or choose_library([suite])).with_host_registry(
-        map(RuleFile.read, registry_files(host))
-    )
+    tags = [RuleFile.read(path) for path in registry_files(host)]
+    ruleset = load_ruleset(library or choose_library([suite])).with_host_registry(tags)
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
     chosen = _find_task(made, suite, task)
     return SafetyEnv(
