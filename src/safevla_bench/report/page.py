@@ -94,7 +94,7 @@ def render_page(
             endings=ENDINGS,
             meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),
             **_analysis_sections(analysis, summaries, privileged),
-            bodies=body_tables(analysis.bodies, scores) if analysis.bodies else (),
+            bodies=body_tables(analysis.bodies, scores, summaries) if analysis.bodies else (),
             limits=_limit_rows(scores.specs),
             dash=NO_VALUE,
             number=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,

@@ -94,7 +94,7 @@ RULESET = load_ruleset(missing="deactivate")
 
 def built(batch):
     scores = score(batch, RULESET)
-    return violations.body_tables(find_bodies([batch], scores, RULESET), scores)
+    return violations.body_tables(find_bodies([batch], scores, RULESET), scores, cells(scores))
 
 
 def bodies_texts(table):

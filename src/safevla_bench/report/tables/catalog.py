@@ -188,7 +188,7 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
         return []
-    built = violations.body_tables(inputs.find_bodies(), inputs.scores)
+    built = violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells)
     return [_with_asset_remarks(inputs.cells, table) for table in built]
 
 

@@ -141,12 +141,15 @@ _DISPLACEMENT = "non_target_max_disp"
 """The canonical family of the scored clause of displacement."""
 
 
-def body_tables(findings: BodyFindings, scores: Scores) -> tuple[Table, ...]:
-    """Tabulate the bodies of violations, and displacement without the goal's receptacles where a cell judges it."""
-    return body_kind_table(findings.violations, scores), receptacle_table(findings, scores)
+def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
+    """Tabulate the bodies of violations, and displacement without the goal's receptacles where a cell judges it.
+
+    `cells` are the summaries of the scores, policy × suite.
+    """
+    return body_kind_table(findings.violations, scores, cells), receptacle_table(findings, scores, cells)
 
 
-def body_kind_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
+def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
     """Tabulate the episodes of each cell that violate a specification with a kind of body, or a pair of kinds."""
     columns = (
         Column("Policy", numeric=False),
@@ -158,7 +161,7 @@ def body_kind_table(violations: Sequence[BodyViolation], scores: Scores) -> Tabl
         Column("Worst", meaning="largest value of such a body"),
         Column("Bodies", numeric=False, meaning="in how many episodes each"),
     )
-    rows = tuple(row for cell in metrics.cells(scores) for row in _kind_rows(cell, violations, scores))
+    rows = tuple(row for cell in cells for row in _kind_rows(cell, violations, scores))
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
         "in contact. Kinds follow from roles, robosuite's names and the goal; they decide no verdict."
@@ -217,7 +220,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     return ", ".join([*named, *([f"{more} more"] if more else [])])
 
 
-def receptacle_table(findings: BodyFindings, scores: Scores) -> Table:
+def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
     """Tabulate each cell that judges displacement as it is, and as if goal receptacles had stayed where they were."""
     columns = (
         Column("Policy", numeric=False),
@@ -228,7 +231,7 @@ def receptacle_table(findings: BodyFindings, scores: Scores) -> Table:
             for name, meaning in (("all", "as scored"), ("without", "without goal receptacles"))
         ),
     )
-    pairs = zip(metrics.cells(scores), metrics.cells(findings.without_receptacles), strict=True)
+    pairs = zip(cells, metrics.cells(findings.without_receptacles), strict=True)
     columns_of_clause = [
         k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT
     ]
@@ -243,9 +246,7 @@ def receptacle_table(findings: BodyFindings, scores: Scores) -> Table:
         "where it was. Forces on it still count. This is a reading beside the scores, and no score."
     )
     table = Table("Displacement with and without the goal's receptacles", columns, rows, name="receptacles")
-    return add_notes(
-        table, *([describe_intervals(metrics.cells(scores)), note] if rows else ["No cell judges displacement."])
-    )
+    return add_notes(table, *([describe_intervals(cells), note] if rows else ["No cell judges displacement."]))
 
 
 def _compared_cells(cell: Summary, other: Summary, column: int) -> Iterator[Cell]:
