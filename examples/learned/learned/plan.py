@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -55,6 +55,18 @@ class Plan:
         Student("of-hasty-successes", "hasty", "successes"),
         Student("of-hasty-safe", "hasty", "safe"),
     )
+
+    repeats: tuple[int, ...] = (1,)
+    """Further seeds: every student is trained again, from the same demonstrations, with other weights and batches."""
+
+    def repeated(self, seed: int) -> tuple[Student, ...]:
+        """Return the students of a further seed."""
+        return tuple(replace(student, name=f"{student.name}-again-{seed}", seed=seed) for student in self.students)
+
+    def find_student(self, name: str) -> Student:
+        """Return the student of a name."""
+        everyone = (*self.students, *(student for seed in self.repeats for student in self.repeated(seed)))
+        return next(student for student in everyone if student.name == name)
 
     def demo_folder(self, teacher: str, task: int) -> Path:
         """Return the folder of the demonstrations of one teacher in one task."""

@@ -41,17 +41,28 @@ class Job:
 
 def plan_jobs(plan: Plan) -> list[Job]:
     """Return every job in the order in which they are begun."""
-    first = plan.students[0].name
+    first = plan.weights(plan.students[0].name)
     teachers = list(dict.fromkeys(student.teacher for student in plan.students))
     return [
         *(record_job(plan, teacher, task) for teacher in teachers for task in plan.tasks),
-        *(train_job(plan, student) for student in plan.students),
-        *(evaluate_job(plan, student.name, plan.weights(student.name), plan.states) for student in plan.students),
-        *(
-            evaluate_job(plan, f"step-{step}", plan.weights(first, step), plan.checkpoint_states)
-            for step in plan.checkpoints
-        ),
-        evaluate_job(plan, "blind", plan.weights(first), plan.checkpoint_states, ("blind=yes",)),
+        *student_jobs(plan, plan.students),
+        *checkpoint_jobs(plan, plan.students[0]),
+        evaluate_job(plan, "blind", first, plan.checkpoint_states, ("blind=yes",)),
+        *(job for seed in plan.repeats for job in student_jobs(plan, plan.repeated(seed))),
+    ]
+
+
+def student_jobs(plan: Plan, students: Sequence[Student]) -> list[Job]:
+    """Return the jobs that train some students, and then those that evaluate them."""
+    training = [train_job(plan, student) for student in students]
+    return training + [evaluate_job(plan, each.name, plan.weights(each.name), plan.states) for each in students]
+
+
+def checkpoint_jobs(plan: Plan, student: Student) -> list[Job]:
+    """Return the jobs that evaluate one student as it was during its training, and at its end."""
+    steps = (*plan.checkpoints, plan.steps)
+    return [
+        evaluate_job(plan, f"step-{step}", plan.weights(student.name, step), plan.checkpoint_states) for step in steps
     ]
 
 
@@ -115,12 +126,23 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> None:
 
 
 def show_results(plan: Plan) -> None:
-    """Print the students' rates, by task too, each two of them on the same initial states, and the checkpoints."""
+    """Print the students' rates, by task too, each two of them on the same states, and the checkpoints; draw these."""
     students = [str(plan.evaluation(student.name)) for student in plan.students]
-    others = [str(plan.evaluation(name)) for name in (*(f"step-{step}" for step in plan.checkpoints), "blind")]
-    for command in (["tables", "--which", "main,tasks", *students], ["compare", *students], ["score", *others]):
-        print(f"\n$ safevla {' '.join(command)}", flush=True)
-        subprocess.run([*SAFEVLA, *command], check=True)
+    steps = [str(plan.evaluation(f"step-{step}")) for step in (*plan.checkpoints, plan.steps)]
+    again = [[str(plan.evaluation(each.name)) for each in plan.repeated(seed)] for seed in plan.repeats]
+    show("tables", "--which", "main,tasks", *students)
+    show("compare", *students)
+    for repeated in again:
+        show("compare", *repeated)
+    show("score", str(plan.evaluation("blind")))
+    show("figures", "--series", "--which", "series", "--pooled", "--across", "Training steps", *steps,
+         "--out", str(plan.out / "figures"))  # fmt: skip
+
+
+def show(*words: str) -> None:
+    """Run a command of safevla, which is printed before what it says."""
+    print(f"\n$ safevla {' '.join(words)}", flush=True)
+    subprocess.run([*SAFEVLA, *words], check=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif chosen.train:
         from learned.train import train_student
 
-        train_student(plan, next(student for student in plan.students if student.name == chosen.train))
+        train_student(plan, plan.find_student(chosen.train))
     else:
         run_jobs(plan_jobs(plan), chosen.workers)
         show_results(plan)
