@@ -58,6 +58,8 @@ class Plan:
 
     repeats: tuple[int, ...] = (1,)
     """Further seeds: every student is trained again, from the same demonstrations, with other weights and batches."""
+    repeat_states: int = 20
+    """As `states`, for the students that are trained again."""
 
     def repeated(self, seed: int) -> tuple[Student, ...]:
         """Return the students of a further seed."""

@@ -45,17 +45,17 @@ def plan_jobs(plan: Plan) -> list[Job]:
     teachers = list(dict.fromkeys(student.teacher for student in plan.students))
     return [
         *(record_job(plan, teacher, task) for teacher in teachers for task in plan.tasks),
-        *student_jobs(plan, plan.students),
+        *student_jobs(plan, plan.students, plan.states),
         *checkpoint_jobs(plan, plan.students[0]),
         evaluate_job(plan, "blind", first, plan.checkpoint_states, ("blind=yes",)),
-        *(job for seed in plan.repeats for job in student_jobs(plan, plan.repeated(seed))),
+        *(job for seed in plan.repeats for job in student_jobs(plan, plan.repeated(seed), plan.repeat_states)),
     ]
 
 
-def student_jobs(plan: Plan, students: Sequence[Student]) -> list[Job]:
+def student_jobs(plan: Plan, students: Sequence[Student], states: int) -> list[Job]:
     """Return the jobs that train some students, and then those that evaluate them."""
     training = [train_job(plan, student) for student in students]
-    return training + [evaluate_job(plan, each.name, plan.weights(each.name), plan.states) for each in students]
+    return training + [evaluate_job(plan, each.name, plan.weights(each.name), states) for each in students]
 
 
 def checkpoint_jobs(plan: Plan, student: Student) -> list[Job]:
