@@ -19,7 +19,7 @@ from safevla_bench import compare, evaluation
 from safevla_bench.browse import RunServer, RunSite, find_runs, list_runs, start_server
 from safevla_bench.browse.pages import Choice, compare_address, run_address
 from safevla_bench.errors import RunError
-from safevla_bench.report.render import content_security_policy, page_script, page_style
+from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
 
 HOSTILE = "<script>alert(1)<&'\"%2e%2e"
 
@@ -201,6 +201,13 @@ def test_a_report_keeps_its_policy_and_a_foreign_page_may_run_no_script(folder: 
     policy = site.reply("/run/still/report.html").policy
     assert policy.startswith("sandbox;")
     assert "script-src" not in policy
+
+
+def test_a_report_with_a_replay_in_3d_keeps_leave_to_run_its_player(folder: Path):
+    own = content_security_policy(page_style(), page_script(), *player_scripts())
+    escaped = own.replace("'", "&#39;")
+    (folder / "still" / "report.html").write_text(f'<meta http-equiv="Content-Security-Policy" content="{escaped}">')
+    assert RunSite(folder).reply("/run/still/report.html").policy == own
 
 
 # In a browser

@@ -188,6 +188,22 @@ def test_without_scripts_or_webgl_the_page_says_what_happened(browser: Browser, 
     assert "cannot be shown here" in browser.run(note)
 
 
+@pytest.mark.parametrize("damage", [{"motion": "eJwDAAAAAAE="}, {"motion": "!"}, {"records": 10**9}, {"shapes": None}])
+def test_a_damaged_file_says_so_and_the_page_stays(
+    browser: Browser, fake: tuple[Path, Batch], tmp_path: Path, damage: dict[str, object]
+) -> None:
+    text = fake[0].read_text(encoding="utf-8")
+    head, mark, rest = text.partition('<script type="application/json" id="replay3d-1">')
+    data, end, tail = rest.partition("</script>")
+    page = tmp_path / "page.html"
+    page.write_text(head + mark + json.dumps(json.loads(data) | damage) + end + tail, encoding="utf-8")
+    browser.open(page)
+    browser.click("figure.replay3d button")
+    wait_for(browser, f"{FIGURE}.querySelector('p.note:only-child')")
+    assert "cannot be shown here" in browser.run(f"{FIGURE}.textContent")
+    assert news(browser) == []
+
+
 def drawn(browser: Browser, prepare: str = "", size: tuple[int, int] | None = None) -> np.ndarray[Any, Any]:
     """The pixels of the canvas after some preparation; `size` is (height, width)."""
     resized = ""

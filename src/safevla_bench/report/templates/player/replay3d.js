@@ -13,9 +13,15 @@
   // Packed integers: see pack_integers in frames/replay3d.py.
   async function unpack(text, rows, columns) {
     const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    const stream = new Response(packed).body.pipeThrough(new DecompressionStream("deflate"));
-    const planes = new Uint8Array(await new Response(stream).arrayBuffer());
-    const count = rows * columns, out = new Int32Array(count);
+    const count = rows * columns, out = new Int32Array(count), planes = new Uint8Array(4 * count);
+    const reader = new Response(packed).body.pipeThrough(new DecompressionStream("deflate")).getReader();
+    let filled = 0;
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      if (filled + part.value.length > planes.length) throw new Error("its file is damaged"); // and may never end
+      planes.set(part.value, filled);
+      filled += part.value.length;
+    }
+    if (filled < planes.length) throw new Error("its file is damaged");
     for (let column = 0; column < columns; column++) {
       for (let row = 0, sum = 0; row < rows; row++) {
         const at = column * rows + row;
@@ -188,13 +194,15 @@
       this.controls = new THREE.OrbitControls(this.camera, this.canvas);
       this.controls.target.copy(this.camera.position).addScaledVector(forward, depth);
       this.controls.maxDistance = 12;
+      this.stage.addEventListener("focus", () => { this.controls.enableZoom = true; });
+      this.stage.addEventListener("blur", () => { this.controls.enableZoom = false; }); // the wheel scrolls the page then
       this.controls.addEventListener("change", () => this.redraw());
       this.controls.update();
       this.controls.saveState();
     }
 
     closeUp() {
-      const chosen = this.shownParts(this.offenders());
+      const chosen = this.shownParts(this.involved());
       if (!chosen.length) return;
       const middle = new THREE.Vector3();
       for (const k of chosen) middle.addScaledVector(this.parts[k].position, 1 / chosen.length);
@@ -226,9 +234,13 @@
       return Boolean(this.clause) && this.clause.spans.some(([first, last]) => first <= this.record && this.record <= last);
     }
 
-    offenders() {
-      if (!this.clause || !this.clause.violated) return [];
+    involved() {
+      if (!this.clause) return [];
       return this.record === this.clause.first ? this.clause.bodies_first : this.clause.bodies;
+    }
+
+    offenders() {
+      return this.clause && this.clause.violated ? this.involved() : [];
     }
 
     shownParts(names) {
@@ -315,6 +327,7 @@
       const who = names.length ? `: ${names.join(", ")}` : "";
       this.state.textContent = this.isBroken() ? `Broken now${who}` : this.clause && this.clause.violated ? `Not broken now${who}` : "";
       this.state.className = this.isBroken() ? "state bad" : "state";
+      this.state.hidden = !this.data.clauses.some((clause) => clause.violated);
       const parts = contacts.slice(0, 6).map((one) => `${one.a} – ${one.b} ${one.force.toFixed(one.force < 10 ? 1 : 0)} N${one.placed ? "" : " (over)"}`);
       if (contacts.length > 6) parts.push(`${contacts.length - 6} more`);
       this.list.textContent = parts.length ? `Contacts: ${parts.join("; ")}` : "No contact in this record.";
@@ -411,7 +424,7 @@
         this.first.disabled = !this.clause || this.clause.first < 0;
         this.worst.disabled = !this.clause;
         this.worst.textContent = this.clause && !this.clause.violated ? "Nearest to the limit" : "Worst moment";
-        this.near.disabled = !this.clause || !this.clause.violated;
+        this.near.disabled = !this.shownParts(this.involved()).length;
       };
       clauses.addEventListener("change", () => { choose(); this.seek(this.record); });
       clauses.hidden = !this.data.clauses.length;
