@@ -13,6 +13,7 @@
   // Packed integers: see pack_integers in frames/replay3d.py.
   async function unpack(text, rows, columns) {
     const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    if (!(rows * columns <= 5e7)) throw new Error("its file is damaged");
     const count = rows * columns, out = new Int32Array(count), planes = new Uint8Array(4 * count);
     const reader = new Response(packed).body.pipeThrough(new DecompressionStream("deflate")).getReader();
     let filled = 0;
