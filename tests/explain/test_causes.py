@@ -105,6 +105,16 @@ def test_the_speed_is_that_of_the_end_effector_in_the_step_before():
     assert cause(pushed((6, HAND, PLATE, 9.0), eef_pos_m=eef)).speed_m_s == pytest.approx(0.4)
 
 
+def test_times_and_speed_are_those_of_the_stamps_where_records_have_them():
+    eef = np.tile([0.4, 0.0, 1.0], (N, 1))
+    eef[6:, 0] += 0.02
+    stamps = np.where(np.arange(N) < 6, 0.05 * np.arange(N), 0.05 * np.arange(N) + 0.15)
+    stamped = cause(pushed((6, HAND, PLATE, 9.0), eef_pos_m=eef, further={"time_s": stamps}))
+    assert stamped.speed_m_s == pytest.approx(0.1)
+    assert "left its place at 0.45 s" in stamped.sentence
+    assert "At 0.45 s" in stamped.sentence
+
+
 def held(*touches: tuple[int, int, int, float]) -> Batch:
     grip = np.ones(N, dtype=np.bool_)
     return from_recording(recording(N, contacts=contacts(*touches), gripper_contact=grip, gripped=np.full(N, BOWL)))

@@ -1,4 +1,4 @@
-"""How a violation came about, as far as contacts and poses show it: arm → bowl → plate, when, how fast, in which phase.
+"""Causes of violations, as far as contacts and poses show them: arm → bowl → plate, when, how fast, in which phase.
 
 A chain leads from the body that began it to the body that it ended at; neighbours touch in the record that is named.
 A contact of record t lies between t - 1 and t. Resting contacts are not recorded, and a contact proves no cause: where
@@ -52,7 +52,7 @@ class ChainContact:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """How a violation came about; `bodies` from the first of the chain to the last, with a contact between neighbours.
+    """The course of a violation; `bodies` from the first of the chain to the last, with a contact between neighbours.
 
     `others` touch the last body at the same time, and so may have done it too. `phase` is empty, and the speed of the
     end effector None, where the record does not tell.
@@ -331,7 +331,9 @@ def _speed_at(reading: RecordFields, step: int) -> float | None:
     if step == 0:
         return None
     metres = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
-    return metres / float(reading.batch.dt_s[0]) if np.isfinite(metres) else None
+    stamps = reading.time_s[step] - reading.time_s[step - 1]
+    seconds = float(stamps if reading.is_stamped[step] else reading.batch.dt_s[0])
+    return metres / seconds if np.isfinite(metres) else None
 
 
 def _arrows(batch: Batch, chain: _Chain) -> str:
@@ -339,7 +341,7 @@ def _arrows(batch: Batch, chain: _Chain) -> str:
 
 
 def _time(reading: RecordFields, step: int) -> str:
-    return f"{format_fixed(step * float(reading.batch.dt_s[0]), 2)} s"
+    return f"{format_fixed(reading.batch.elapsed_s(0, step), 2)} s"
 
 
 def _force(batch: Batch, contact: int) -> str:
