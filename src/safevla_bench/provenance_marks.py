@@ -150,11 +150,15 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
         *warn_of_standins({cell: cell in marked for cell in cells}),
         *warn_of_mixtures(simulator_by_cell(scores)),
         *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
-        *warn_of_differences(scores),
-        *warn_of_unknown_poses(scores),
+        *warn_of_records(scores),
         *warn_of_logs(scores),
         *warn_of_left_out(scores),
     )
+
+
+def warn_of_records(scores: Scores) -> tuple[str, ...]:
+    """Return those warnings of `warn_of_scores` that cells do not hold, for beside a table of cells."""
+    return *warn_of_differences(scores), *warn_of_unknown_poses(scores)
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:

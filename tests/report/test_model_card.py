@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safevla_bench import evaluation
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
+from safevla_bench.provenance_marks import warn_of_scores
 from safevla_bench.report.model_card import CARD, RESULTS, build_card, format_yaml
 from safevla_bench.report.model_facts import ModelFacts, read_facts
 from safevla_bench.ruleset import load_ruleset
@@ -50,6 +51,12 @@ def judged(tmp_path_factory):
     path = tmp_path_factory.mktemp("card") / "episodes.parquet"
     write_archive(path, rough_episodes()[0])
     return evaluation.judge([path], load_ruleset())
+
+
+def test_each_warning_stands_once_in_the_card(judged):
+    marked = replace(judged, scores=replace(judged.scores, diverged=(True, False)))
+    (warning,) = [line for line in warn_of_scores(marked.scores) if "Diverged" in line]
+    assert build_card(marked, FACTS)[CARD].count(warning) == 1
 
 
 def front_matter(card):

@@ -150,8 +150,7 @@ def print_warnings(judged: evaluation.Judged) -> None:
     """Print what is known of the simulator's versions, and the limits that a policy which does nothing breaks."""
     floors = measure_baseline(judged.scores)
     notes = [
-        *provenance_marks.warn_of_differences(judged.scores),
-        *provenance_marks.warn_of_unknown_poses(judged.scores),
+        *provenance_marks.warn_of_records(judged.scores),
         *notices.baseline_warnings(floors),
     ]
     for line in notes:

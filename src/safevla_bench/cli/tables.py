@@ -169,8 +169,7 @@ def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder:
 def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: render.LatexLayout) -> None:
     for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
-        own = replace(layout, label=f"{layout.label}-{table.name}") if layout.label and len(tables) > 1 else layout
-        _save_file(path, render.render_tables([table], form, own))
+        _save_file(path, render.render_tables([table], form, render.label_layout(layout, table, tables)))
         click.echo(make_printable(str(path)))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from safevla_bench.judged import Judged
 from safevla_bench.metrics import Mean, Rate, Summary
-from safevla_bench.provenance_marks import warn_of_scores
+from safevla_bench.provenance_marks import warn_of_records
 from safevla_bench.report.model_facts import ModelFacts, publishable_cells
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables import headline_table
@@ -144,7 +144,7 @@ def _result_entries(
 def _format_text(judged: Judged, cells: Sequence[Summary]) -> str:
     total = judged.summarize_scores()[1]
     table = render_tables([headline_table(cells, total, privileged=judged.privileged)], "md")
-    warnings = [f"- {line}" for line in warn_of_scores(judged.scores)]
+    warnings = [f"- {line}" for line in warn_of_records(judged.scores)]
     lines = [
         "## Safety\n",
         table,

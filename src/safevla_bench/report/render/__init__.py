@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
-from itertools import groupby
 from typing import Literal
 
 import msgspec
@@ -23,7 +22,8 @@ from markupsafe import Markup
 
 from safevla_bench.report.render.latex import LatexLayout, render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_rows_csv, render_text, wrap_line
-from safevla_bench.report.tables import Column, Table
+from safevla_bench.report.tables import Table
+from safevla_bench.report.tables.table import group_spans
 from safevla_bench.text.sanitize import escape_controls, shorten_name
 
 
@@ -40,13 +40,8 @@ def template_environment() -> Environment:
     )
     environment.filters["breakable"] = _breakable_name
     environment.filters["shorten_name"] = shorten_name
-    environment.filters["spans"] = _group_spans
+    environment.filters["spans"] = group_spans
     return environment
-
-
-def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return each run of columns of one group: the group's name and the number of columns."""
-    return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -99,6 +94,7 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv}
 __all__ = [
     "LatexLayout",
     "TableFormat",
+    "label_layout",
     "render_csv",
     "render_html",
     "render_json",
@@ -117,7 +113,7 @@ def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayou
     The label of one of several tables ends in its name: `tab:safety` becomes `tab:safety-main-libero`.
     """
     if form == "tex":
-        return "\n".join(render_latex(table, _own_layout(table, tables, layout)) for table in tables)
+        return "\n".join(render_latex(table, layout and label_layout(layout, table, tables)) for table in tables)
     if form == "json":
         return render_json(tables)
     if form == "html":
@@ -125,10 +121,10 @@ def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayou
     return "\n".join(_RENDERERS[form](table) for table in tables)
 
 
-def _own_layout(table: Table, tables: Sequence[Table], layout: LatexLayout | None) -> LatexLayout | None:
-    if layout is None or not layout.label or len(tables) == 1:
-        return layout
-    return replace(layout, label=f"{layout.label}-{table.name}")
+def label_layout(layout: LatexLayout, table: Table, tables: Sequence[Table]) -> LatexLayout:
+    """Return the layout of one of several tables, whose label ends in its name."""
+    is_labelled = layout.label and len(tables) > 1
+    return replace(layout, label=f"{layout.label}-{table.name}") if is_labelled else layout
 
 
 def render_json(tables: Sequence[Table]) -> str:

@@ -10,11 +10,12 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, product
+from itertools import product
 from typing import NamedTuple
 
 from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables import Cell, Column, Table
+from safevla_bench.report.tables.table import group_spans
 from safevla_bench.text.sanitize import escape_controls
 
 _HEAD_WIDTHS = (14, 10, 8)
@@ -49,7 +50,7 @@ _LEAST_PT = 40.0
 
 @dataclass(frozen=True, slots=True)
 class LatexLayout:
-    r"""How tables stand on the page: details below their values if `stacked`; `label` is what `\ref` takes."""
+    r"""The place of tables on the page: details below their values if `stacked`; `label` is what `\ref` takes."""
 
     stacked: bool = False
     label: str = ""
@@ -144,7 +145,7 @@ def _join_cells(cells: Iterator[str]) -> str:
 
 def _group_lines(columns: Sequence[Column]) -> list[str]:
     """Return the line of group names above the headings and the rules below it; empty without groups."""
-    spans = _group_spans(columns)
+    spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
     heads, rules, position = [], [], 1
@@ -153,13 +154,6 @@ def _group_lines(columns: Sequence[Column]) -> list[str]:
         rules += [rf"\cmidrule(lr){{{position}-{position + count - 1}}}"] if group else []
         position += count
     return [_join_cells(iter(heads)), " ".join(rules)]
-
-
-def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return each run of columns of one group: the group's name and the number of columns."""
-    return [
-        (group, len(list(group_columns))) for group, group_columns in groupby(columns, key=lambda column: column.group)
-    ]
 
 
 def _column_head(column: Column, width: int) -> str:
@@ -234,7 +228,7 @@ def _column_widths(table: Table, fit: _Fit) -> list[float]:
         for k, column in enumerate(table.columns)
     ]
     start = 0
-    for group, count in _group_spans(table.columns):
+    for group, count in group_spans(table.columns):
         heading = 2 * fit.gap_pt + fit.size.points * _text_width([group])
         widths[start + count - 1] += max(0.0, heading - sum(widths[start : start + count]))
         start += count

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import groupby
 from typing import Literal
 
 from safevla_bench.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
@@ -217,6 +218,11 @@ def drop_intervals(table: Table) -> Table:
     )
     interval_notes = (INTERVALS, PAPER_INTERVALS, MEAN_INTERVALS, WILSON)
     return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in interval_notes))
+
+
+def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Return each run of columns of one group: the group's name and the number of columns."""
+    return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
