@@ -123,6 +123,13 @@ def test_what_makes_no_limit_is_an_error(run, arguments, problem):
         calibrate(judged.scores, judged.ruleset.library, **arguments)
 
 
+def test_a_run_of_noop_alone_has_nothing_to_learn_from(run):
+    judged = evaluation.judge([run], load_ruleset())
+    idle = replace(judged.scores, policy=("noop",) * len(judged.scores))
+    with pytest.raises(RunError, match="no episode of a policy to learn from"):
+        calibrate(idle, judged.ruleset.library)
+
+
 def test_too_few_episodes_give_no_limit_and_the_number_that_would(run):
     judged = evaluation.judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
     found = calibrate(judged.scores, judged.ruleset.library, quantile=0.99)

@@ -132,6 +132,13 @@ def test_what_is_made_of_one_run_folder_lies_in_it_unless_out_says_otherwise(saf
     assert err.startswith("error: missing option '--out'. It may be left out where one run folder is given")
 
 
+def test_a_source_that_does_not_exist_is_named_and_not_a_missing_out(safevla, tmp_path):
+    for source in (tmp_path / "tpyo", f"mine={tmp_path / 'tpyo'}"):
+        code, _, err = safevla("score", source)
+        assert code == 2
+        assert err.startswith(f"error: {tmp_path / 'tpyo'}: there is no such file or folder")
+
+
 def test_a_task_is_named_by_its_index_too(safevla):
     by_index, by_name = (
         json.loads(safevla("episodes", DEMO, "--task", name, "--format", "json")[1]) for name in ("0", "task_0")

@@ -342,6 +342,9 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
     write_dataset(tmp_path / "d", [frames()])
     (tmp_path / "lab.toml").write_text('log = "d"\n' + MAPPED)
     assert [batch.headers[0].episode_id for batch in read(tmp_path / "lab.toml")] == ["episode_000000"]
+    (tmp_path / "lab.toml").write_text(MAPPED)
+    with pytest.raises(RecordError, match="names no log"):
+        runs.open_source(tmp_path / "lab.toml")
     (tmp_path / "lab.toml").write_text('log = "nowhere"\n')
     with pytest.raises(RecordError, match="'nowhere' is none"):
         runs.open_source(tmp_path / "lab.toml")

@@ -22,7 +22,7 @@ from safevla_bench.cli import sections
 from safevla_bench.errors import Place, RunError
 from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
-from safevla_bench.runs import RUN, NamedSource
+from safevla_bench.runs import RUN, NamedSource, require_source
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.text.sanitize import escape_controls
 
@@ -234,11 +234,18 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return where to write: `out`, else this place in the run folder, where the sources are one."""
+    """Return where to write: `out`, else this place in the run folder, where the sources are one.
+
+    Raises:
+        RunError: a source does not exist, which is said before what is missing.
+        click.UsageError: there is no `out`, and the sources are not one run folder.
+    """
     if out is not None:
         return out
     if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
         return sources[0].joinpath(*names)
+    for source in sources:
+        require_source(source)
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
 
 

@@ -6,7 +6,6 @@ What a log holds is judged. It says nothing of contacts, so clauses on them are 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +81,7 @@ def find_log(path: Path) -> Log | None:
     None where it is none of these.
 
     Raises:
-        RecordError: a mapping cannot be read, or names a log that is none.
+        RecordError: a mapping cannot be read, or names no log, or one that is none.
     """
     if path.suffix == ".toml" and path.is_file():
         return _find_named_log(path)
@@ -93,14 +92,12 @@ def find_log(path: Path) -> Log | None:
     return Log(path, files, mapping, mapping_file)
 
 
-def _find_named_log(path: Path) -> Log | None:
-    try:
-        if not isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("log"), str):
-            return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        return None
+def _find_named_log(path: Path) -> Log:
     mapping = read_mapping(path)
-    log = path.parent / str(mapping.log)
+    if mapping.log is None:
+        remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
+        raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
+    log = path.parent / mapping.log
     files = _mcap_files(log)
     if not files and not (log / INFO).is_file():
         remedy = "Name a LeRobot dataset (a folder with meta/info.json), an MCAP file, or a folder of MCAP files."

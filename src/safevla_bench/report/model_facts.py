@@ -54,8 +54,9 @@ def read_facts(path: Path | None) -> ModelFacts:
     try:
         return msgspec.toml.decode(path.read_bytes(), type=ModelFacts)
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         remedy = f"It is TOML with keys of {', '.join(ModelFacts.__struct_fields__)}."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+        raise RunError(f"cannot be read: {reason}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:

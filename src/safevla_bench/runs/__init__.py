@@ -61,7 +61,7 @@ from safevla_bench.runs.parts import (
 )
 from safevla_bench.runs.policy_names import NamedSource, PolicyNames, describe_names
 from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
-from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_sources
+from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_sources, require_source
 from safevla_bench.runs.writer import RunWriter
 
 __all__ = [
@@ -116,6 +116,7 @@ __all__ = [
     "read_sources",
     "read_table",
     "record_files",
+    "require_source",
     "scan",
     "score_files",
     "write_frames",

@@ -239,9 +239,7 @@ def open_source(path: Path) -> RecordSource:
         RunError: there is no such file or run, or its description or tables are damaged.
         RecordError: the mapping of a log cannot be read.
     """
-    if not path.exists():
-        remedy = "Name an archive file or a run folder."
-        raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
+    require_source(path)
     if not (path / RUN).exists() and foreign.find_results(path):
         remedy = "`safevla score` prints its success rates. To have safety judged, record the rollouts: safevla eval."
         raise RunError(
@@ -253,6 +251,13 @@ def open_source(path: Path) -> RecordSource:
     if path.is_dir():
         return _open_folder(path)
     return RecordSource(path, (), {}, partial(_read_file, path), (path,))
+
+
+def require_source(path: Path) -> None:
+    """Raise `RunError` where there is no such file or folder."""
+    if not path.exists():
+        remedy = "Name an archive file or a run folder."
+        raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:

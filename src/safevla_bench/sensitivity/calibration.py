@@ -119,11 +119,14 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
     if policy is not None and policy in names:
         return policy
     candidates = [name for name in names if name != idle]
+    if not candidates:
+        remedy = "Name a run of a policy that does the tasks as it should."
+        raise RunError("there is no episode of a policy to learn from", remedy=remedy)
     if policy is not None or len(candidates) != 1:
         problem = (
             f"there is no policy {policy!r}" if policy is not None else "it is not clear which policy to learn from"
         )
-        raise RunError(problem, remedy=f"Name one with --policy: {', '.join(candidates) or 'none is there'}.")
+        raise RunError(problem, remedy=f"Name one with --policy: {', '.join(candidates)}.")
     return candidates[0]
 
 
