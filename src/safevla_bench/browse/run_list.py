@@ -95,14 +95,14 @@ class _JudgedBy(msgspec.Struct):
 
 
 class _ScoresFile(msgspec.Struct):
-    """What the list reads of scores.json."""
+    """The part of scores.json that the list shows."""
 
     cells: list[Summary] = []
     judged_by: _JudgedBy = msgspec.field(default_factory=_JudgedBy)
 
 
 def _run_rows(name: str, path: Path) -> list[RunRow]:
-    started = _started(path)
+    started = _start_time(path)
     try:
         scores = _read_scores(path / runs.SCORES)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _read_scores(path: Path) -> _ScoresFile:
     return msgspec.json.decode(path.read_bytes(), type=_ScoresFile)
 
 
-def _started(folder: Path) -> str:
+def _start_time(folder: Path) -> str:
     """Return when a run began, to the minute; empty where its run.json does not say it."""
     try:
         volatile = runs.read_description(folder).get("volatile")

@@ -115,26 +115,24 @@ def gate_command(
     if junit is not None:
         write_atomically(junit, gating.format_junit(gate_report, " ".join(remarks)))
     if form == "json":
-        document = {
-            **msgspec.to_builtins(gate_report),
-            "judged_by": msgspec.to_builtins(judged.provenance),
-            "recorded_with": recorded_versions(judged.headers),
-            **({REGISTERED: msgspec.to_builtins(checks)} if (checks := judged.check_registrations()) else {}),
-        }
-        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        click.echo(json.dumps(_gate_document(gate_report, judged), indent=2, allow_nan=False))
     else:
-        click.echo(
-            render_text(
-                gating.gate_table(
-                    gate_report,
-                    [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks],
-                )
-            ),
-            nl=False,
-        )
+        origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
+        click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
             click.echo(make_printable(f"JUnit XML: {junit}"))
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
+
+
+def _gate_document(gate_report: gates.GateReport, judged: evaluation.Judged) -> dict[str, object]:
+    """Return the verdicts of the gates with what judged and recorded the episodes."""
+    checks = judged.check_registrations()
+    return {
+        **msgspec.to_builtins(gate_report),
+        "judged_by": msgspec.to_builtins(judged.provenance),
+        "recorded_with": recorded_versions(judged.headers),
+        **({REGISTERED: msgspec.to_builtins(checks)} if checks else {}),
+    }
 
 
 _PATH = click.Path(path_type=Path)

@@ -141,14 +141,20 @@ def compare_command(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
     if form == "json":
-        provenance = ruleset.provenance()
-        simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
-        checks = check_registrations(runs.open_sources(sources), provenance)
-        origin = {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
-        _print_json({**msgspec.to_builtins(comparison_report), **origin})
+        _print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, sources, ruleset)})
         return
     tables = evaluation.comparison_tables(comparison_report, entrants, sources, ruleset)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
+
+
+def _describe_origin(
+    entrants: Sequence[compare.PolicyResults], sources: Sequence[Path], ruleset: Ruleset
+) -> dict[str, object]:
+    """Return what simulated and judged the episodes that are compared, and whether they are registered ones."""
+    provenance = ruleset.provenance()
+    checks = check_registrations(runs.open_sources(sources), provenance)
+    simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
+    return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
 
 @sections.command("sensitivity")
