@@ -113,6 +113,11 @@ class Judged:
         """Number of run folders that do not hold every episode that was planned."""
         return sum(source.is_interrupted for source in self.sources)
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every planned episode of the sources, as far as they name any, was read and judged."""
+        return not (self.interrupted_run_count or self.left_out)
+
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""
         return metrics.cells(self.scores), metrics.aggregate(self.scores)

@@ -14,7 +14,8 @@ from safevla_bench import evaluation
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.provenance_marks import warn_of_scores
-from safevla_bench.report.model_card import CARD, RESULTS, build_card, format_yaml
+from safevla_bench.report.model_card import CARD, RESULTS, format_yaml
+from safevla_bench.report.model_card import build_card as build_card_with
 from safevla_bench.report.model_facts import ModelFacts, read_facts
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.text.sanitize import escape_controls
@@ -56,7 +57,21 @@ def judged(tmp_path_factory):
 def test_each_warning_stands_once_in_the_card(judged):
     marked = replace(judged, scores=replace(judged.scores, diverged=(True, False)))
     (warning,) = [line for line in warn_of_scores(marked.scores) if "Diverged" in line]
-    assert build_card(marked, FACTS)[CARD].count(warning) == 1
+    card = build_card(marked, FACTS)[CARD]
+    assert card.count(warning) == 1
+    assert all(card.count(remark) == 1 for remark in evaluation.table_material(marked).remarks)
+
+
+def test_a_run_that_was_interrupted_is_said_to_be_so(judged):
+    unfinished = replace(judged, sources=[replace(judged.sources[0], description={"complete": False})])
+    files = build_card(unfinished, FACTS)
+    assert evaluation.INTERRUPTED in files[CARD]
+    assert not front_matter(files[CARD])["model-index"][0]["results"][0]["dataset"]["args"]["complete"]
+    assert all("not all planned episodes" in entry["notes"] for entry in yaml.safe_load(files[RESULTS]))
+
+
+def build_card(judged, facts):
+    return build_card_with(judged, facts, evaluation.table_material(judged).remarks)
 
 
 def front_matter(card):

@@ -49,6 +49,12 @@ def judged(folder, episodes, **changes):
     return evaluation.judge([folder / "episodes.parquet"], RULES)
 
 
+def test_an_interrupted_run_is_said_to_be_one(tmp_path):
+    whole = judged(tmp_path, [(task, 1, 0) for task in TASKS])
+    unfinished = replace(whole, sources=[replace(whole.sources[0], description={"complete": False})])
+    assert "Not all planned episodes" in build_leaderboard_entry(unfinished, FACTS)["notes"]
+
+
 def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     episodes = [(task, 2, 1) for task in TASKS[:-1]] + [(TASKS[-1], 0, 5)]
     entry = build_leaderboard_entry(judged(tmp_path, episodes), FACTS)
@@ -56,6 +62,7 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     assert entry["atomic_seen_success"] == float(round(Fraction(17 * 200, 3 * 18), 1))
     assert entry["robocasa_version"] == "1.0.0"
     assert unknown_fields(entry) == []
+    assert "Not all planned episodes" not in entry["notes"]
     assert set(entry) == FIELDS
     assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}
 

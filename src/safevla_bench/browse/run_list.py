@@ -54,11 +54,11 @@ def find_runs(folder: Path) -> dict[str, Path]:
         raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
     if folder.is_file() or _is_run(folder):
         return {folder.resolve().name: folder}
-    found = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
-    if not found:
+    folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
+    if not folders:
         remedy = "`safevla eval --out DIR` makes one; `safevla score FILE --out DIR` judges an archive into one."
         raise RunError(f"{folder} holds no run", remedy=remedy)
-    return dict(sorted(found.items())[:MOST_RUNS])
+    return dict(sorted(folders.items())[:MOST_RUNS])
 
 
 def _is_run(folder: Path) -> bool:
@@ -75,11 +75,11 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
         folders[:] = [] if is_run or depth >= _DEEPEST else sorted(name for name in folders if name[:1] != ".")
 
 
-def list_runs(found: Mapping[str, Path]) -> list[RunRow]:
+def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
     """Return the rows of the runs, in order."""
     return [
         replace(row, is_comparable=path.is_file() or (path / runs.RUN).is_file())
-        for name, path in found.items()
+        for name, path in folders.items()
         for row in _run_rows(name, path)
     ]
 

@@ -59,8 +59,8 @@ class RunSite:
     @property
     def start(self) -> str:
         """Return the address to open: the report of the only run, else the index."""
-        found = find_runs(self.folder)
-        return pages.run_address(next(iter(found)), runs.REPORT) if len(found) == 1 else pages.INDEX
+        folders = find_runs(self.folder)
+        return pages.run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else pages.INDEX
 
     def reply(self, target: str) -> Reply:
         """Return the answer to the target of a GET request, such as `/compare?a=one&b=two`."""
@@ -86,13 +86,13 @@ class RunSite:
         return _page(pages.index_page(rows, self.folder.resolve().name, runs.REPORT, chosen))
 
     def _comparison(self, query: Mapping[str, str]) -> Reply:
-        found = find_runs(self.folder)
+        folders = find_runs(self.folder)
         first, second = (Choice(query.get(key, ""), query.get(f"{key}p")) for key in "ab")
-        if first.run not in found or second.run not in found:
+        if first.run not in folders or second.run not in folders:
             return _not_found()
         unpaired = "unpaired" in query
-        paths = list(dict.fromkeys(found[choice.run] for choice in (first, second)))
-        rows = [row for row in list_runs(found) if row.run in (first.run, second.run)]
+        paths = list(dict.fromkeys(folders[choice.run] for choice in (first, second)))
+        rows = [row for row in list_runs(folders) if row.run in (first.run, second.run)]
         several = len({(row.run, row.policy) for row in rows}) > 2
         names = tuple(dict.fromkeys(choice.policy for choice in (first, second) if choice.policy)) if several else ()
         words = ["safevla", "compare", *map(str, paths), *(word for name in names for word in ("--policy", name))]

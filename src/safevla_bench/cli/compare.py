@@ -227,8 +227,8 @@ def sensitivity_command(
 
 def _compare_readings(judged: evaluation.Judged) -> tuple[object, list[Table]]:
     """Return the readings as a document and as tables."""
-    found = sensitivity.compare_readings(judged.scores, judged.library, evaluation.make_rescorer(judged))
-    return found, [varying.reading_table(found)]
+    readings = sensitivity.compare_readings(judged.scores, judged.library, evaluation.make_rescorer(judged))
+    return readings, [varying.reading_table(readings)]
 
 
 def _sweep_thresholds(

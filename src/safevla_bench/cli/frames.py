@@ -49,6 +49,7 @@ class FilmChoice(click.ParamType[str]):
     name = "unsafe|all|N"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text itself; anything else is an error that says what to write."""
         if value not in ("unsafe", "all") and not (value.isdecimal() and int(value) > 0):
             self.fail(f"{value!r} says no episodes; write unsafe, all, or how many of the worst", param, ctx)
         return value

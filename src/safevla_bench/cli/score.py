@@ -110,11 +110,11 @@ def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) 
 
 def _print_results(files: Sequence[Path], form: str) -> None:
     """Print the success rates in files of other tools."""
-    found = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
+    rates = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
-        click.echo(render_json(found), nl=False)
+        click.echo(render_json(rates), nl=False)
         return
-    click.echo("\n".join(render_text(table) for table in found))
+    click.echo("\n".join(render_text(table) for table in rates))
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 

@@ -289,14 +289,14 @@ def export_command(
     else:
         content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
         _save_file(file, content)
-    if judged.interrupted_run_count or judged.left_out:
+    if not judged.is_complete:
         click.echo(make_printable(f"Not complete: {', '.join(evaluation.describe_losses(judged))}."), err=True)
     click.echo(make_printable(f"{form}: {file}"))
 
 
 def _export_card(judged: evaluation.Judged, out: Path, facts: model_facts.ModelFacts) -> None:
     """Write the files for a model's repository and name them."""
-    for name, content in model_card.build_card(judged, facts).items():
+    for name, content in model_card.build_card(judged, facts, evaluation.table_material(judged).remarks).items():
         _save_file(out / name, content)
         click.echo(make_printable(str(out / name)))
     if facts.hub_dataset is None:

@@ -67,7 +67,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submis
         submission.archive_files(paths),
         recorded_with=submission.recorded_versions(judged.headers),
         privileged=judged.privileged,
-        complete=not (judged.interrupted_run_count or judged.left_out),
+        complete=judged.is_complete,
         skipped=judged.left_out.count,
     )
 

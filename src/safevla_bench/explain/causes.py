@@ -98,8 +98,8 @@ def _tell_displacement(reading: RecordFields, signal: str, first: int, registry:
     bodies, distance = displacements(batch)
     if np.isnan(distance[first]).all():
         return None
-    known = np.nan_to_num(distance[first], nan=-1.0)
-    moved = max(range(len(bodies)), key=lambda k: (known[k], batch.body_label(int(bodies[k]))))
+    away_m = np.nan_to_num(distance[first], nan=-1.0)
+    moved = max(range(len(bodies)), key=lambda k: (away_m[k], batch.body_label(int(bodies[k]))))
     body, path = int(bodies[moved]), distance[: first + 1, moved]
     still = np.flatnonzero(path <= MOVED_M)
     away = np.flatnonzero(path > MOVED_M)

@@ -93,7 +93,7 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
-        known: Mapping[str, object] = {
+        values: Mapping[str, object] = {
             "episode_id": row.episode_id,
             "benchmark": row.benchmark,
             "task_id": row.task_id,
@@ -102,8 +102,8 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
             "counted": False,
         }
         if index < len(scores):
-            known = {name: values[index] for name, values in columns.items()}
-        flat.append({"number": row.number, **known, "reason": row.reason, "why": row.why})
+            values = {name: column[index] for name, column in columns.items()}
+        flat.append({"number": row.number, **values, "reason": row.reason, "why": row.why})
     explained = ["why"] if any(row.why for row in rows) else []
     return ["number", *columns, "reason", *explained], flat
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from safevla_bench.judged import Judged
 from safevla_bench.metrics import Mean, Rate, Summary
-from safevla_bench.provenance_marks import warn_of_records
 from safevla_bench.report.model_facts import ModelFacts, publishable_cells
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables import headline_table
@@ -35,16 +34,16 @@ class CardMetric:
     interval: tuple[float, float] | None
 
 
-def build_card(judged: Judged, facts: ModelFacts) -> dict[str, str]:
+def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dict[str, str]:
     """Return the files for a model's repository, by name: the card's block, and where the hub knows the benchmark the
-    entries of its leaderboard.
+    entries of its leaderboard. `remarks` stand below the card's table, as below every table of these scores.
 
     Raises:
         RunError: it is not one policy, or a simulator ran with stand-ins for its own assets.
     """
     cells = publishable_cells(judged)
     front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [_model_index(judged, cells, facts)]})
-    files = {CARD: f"---\n{front}---\n\n{_format_text(judged, cells)}"}
+    files = {CARD: f"---\n{front}---\n\n{_format_text(judged, cells, remarks)}"}
     if facts.hub_dataset is not None:
         files[RESULTS] = format_yaml([*_result_entries(judged, cells, facts, facts.hub_dataset)])
     return files
@@ -59,9 +58,9 @@ def cell_metrics(cell: Summary) -> list[CardMetric]:
         ("p_unsafe_given_success", "P[unsafe | success] (%)"),
     )
     means = (("vsi", "Violation severity VSI (0 to 1)"), ("vsi_given_unsafe", "VSI of unsafe episodes (0 to 1)"))
-    found = [_card_metric(key, name, cell.rates[key], 100) for key, name in rates]
-    found += [_card_metric(key, name, cell.means[key], 1) for key, name in means]
-    return [metric for metric in found if metric is not None]
+    metrics = [_card_metric(key, name, cell.rates[key], 100) for key, name in rates]
+    metrics += [_card_metric(key, name, cell.means[key], 1) for key, name in means]
+    return [metric for metric in metrics if metric is not None]
 
 
 def _card_metric(key: str, name: str, number: Rate | Mean, scale: int) -> CardMetric | None:
@@ -116,7 +115,7 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
         "privileged_state": cell.policy in judged.privileged,
         "crashed": cell.crashed,
         "without_verdict": cell.unjudged,
-        "complete": not (judged.interrupted_run_count or judged.left_out),
+        "complete": judged.is_complete,
     }
 
 
@@ -128,6 +127,7 @@ def _result_entries(
     for cell in cells:
         marks = "; privileged state" if cell.policy in judged.privileged else ""
         lost = f"; {cell.crashed} crashed" if cell.crashed else ""
+        lost += "" if judged.is_complete else "; not all planned episodes"
         for metric in cell_metrics(cell):
             interval = (
                 "" if metric.interval is None else f", 95 % interval {metric.interval[0]} to {metric.interval[1]}"
@@ -141,17 +141,10 @@ def _result_entries(
             }
 
 
-def _format_text(judged: Judged, cells: Sequence[Summary]) -> str:
-    total = judged.summarize_scores()[1]
-    table = render_tables([headline_table(cells, total, privileged=judged.privileged)], "md")
-    warnings = [f"- {line}" for line in warn_of_records(judged.scores)]
-    lines = [
-        "## Safety\n",
-        table,
-        *([*warnings, ""] if warnings else []),
-        judged.provenance.to_sentence(),
-    ]
-    return "\n".join(lines) + "\n"
+def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str]) -> str:
+    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
+    further = [remark for remark in remarks if remark not in table.footnotes]
+    return f"## Safety\n\n{render_tables([replace(table, remarks=(*table.remarks, *further))], 'md')}"
 
 
 def format_yaml(document: object, indent: int = 0) -> str:

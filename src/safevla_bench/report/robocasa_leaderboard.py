@@ -77,13 +77,13 @@ def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[
 
 def _recorded_version(judged: Judged) -> tuple[str, str]:
     """Return the package that ran RoboCasa and its version; both empty where records name none, or several."""
-    found = {
+    versions = {
         (package, version)
         for header in judged.headers
         for package, version in (header.versions or {}).items()
         if package.endswith(_PACKAGE)
     }
-    return found.pop() if len(found) == 1 else ("", "")
+    return versions.pop() if len(versions) == 1 else ("", "")
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Sequence[str]) -> str:
@@ -100,6 +100,8 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Seq
         sentences.append(f"robocasa_version is that of the package {package}.")
     if cell.crashed:
         sentences.append(f"{cell.crashed} episodes crashed and are in no rate.")
+    if not judged.is_complete:
+        sentences.append("Not all planned episodes are in these numbers.")
     if missing:
         sentences.append(f"N/A for Atomic-Seen: {len(missing)} of its tasks have no episode.")
     if any(getattr(facts, name) is None for name in _SPLITS):
