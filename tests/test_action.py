@@ -119,6 +119,14 @@ def test_an_error_stays_one_and_a_source_is_never_a_command(workspace):
     assert not (workspace / "owned").exists()
 
 
+@pytest.mark.parametrize(("step", "option"), [("score", "judge"), ("gate", "judge"), ("gate", "gate")])
+def test_a_quote_that_is_not_closed_fails_the_step_and_drops_no_gate(workspace, step, option):
+    code, outputs, _, printed = run_step(workspace, step, **{option: "--min-safety 0.1 'x --max-sbu 0"})
+    assert code != 0
+    assert outputs == {}
+    assert "quote" in printed
+
+
 def test_it_installs_its_own_code_or_what_is_named(workspace):
     (workspace / "bin" / "python").write_text('#!/bin/sh\necho "$@"\n')
     (workspace / "bin" / "python").chmod(0o755)
