@@ -248,7 +248,7 @@ class Scores:
 
     @property
     def standin_suites(self) -> tuple[str, ...]:
-        """The benchmarks of which any episode was simulated with stand-ins, in order of first appearance."""
+        """The suites with at least one episode simulated on stand-in assets, in order of first appearance."""
         return tuple(dict.fromkeys(name for name, mark in zip(self.benchmark, self.standin, strict=False) if mark))
 
     @cached_property

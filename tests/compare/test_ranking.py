@@ -62,6 +62,39 @@ def test_one_policy_has_no_ranking():
     assert rank_under_variants(score(alone, RULES), alone.headers, RULES.library, VARIANTS) is None
 
 
+def elsewhere(batches: list[Batch], **changes: object) -> list[Batch]:
+    """The same episodes under another header."""
+    return [
+        replace(batch, headers=(structs.replace(batch.headers[0], benchmark="libero-goal", **changes),))
+        for batch in batches
+    ]
+
+
+def test_unknown_safety_is_no_rank():
+    """A third policy ran another suite, so that nobody's Safety over all suites is known: no order, and no zero."""
+    batch = concatenate_batches(
+        [
+            *episodes("firm", (False,) * 4, 20.0),
+            *episodes("pushing", (True,) * 4, 20.0),
+            *elsewhere(episodes("third", (False,) * 4, 20.0)),
+        ]
+    )
+    assert rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS) is None
+
+
+def test_a_suite_without_verdicts_leaves_no_ranking():
+    unjudged = [
+        replace(
+            batch, headers=(structs.replace(header, episode_id=f"goal-{header.episode_id}", outcome="invalid_action"),)
+        )
+        for policy in ("firm", "pushing")
+        for batch in elsewhere(episodes(policy, (False,) * 4, 20.0))
+        for header in batch.headers
+    ]
+    batch = concatenate_batches([BATCH, *unjudged])
+    assert rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS) is None
+
+
 @pytest.mark.parametrize("protocols", [[{"wait": 1}, {"wait": 2}]])
 def test_other_protocols_are_compared_as_independent_with_the_reason(protocols):
     found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS, protocols=protocols)

@@ -76,12 +76,12 @@ SCHEMA = pa.schema(
 RARE: Mapping[str, frozenset[str]] = {
     spec.name: frozenset([spec.name, spec.bodies] if spec.is_pose else [spec.name]) for spec in NUMERIC if spec.is_rare
 }
-"""Rare channels, and their columns."""
+"""Rare channel -> its columns, which a file has only if one of its episodes has the channel."""
 _Ints = NDArray[np.int64]
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:
-    """Return the rare channels that an episode of the batch has."""
+    """Return the names of the rare channels (the keys of `RARE`) that at least one episode of the batch has."""
     poses = {spec.name for spec in POSES}
     return frozenset(
         name for name in RARE if (batch.poses(name).channel if name in poses else batch.channel(name)).present.any()

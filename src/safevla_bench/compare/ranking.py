@@ -76,15 +76,18 @@ def rank_under_variants(
     *,
     protocols: Sequence[Mapping[str, object]] = (),
 ) -> RankingSensitivity | None:
-    """Return the ranking by Safety over all suites under each variant; None if one cannot be compared.
+    """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
+
+    None if the policies cannot be ranked under every variant: there is only one, or one has no Safety over all suites.
+    Policies without an episode are left out. Episodes are paired where possible; `unpaired` says why they are not.
 
     Args:
         scores: the verdicts.
-        headers: of the same episodes.
+        headers: the headers of those episodes, in the same order.
         library: the specifications that judged.
         variants: the first is the reference.
         rescore: judges the same records with another library; needed where recorded extremes do not decide a variant.
-        protocols: of the sources that state one; where they differ, policies are compared without pairing.
+        protocols: the protocols of the sources that state one; if they differ, episodes are not paired.
 
     Raises:
         SpecError: a variant needs `rescore`, and there is none.
@@ -102,8 +105,10 @@ def rank_under_variants(
         except RunError:
             return None
         paired = comparison.paired
+        values = _pooled_values(comparison)
+        if values is None:
+            return None
         (metric,) = comparison.scopes[-1].metrics
-        values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
         names = rankings[0].order if rankings else tuple(values)
         reference = reference or _by_pair(metric.differences)
         rankings.append(
@@ -115,6 +120,17 @@ def rank_under_variants(
             )
         )
     return RankingSensitivity(variants=tuple(rankings), paired=paired, confidence=confidence, unpaired=unpaired)
+
+
+def _pooled_values(comparison: Comparison) -> dict[str, float] | None:
+    """Return each policy's Safety over all suites, a share of 1; None if any is unknown."""
+    values: dict[str, float] = {}
+    for metric in comparison.scopes[-1].metrics:
+        for standing in metric.standings:
+            if standing.value is None:
+                return None
+            values[standing.policy] = standing.value
+    return values or None
 
 
 def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Difference]:

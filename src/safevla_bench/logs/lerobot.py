@@ -169,7 +169,7 @@ def _episode_name(frames: pa.Table) -> str:
 
 
 def _check_keys(table: pa.Table) -> None:
-    """Refuse frames whose numbers of episode, frame and task are no integers, or absent."""
+    """Raise `RecordError` if an index column is not integer, `timestamp` is not floating, or one of them has nulls."""
     for name in _KEYS:
         column = table[name]
         is_right = pa.types.is_floating if name == "timestamp" else pa.types.is_integer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from safevla_bench.baseline import NOOP
 from safevla_bench.compare import Comparison, Difference, least_tasks
@@ -131,7 +132,7 @@ def _no_violation_bound_phrase(safety: Rate) -> str:
 def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
-        who = _all_policies_phrase("None", len(rates))
+        who = _all_or_none_phrase("None", len(rates))
         episodes = _count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
         return f"{who} broke a safety limit in {episodes}; for {least}, {_no_violation_bound_phrase(rates[least])}."
@@ -139,14 +140,15 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
     best, last = ranked[0], ranked[-1]
     who = f"{len(broke)} of {len(rates)} policies"
     if len(broke) == len(rates):
-        who = _all_policies_phrase("All", len(rates))
+        who = _all_or_none_phrase("All", len(rates))
     return (
         f"{who} broke safety limits; Safety runs from {_format_rate(rates[last])} "
         f"({_format_ci(rates[last])}) for {last} to {_format_rate(rates[best])} ({_format_ci(rates[best])}) for {best}."
     )
 
 
-def _all_policies_phrase(word: str, count: int) -> str:
+def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
+    """Return the subject of a sentence, such as "All 3 policies", "None of the 3 policies" or "Neither policy"."""
     if count == 2:
         return "Both policies" if word == "All" else "Neither policy"
     return f"{word} {'of the ' if word == 'None' else ''}{count} policies"

@@ -49,7 +49,11 @@ def worker_environment(
 
 
 def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the numbers of the GPUs that may be used here, in order; none where they are not named by numbers."""
+    """Return the numbers of the GPUs that may be used, in order.
+
+    They are those of CUDA_VISIBLE_DEVICES if it is set: () if it is empty or names a GPU otherwise than by number. If
+    it is not set, they are those of `nvidia-smi`, or else of the files nvidia0, nvidia1, ... in `devices`.
+    """
     if VISIBLE in variables:  # robosuite refuses a renderer outside of it
         visible = [number.strip() for number in variables[VISIBLE].split(",")]
         return tuple(visible) if all(number.isdecimal() for number in visible) else ()

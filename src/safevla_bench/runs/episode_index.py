@@ -186,7 +186,13 @@ class EpisodeIndex:
         return concatenate_batches(batches) if batches else None
 
     def read_episodes(self, indices: Indices) -> Batch | None:
-        """Return these episodes in the order given, None where none is asked for. Only these are decoded."""
+        """Return the episodes at these indices, in the order given; None for no indices.
+
+        Only these are decoded, unless a source has moved them since the scan: then all of it is searched.
+
+        Raises:
+            RunError: a source no longer holds one of them.
+        """
         chosen = [int(k) for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
         base = 0

@@ -246,7 +246,14 @@ def _parse_formula(entry: ParsedSpec) -> stl.Formula:
 
 
 def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formula, float]:
-    """Return the formula with the placeholder in it, and the threshold, after checking that the formula uses it."""
+    """Return the formula, with the placeholder `threshold` for the number, and the threshold.
+
+    In a JSON row that states its predicate, the number becomes the placeholder. In a binary row without a threshold,
+    `event <= 0` becomes `event < threshold`. Without a threshold, a formula of Boolean signals alone is returned as it
+    is. Both of these get `BINARY_THRESHOLD`.
+
+    Raises the row's error if the threshold is missing, is not positive, or is not used by the formula.
+    """
     given, origin = entry.row.threshold, entry.origin
     if entry.stated_predicate is not None and given is not None and not stl.has_placeholder(formula):
         formula = _restore_stated(entry.stated_predicate, given, formula, origin)

@@ -191,11 +191,11 @@ def _check_stamps(batch: Batch) -> Iterator[RecordError]:
 
 def _check_contacts(batch: Batch) -> Iterator[RecordError]:
     contacts = batch.contacts
-    yield from _check_contact_values(batch, ~np.isfinite(contacts.force_n), "force_n", "is not a finite number")
-    yield from _check_contact_values(batch, contacts.force_n < 0, "force_n", "is negative")
-    yield from _check_contact_values(batch, contacts.force_n > LARGEST, "force_n", "is beyond any scene")
-    yield from _check_contact_values(batch, np.isinf(contacts.impulse_ns), "impulse_ns", "is not a finite number")
-    yield from _check_contact_values(batch, contacts.impulse_ns < 0, "impulse_ns", "is negative")
+    yield from _first_contact_error(batch, ~np.isfinite(contacts.force_n), "force_n", "is not a finite number")
+    yield from _first_contact_error(batch, contacts.force_n < 0, "force_n", "is negative")
+    yield from _first_contact_error(batch, contacts.force_n > LARGEST, "force_n", "is beyond any scene")
+    yield from _first_contact_error(batch, np.isinf(contacts.impulse_ns), "impulse_ns", "is not a finite number")
+    yield from _first_contact_error(batch, contacts.impulse_ns < 0, "impulse_ns", "is negative")
     own = np.flatnonzero(contacts.a == contacts.b)
     if len(own):
         remedy = "A contact has two different bodies; merge or drop contacts inside one body."
@@ -203,12 +203,13 @@ def _check_contacts(batch: Batch) -> Iterator[RecordError]:
         yield RecordError(f"{name!r} touches itself", remedy=remedy, place=_contact_place(batch, int(own[0]), "b"))
 
 
-def _check_contact_values(batch: Batch, bad: Bools, field: str, what: str) -> Iterator[RecordError]:
+def _first_contact_error(batch: Batch, bad: Bools, field: str, problem: str) -> Iterator[RecordError]:
+    """Yield an error for the first contact that `bad` marks, if any: its value of `field`, then `problem`."""
     where = np.flatnonzero(bad)
     if len(where):
         value = getattr(batch.contacts, field)[where[0]]
         remedy = "Write the magnitude of the contact's force in N and its impulse in N·s."
-        yield RecordError(f"{value} {what}", remedy=remedy, place=_contact_place(batch, int(where[0]), field))
+        yield RecordError(f"{value} {problem}", remedy=remedy, place=_contact_place(batch, int(where[0]), field))
 
 
 def _contact_place(batch: Batch, item: int, field: str) -> Place:

@@ -76,6 +76,13 @@ def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
     assert tables[1].rows[0][0].detail == "auxiliary"
 
 
+@pytest.mark.parametrize("name", ["main", "4"])
+def test_a_table_of_auxiliary_policies_alone_is_refused_with_the_way_out(name):
+    with pytest.raises(RunError) as refused:
+        made(suites("libero-goal"), name, roster=Roster(auxiliary=["a"]))
+    assert "not auxiliary" in refused.value.remedy
+
+
 def test_remarks_go_with_every_table_in_every_form():
     for table in made(suites("libero-goal"), remarks=["Mind this."]):
         assert all("Mind this." in render_tables([table], form) for form in get_args(TableFormat)), table.title

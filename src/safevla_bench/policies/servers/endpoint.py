@@ -182,6 +182,7 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
 
 
 def _sanitize_nested(value: Mapping[object, object] | Sequence[object], secret: str | None, depth: int) -> object:
+    """Return a map or sequence as plain JSON, its first `_ENTRIES` entries only; `depth` counts the levels above."""
     if isinstance(value, Mapping):
         return _sanitize_map(value, secret, depth)
     return [_sanitize_value(item, secret, depth + 1) for item in value[:_ENTRIES]]

@@ -139,11 +139,13 @@ class OpenvlaModel:
         self._client, self._statistics = client, unnorm_key
 
     def connect(self, task: Task) -> None:
-        """Find the server before an environment is made; raises what `begin` raises."""
+        """Reach the server as `begin` does, before an environment is made. Raises as `begin` does."""
         self.begin(task, 0)
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server: it keeps nothing of an episode, and takes no seed.
+        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite.
+
+        Sets `greeting`. The server keeps nothing of an episode, so that `seed` is not used.
 
         Raises:
             ServerUnreachableError: no server answers.

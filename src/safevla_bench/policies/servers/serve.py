@@ -140,7 +140,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
     Raises:
         PolicyError: a field is missing, of another kind or of another size than the policy wants.
     """
-    state = _parse_array(request, _STATE, "f", 1)
+    state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
         raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="It is position 3, axis-angle 3, gripper.")
     prompt = request.get(_PROMPT)
@@ -159,18 +159,19 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
-    image = _parse_array(request, key, "u", 3)
+    image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
         raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
     return cast("NDArray[np.uint8]", image[:, ::-1])
 
 
-def _parse_array(request: Mapping[object, object], key: str, kind: str, axes: int) -> NDArray[Any]:
+def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
+    """Return an array of the request, floats as float64; `PolicyError` if absent or of another dtype kind or ndim."""
     value = request.get(key)
-    if not isinstance(value, np.ndarray) or value.dtype.kind != kind or value.ndim != axes:
+    if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         raise PolicyError(f"{key!r} is missing, or no array of the right kind", remedy="docs/servers.md lists all.")
-    return value.astype(np.float64) if kind == "f" else value
+    return value.astype(np.float64) if dtype_kind == "f" else value
 
 
 def _early_response(connection: ServerConnection, request: Request, key: str | None) -> Response | None:

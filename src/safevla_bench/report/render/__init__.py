@@ -52,13 +52,13 @@ def _breakable_name(name: str) -> Markup:
 
 @cache
 def page_style() -> str:
-    """Return the style sheet, a file of `report`."""
+    """Return the text of the pages' style sheet, `templates/page.css`."""
     return read_template("page.css")
 
 
 @cache
 def page_script() -> str:
-    """Return the script that sorts and filters episodes, a file of `report`."""
+    """Return the text of the script that sorts and filters episodes, `templates/page.js`."""
     return read_template("page.js")
 
 

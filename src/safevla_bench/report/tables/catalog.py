@@ -179,6 +179,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return tables of time and force beyond limits, by cell, specification and phase; [] without records or cells."""
     if not inputs.measure_exposure or not inputs.cells:
         return []
     cells, force_threshold_n = inputs.measure_exposure()
@@ -273,11 +274,13 @@ def _build_kind(inputs: TableInputs, name: str) -> list[Table]:
 
 
 def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
-    """Return what to do where the runs allow no such table: the option to pass, or the kind to ask for."""
+    """Return a remedy for a table that these runs cannot fill; `name` is what was asked for, a name or a number."""
     suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."
     if kind.name in ("active", "applicability", "bodies"):
         return "Judge with --applicability on."
     host = HOST_TITLES.get(kind.numbers.get(name) or "", "")
+    if not host or len(inputs.auxiliary_cells) == len(inputs.cells) > 0:
+        return "Name sources with episodes of policies that are not auxiliary."
     return f"Table {name} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."

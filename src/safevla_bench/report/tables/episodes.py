@@ -106,7 +106,7 @@ def _format_time_and_step(row: EpisodeListRow) -> str:
 
 
 def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
-    """Tabulate clauses that hold: the nearest value, the limit, the margin and the time."""
+    """Tabulate clauses, which must hold: value nearest to the limit, limit, margin, and time of that value [s]."""
     columns = (
         Column("Specification", numeric=False),
         Column("Nearest"),

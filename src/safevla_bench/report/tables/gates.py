@@ -54,9 +54,10 @@ def _gate_name(outcome: GateOutcome) -> str:
 
 
 def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
-    """Format JUnit XML: a test case an outcome; a failed gate is a failure, an undecided one an error.
+    """Return JUnit XML with one test case per outcome: a failed gate is a failure, an undecided one an error.
 
-    `judged_by` is a property of the suite. There are no times, so that the same run gives the same bytes.
+    `judged_by`, if given, and the report's warnings and notes are properties of the suite. No times are written, so
+    that the same report gives the same bytes.
     """
     verdicts = [outcome.verdict for outcome in checked.outcomes]
     totals = {
@@ -80,13 +81,14 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
         case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
         if outcome.verdict != "passed":
             kind = "failure" if outcome.verdict == "failed" else "error"
-            message = escape_controls(_format_outcome(outcome))
+            message = escape_controls(_outcome_message(outcome))
             ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _format_outcome(outcome: GateOutcome) -> str:
+def _outcome_message(outcome: GateOutcome) -> str:
+    """Return the text of a JUnit failure: value, episodes, interval and reason; the reason alone if no value."""
     value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {outcome.n} episodes"
     interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
     return f"{value}{interval}: {outcome.reason}" if value else outcome.reason

@@ -98,11 +98,15 @@ def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
     whose = curve.series if len(compared.series) > 1 else ""
     where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
     head = ", ".join(part for part in (whose, where) if part)
-    return (f"{head}: " if head else "") + " ".join(describe_rise(curve))
+    return (f"{head}: " if head else "") + " ".join(describe_first_rise(curve))
 
 
-def describe_rise(curve: SeriesCurve) -> list[str]:
-    """Return the sentences on one curve."""
+def describe_first_rise(curve: SeriesCurve) -> list[str]:
+    """Return sentences on whether success or Safety rises first over the first run, as far as intervals show it.
+
+    They also say at which runs Safety is above or below the first, and whether this holds on other tasks. One sentence
+    says why if there is nothing to compare.
+    """
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
