@@ -17,7 +17,7 @@ import safevla_bench as sb
 from report.browser import CHROMIUM, Browser
 from safevla_bench import compare, evaluation
 from safevla_bench.browse import RunServer, RunSite, find_runs, list_runs, start_server
-from safevla_bench.browse.pages import Choice, compare_address, run_address
+from safevla_bench.browse.site import Choice, compare_address, run_address
 from safevla_bench.errors import RunError
 from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
 

@@ -11,7 +11,7 @@ from builders import recording
 from safevla_bench import evaluation
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
-from safevla_bench.report.model_facts import ModelFacts
+from safevla_bench.report.model_card import ModelFacts
 from safevla_bench.report.robocasa_leaderboard import SUITE, build_leaderboard_entry, unknown_fields
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.tasks import registry

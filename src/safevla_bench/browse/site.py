@@ -8,19 +8,145 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+
+from markupsafe import Markup
 
 from safevla_bench import compare, evaluation, runs
-from safevla_bench.browse import pages
-from safevla_bench.browse.pages import Choice
-from safevla_bench.browse.run_list import find_runs, list_runs
+from safevla_bench.browse.run_list import RunRow, find_runs, list_runs
 from safevla_bench.errors import SafevlaError
-from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
-from safevla_bench.report.tables import Table
+from safevla_bench.report.render import (
+    content_security_policy,
+    page_script,
+    page_style,
+    player_scripts,
+    read_template,
+    template_environment,
+)
+from safevla_bench.report.tables import UNNAMED, Cell, Table
+from safevla_bench.report.tables.suites import SAFETY, SR, VSI
+from safevla_bench.report.tables.table import count_cell
+from safevla_bench.text.numbers import NO_VALUE
+
+INDEX, RUN, COMPARE = "/", "/run/", "/compare"
+_METRICS = (SR, SAFETY, VSI)
+HEADS = ("Run", "Policy", "Suite", "n", *(metric.name for metric in _METRICS), "When", "Simulated by", "Judged by")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One side of a comparison: a policy of a run."""
+
+    run: str
+    policy: str | None
+
+    @property
+    def label(self) -> str:
+        """Return how the page calls it."""
+        return f"{self.policy or UNNAMED} of {self.run}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A row of the index: its cells, the address of its report, and the one that compares it, if it can be."""
+
+    cells: tuple[Cell, ...]
+    report: str
+    compare: str
+    is_chosen: bool
+
+
+def run_address(run: str, file: str) -> str:
+    """Return the address of a file of a run."""
+    return f"{RUN}{quote(run, safe='')}/{quote(file)}"
+
+
+def compare_address(first: Choice, second: Choice, *, unpaired: bool = False) -> str:
+    """Return the address of the comparison of two policies."""
+    named = [("a", first.run), ("ap", first.policy), ("b", second.run), ("bp", second.policy)]
+    query = [(key, value) for key, value in named if value is not None]
+    return f"{COMPARE}?{urlencode([*query, *([('unpaired', '1')] if unpaired else [])])}"
+
+
+def choose_address(choice: Choice) -> str:
+    """Return the address of the index on which the other side is chosen."""
+    query = [("with", choice.run), *([("policy", choice.policy)] if choice.policy is not None else [])]
+    return f"{INDEX}?{urlencode(query)}"
+
+
+def page_policy() -> str:
+    """Return the Content-Security-Policy of these"""
+    return content_security_policy(_style(), _script())
+
+
+def index_page(rows: Sequence[RunRow], folder: str, report: str, chosen: Choice | None = None) -> str:
+    """Return the index: a row for each run, policy and suite, sortable; once one is chosen, links compare it."""
+    lines = [_index_line(row, report, chosen) for row in rows]
+    return _render("index", f"Runs in {folder}", heads=HEADS, lines=lines, chosen=chosen, count=len({*_runs(rows)}))
+
+
+def _runs(rows: Sequence[RunRow]) -> list[str]:
+    return [row.run for row in rows]
+
+
+def _index_line(row: RunRow, report: str, chosen: Choice | None) -> _Line:
+    own = Choice(row.run, row.policy)
+    compare = choose_address(own) if chosen is None else compare_address(chosen, own)
+    if own == chosen or not row.is_comparable:
+        compare = ""
+    return _Line(_index_cells(row), run_address(row.run, report), compare, own == chosen)
+
+
+def _index_cells(row: RunRow) -> tuple[Cell, ...]:
+    if row.cell is None:
+        empty = [Cell(NO_VALUE)] * (len(_METRICS) + 1)
+        return (Cell(row.run), Cell(NO_VALUE, detail=row.problem), Cell(NO_VALUE), *empty, *_origin_cells(row))
+    numbers = (metric.exact_cell(row.cell).cell for metric in _METRICS)
+    suite = Cell(row.cell.suite or NO_VALUE)
+    return (Cell(row.run), Cell(row.policy or UNNAMED), suite, count_cell(row.cell.n), *numbers, *_origin_cells(row))
+
+
+def _origin_cells(row: RunRow) -> tuple[Cell, ...]:
+    return tuple(Cell(text or NO_VALUE) for text in (row.started, row.simulated_by, row.judged_by))
+
+
+def comparison_page(first: Choice, second: Choice, tables: Sequence[Table], command: str) -> str:
+    """Return the comparison of two policies, and the command that prints the same numbers."""
+    title = f"{first.label} against {second.label}"
+    return _render("comparison", title, first=first, second=second, tables=tables, command=command)
+
+
+def message_page(title: str, message: str, links: Sequence[tuple[str, str]] = ()) -> str:
+    """Return a page with a message, such as why two runs are not comparable, and links: text and address."""
+    return _render("message", title, message=message, links=links)
+
+
+def _render(template: str, title: str, **values: object) -> str:
+    return (
+        template_environment()
+        .get_template(f"runs/{template}.html")
+        .render(
+            title=title,
+            policy=page_policy(),
+            style=Markup(_style()),  # our own files, not anybody's text
+            script=Markup(_script()),
+            index=INDEX,
+            **values,
+        )
+    )
+
+
+def _style() -> str:
+    return page_style() + read_template("runs/runs.css")
+
+
+def _script() -> str:
+    return read_template("runs/runs.js")
+
 
 HTML = "text/html; charset=utf-8"
 _TYPES: Mapping[str, str] = {
@@ -48,7 +174,7 @@ class Reply:
 
 
 class RunSite:
-    """The runs below a folder as pages. Runs that are added later are found when the index is asked for."""
+    """The runs below a folder as  Runs that are added later are found when the index is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,22 +186,22 @@ class RunSite:
     def start(self) -> str:
         """Return the address to open: the report of the only run, else the index."""
         folders = find_runs(self.folder)
-        return pages.run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else pages.INDEX
+        return run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else INDEX
 
     def reply(self, target: str) -> Reply:
         """Return the answer to the target of a GET request, such as `/compare?a=one&b=two`."""
         parts = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         try:
-            if parts.path == pages.INDEX:
+            if parts.path == INDEX:
                 return self._index(query)
-            if parts.path == pages.COMPARE:
+            if parts.path == COMPARE:
                 return self._comparison(query)
-            run, slash, file = parts.path.removeprefix(pages.RUN).partition("/")
-            if parts.path.startswith(pages.RUN) and slash:
+            run, slash, file = parts.path.removeprefix(RUN).partition("/")
+            if parts.path.startswith(RUN) and slash:
                 return self._file(unquote(run), unquote(file))
         except SafevlaError as error:
-            return _page(pages.message_page("That did not work", str(error)), HTTPStatus.CONFLICT)
+            return _page(message_page("That did not work", str(error)), HTTPStatus.CONFLICT)
         return _not_found()
 
     def _index(self, query: Mapping[str, str]) -> Reply:
@@ -83,7 +209,7 @@ class RunSite:
         chosen = Choice(query["with"], query.get("policy")) if "with" in query else None
         if chosen is not None and chosen not in [Choice(row.run, row.policy) for row in rows]:
             return _not_found()
-        return _page(pages.index_page(rows, self.folder.resolve().name, runs.REPORT, chosen))
+        return _page(index_page(rows, self.folder.resolve().name, runs.REPORT, chosen))
 
     def _comparison(self, query: Mapping[str, str]) -> Reply:
         folders = find_runs(self.folder)
@@ -101,10 +227,10 @@ class RunSite:
             with self._judging:
                 tables = _compare(paths, names, paired=not unpaired)
         except SafevlaError as error:
-            other = pages.compare_address(first, second, unpaired=True)
+            other = compare_address(first, second, unpaired=True)
             links = [] if unpaired else [("Compare them as independent samples", other)]
-            return _page(pages.message_page("These were not compared", str(error), links), HTTPStatus.CONFLICT)
-        return _page(pages.comparison_page(first, second, tables, command))
+            return _page(message_page("These were not compared", str(error), links), HTTPStatus.CONFLICT)
+        return _page(comparison_page(first, second, tables, command))
 
     def _file(self, run: str, file: str) -> Reply:
         path = find_runs(self.folder).get(run)
@@ -157,9 +283,9 @@ def _report_policy(content: bytes) -> str:
 
 
 def _page(text: str, status: HTTPStatus = HTTPStatus.OK) -> Reply:
-    return Reply(status, text.encode(), HTML, pages.page_policy())
+    return Reply(status, text.encode(), HTML, page_policy())
 
 
 def _not_found() -> Reply:
     message = "There is no such page. Runs may have been moved since the index was made."
-    return _page(pages.message_page("Not found", message), HTTPStatus.NOT_FOUND)
+    return _page(message_page("Not found", message), HTTPStatus.NOT_FOUND)

@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
         "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
         "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
-        "open": ("browse", "Open a report in the browser, and an index of all runs in a folder."),
+        "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
     },
     "Compare": {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),

@@ -30,7 +30,6 @@ from safevla_bench.report import (
     board,
     episode_list,
     model_card,
-    model_facts,
     render,
     robocasa_leaderboard,
     submission,
@@ -277,7 +276,7 @@ def export_command(
         raise click.UsageError(f"--cameras is for {_DATASET}.")
     if meta is not None and form not in _MODEL_FORMS:
         raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
-    facts = model_facts.read_facts(meta)
+    facts = model_card.read_facts(meta)
     file = choose_output(out, sources, _FILE_NAMES[form])
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     if form == "hub":
@@ -294,7 +293,7 @@ def export_command(
     click.echo(make_printable(f"{form}: {file}"))
 
 
-def _export_card(judged: evaluation.Judged, out: Path, facts: model_facts.ModelFacts) -> None:
+def _export_card(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
     """Write the files for a model's repository and name them."""
     for name, content in model_card.build_card(judged, facts, evaluation.table_material(judged).remarks).items():
         _save_file(out / name, content)
@@ -304,7 +303,7 @@ def _export_card(judged: evaluation.Judged, out: Path, facts: model_facts.ModelF
         click.echo(f"note: {text}", err=True)
 
 
-def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model_facts.ModelFacts) -> None:
+def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
     """Write RoboCasa's JSON and name the fields that are still to be filled."""
     entry = robocasa_leaderboard.build_leaderboard_entry(judged, facts)
     _save_file(out, robocasa_leaderboard.encode_leaderboard_entry(entry))

@@ -14,7 +14,7 @@ from fractions import Fraction
 from safevla_bench.errors import RunError
 from safevla_bench.judged import Judged
 from safevla_bench.metrics import Summary, task_rates
-from safevla_bench.report.model_facts import ModelFacts, publishable_cells
+from safevla_bench.report.model_card import ModelFacts, publishable_cells
 from safevla_bench.runs import dump_json
 from safevla_bench.text.numbers import format_fixed, format_percent
 

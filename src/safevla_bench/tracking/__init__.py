@@ -1,8 +1,15 @@
 """Numbers of a run sent to a tracker of experiments: Weights & Biases, Trackio, TensorBoard, or one of your own."""
 
-from safevla_bench.tracking.observer import ObserverGroup, TrackingObserver, open_observers, score_outcome
+from safevla_bench.tracking.observer import (
+    ObserverGroup,
+    TrackingObserver,
+    describe_ruleset,
+    episode_values,
+    open_observers,
+    score_outcome,
+    summary_values,
+)
 from safevla_bench.tracking.trackers import TRACKERS, Tracker, open_tracker, require_trackers
-from safevla_bench.tracking.values import describe_ruleset, episode_values, summary_values
 
 __all__ = [
     "TRACKERS",

@@ -27,8 +27,15 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
 from safevla_recorder.mujoco.scene import name_bodies
-from safevla_recorder.robocasa.goals import Goal, episode_meta, goal_target, known_goals, moved_fixture, to_plain
-from safevla_recorder.robocasa.scene import read_scene
+from safevla_recorder.robocasa.scene import (
+    Goal,
+    episode_meta,
+    goal_target,
+    known_goals,
+    moved_fixture,
+    read_scene,
+    to_plain,
+)
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen

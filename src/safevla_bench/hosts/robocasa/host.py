@@ -25,8 +25,7 @@ from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.state import set_state, state_size
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, build_header
-from safevla_recorder.robocasa.goals import episode_meta
-from safevla_recorder.robocasa.scene import read_scene
+from safevla_recorder.robocasa.scene import episode_meta, read_scene
 
 if TYPE_CHECKING:
     import mujoco

@@ -29,8 +29,7 @@ from safevla_bench.tasks import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene, subtree_bodies
 from safevla_recorder.robocasa.attachment import ARM_MEMORY, DRAWING_OPTIONS
-from safevla_recorder.robocasa.goals import AT, Goal, goal_target, known_goals, moved_fixture
-from safevla_recorder.robocasa.scene import LID
+from safevla_recorder.robocasa.scene import AT, LID, Goal, goal_target, known_goals, moved_fixture
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
