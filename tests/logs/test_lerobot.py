@@ -246,6 +246,14 @@ def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path)
     assert str(path) in problem(folder)
 
 
+def test_a_description_that_lacks_a_field_is_an_error_that_names_it(tmp_path):
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, MAPPED)
+    path = folder / "meta" / "info.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "fps"}))
+    assert "it has no 'fps'" in problem(folder)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -174,7 +174,7 @@ class Reply:
 
 
 class RunSite:
-    """The runs below a folder as  Runs that are added later are found when the index is asked for."""
+    """The runs below a folder as pages. Runs that are added later are found when the index is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

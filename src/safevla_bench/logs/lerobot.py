@@ -76,8 +76,8 @@ def open_dataset(folder: Path) -> Dataset:
         if not (0 < fps < 1e6 and all(map(_is_feature, features.values()))):
             raise ValueError("fps or features are of another form")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        problem = f"cannot be read: {type(error).__name__}: {error}"
-        raise RecordError(problem, remedy=_REMEDY, place=Place(file=str(path))) from None
+        cause = f"it has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise RecordError(f"cannot be read: {cause}", remedy=_REMEDY, place=Place(file=str(path))) from None
     if not version.startswith("v3"):
         remedy = f"Convert it with python -m lerobot.scripts.convert_dataset_v21_to_v30; {INFO} says {version}."
         raise RecordError("a LeRobot dataset of another version than 3", remedy=remedy, place=Place(file=str(path)))
