@@ -45,13 +45,15 @@ STEP_TOLERANCE = 1e-9
 
 
 def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
-    """Return the value at record 0 of each episode, [E], or at every record, [N].
+    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N].
 
-    All episodes have one control step. Where values are unknown, it is the greatest value that they could give the
-    formula, or the smallest unless `best`.
+    Values are margins, or truths where all atoms are Boolean. All episodes must have the same control step. Where
+    signals are unknown, the value is the greatest that they could give the formula, or the smallest unless `best`.
+    Raises `SignalError` or `FormulaError` as `robustness` does.
     """
 
     def evaluate(part: Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
+        """Evaluate a part of the formula on the same trace, with the same `at_start` and `best` unless given."""
         return evaluate_formula(part, trace, at_start=at_start, best=best)
 
     match formula:
@@ -82,7 +84,10 @@ def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool, best: bo
 
 
 def evaluate_window(values: Values, fold: Fold, window: Window, trace: Trace, at_start: bool) -> Values:
-    """Return the minimum or maximum over the window from record 0, [E], or from every record, [N]."""
+    """Return the fold of `values` [N] over the window from record 0 if `at_start`, [E], else from every record, [N].
+
+    An empty window gives the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
+    """
     first, last = window_steps(window, trace)
     if at_start:
         return fold_ranges(values, fold, *trace.layout.window_bounds(first, last))
@@ -92,6 +97,7 @@ def evaluate_window(values: Values, fold: Fold, window: Window, trace: Trace, at
 
 
 def _evaluate_until(hold: Values, reach: Values, window: Window, trace: Trace) -> Values:
+    """Return `hold U reach` at every record, [N]; both sides become margins if only one of them holds truths."""
     if hold.dtype != reach.dtype:
         hold, reach = to_margins(hold), to_margins(reach)
     first, last = window_steps(window, trace)
@@ -99,12 +105,19 @@ def _evaluate_until(hold: Values, reach: Values, window: Window, trace: Trace) -
 
 
 def window_steps(window: Window, trace: Trace) -> tuple[int, int | None]:
-    """Return the window in control steps. Its end is None at the horizon."""
+    """Return the first and last control step of the window, by the step of episode 0; the last is None for the horizon.
+
+    Raises `FormulaError` if a bound is no multiple of that step.
+    """
     first = _step_count(window.start_s, trace)
     return first, None if window.end_s is None else _step_count(window.end_s, trace)
 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
+    """Return a bound in seconds as control steps of episode 0, at most the records of the longest episode.
+
+    Raises `FormulaError` if the bound is further than `STEP_TOLERANCE` steps from a multiple.
+    """
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # beyond any episode, and still an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
@@ -119,12 +132,15 @@ def _step_count(bound_s: float, trace: Trace) -> int:
 
 
 def negate(values: Values) -> Values:
-    """Return the negation of the values."""
+    """Return `not` of truths, or margins with the sign flipped."""
     return np.logical_not(values) if is_crisp(values) else np.negative(values)
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the conjunction: the smaller margin."""
+    """Return the smaller margin, or the `and` of truths.
+
+    Of truth and margin: the margin where the truth is True, else -inf.
+    """
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
@@ -132,7 +148,10 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the disjunction: the greater margin."""
+    """Return the greater margin, or the `or` of truths.
+
+    Of truth and margin: +inf where the truth is True, else the margin.
+    """
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
@@ -158,7 +177,11 @@ def reads_signal(expression: Expression) -> bool:
 
 
 def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats | np.float64:
-    """Return the expression at every record, [N], or one number if it reads no signal (`trace` None)."""
+    """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None).
+
+    NaN where a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or
+    overflows; `FormulaError` if `threshold` was not substituted.
+    """
     match expression:
         case NumericSignal(name):
             assert trace is not None
@@ -194,7 +217,8 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 def predicate_margin(predicate: Compare, trace: Trace, *, best: bool = True) -> Floats:
     """Return the margin of a comparison at every record, [N], in the unit of its sides.
 
-    Where it reads an unknown value, it is the greatest margin that is possible, or the smallest unless `best`.
+    Where the comparison reads an unknown value, the margin is the greatest that is possible, or the smallest unless
+    `best`. Raises `SignalError` where a known margin is NaN.
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     difference = right - left if predicate.operator in ("<", "<=") else left - right
@@ -206,9 +230,10 @@ def predicate_margin(predicate: Compare, trace: Trace, *, best: bool = True) -> 
 
 
 def _unknown_margin(predicate: Compare, trace: Trace, best: bool) -> Floats | float:
-    """Return the margin of a comparison where it reads an unknown value, [N].
+    """Return the margin of a comparison where a value is unknown: the greatest possible, or the smallest unless `best`.
 
-    Of one signal against a constant the least value that it may have bounds the margin from one side.
+    An array [N] if a signal is compared with a constant and the least value of the signal bounds the margin on that
+    side; else +inf if `best`, -inf if not.
     """
     below = predicate.operator in ("<", "<=")
     match (predicate.left, predicate.right) if below else (predicate.right, predicate.left):

@@ -32,6 +32,7 @@ class Number:
     value: float
 
     def __post_init__(self) -> None:
+        """Raise `FormulaError` if the value is not finite or has a minus sign, as -0.0 has."""
         if not math.isfinite(self.value) or math.copysign(1.0, self.value) < 0:
             raise FormulaError(f"{self.value} is no literal", remedy="literals are finite and not negative")
 
@@ -65,6 +66,7 @@ class Call:
     arguments: tuple[Expression, ...]
 
     def __post_init__(self) -> None:
+        """Raise `FormulaError` if `abs` has not one argument, or `min` or `max` fewer than two."""
         count = len(self.arguments)
         if (count != 1) if self.function == "abs" else (count < 2):
             wanted = "one argument" if self.function == "abs" else "two arguments or more"
@@ -79,6 +81,7 @@ class Window:
     end_s: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise `FormulaError` unless 0 <= start <= end, both finite."""
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
             raise FormulaError(
@@ -200,7 +203,7 @@ def signal_names(formula: Formula) -> frozenset[str]:
 
 
 def is_boolean_only(formula: Formula) -> bool:
-    """Return whether no atom is numeric. The robustness is then infinite."""
+    """Return whether the formula contains no comparison. Its robustness is then plus or minus infinity."""
     return not any(isinstance(node, Compare) for node in walk_nodes(formula))
 
 
@@ -210,7 +213,7 @@ def has_placeholder(formula: Formula) -> bool:
 
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
-    """Return the windows that name a time other than 0 and the horizon. They need the control step."""
+    """Return the windows of all temporal operators but [0,T], parents first. Only these need the control step."""
     windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
     return tuple(window for window in windows if window != Window())
 
@@ -221,17 +224,18 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Return the formula with a number in place of `threshold`."""
+    """Return the formula with a number in place of every `threshold`; a negative number becomes a `Negate`."""
     value = signed_constant(threshold)
 
     def substitute_in(node: Compare) -> Compare:
+        """Return the comparison with the number in place of `threshold` on both sides."""
         return Compare(node.operator, _replace_threshold(node.left, value), _replace_threshold(node.right, value))
 
     return map_predicates(formula, substitute_in)
 
 
 def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Formula:
-    """Return the formula with `change` applied to every comparison."""
+    """Return the formula with every comparison replaced by what `change` makes of it; all else stays as it is."""
     match formula:
         case Compare():
             return change(formula)
@@ -274,10 +278,12 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 
 def _is_empty(window: Window) -> Formula:
+    """Return the formula that is true at a record whose window holds no record."""
     return Not(Eventually(window, Truth(True)))
 
 
 def _replace_threshold(node: Expression, value: Expression) -> Expression:
+    """Return the expression with `value` in place of every `threshold`."""
     match node:
         case Threshold():
             return value
@@ -306,6 +312,7 @@ _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = 
 
 
 def _text_and_level(node: Node) -> tuple[str, int]:
+    """Return the canonical text of a node, and the binding level of its outermost operator (higher binds tighter)."""
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM
@@ -341,12 +348,13 @@ def _text_and_level(node: Node) -> tuple[str, int]:
 
 
 def _parenthesize(node: Node, loosest: int) -> str:
+    """Return the canonical text of a node, in parentheses if it binds more loosely than the level `loosest`."""
     text, level = _text_and_level(node)
     return text if level >= loosest else f"({text})"
 
 
 def format_number(value: float) -> str:
-    """Return the shortest text that reads back to the same float."""
+    """Return the shortest text that reads back to the same float, without a trailing `.0`."""
     return repr(float(value)).removesuffix(".0")
 
 

@@ -35,7 +35,10 @@ def deciding_records(formula: Formula, trace: Trace) -> Ints:
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
 def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
-    """Return the deciding row among all records, [E]; -1 = none."""
+    """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none.
+
+    All episodes have the same control step. A formula without a temporal operator gives the episode's first row.
+    """
     match formula:
         case Not(child):
             return _deciding_rows(child, trace)
@@ -82,11 +85,18 @@ def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
 
 
 def _start_margins(formula: Formula, trace: Trace) -> Floats:
+    """Return the margins of a formula at record 0 of each episode, [E].
+
+    Boolean truths become plus or minus infinity.
+    """
     return to_margins(evaluate_formula(formula, trace, at_start=True))
 
 
 def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
-    """Return the row at `place`, counted from lo, of each episode's window [lo, hi), [E]; -1 if the window is empty."""
+    """Return a row of each episode's window [lo, hi), [E]; -1 if the window is empty.
+
+    `place` takes the episode's first row, lo and hi, and returns the row's distance from lo.
+    """
     windows = zip(trace.starts[:-1], lo, hi, strict=True)
     return np.array([a + place(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
@@ -116,6 +126,7 @@ def violating_records(formula: Formula, trace: Trace) -> Bools | None:
 
 
 def _is_recordwise(formula: Formula) -> bool:
+    """Return whether the formula is a G, or a conjunction of such formulas alone."""
     if isinstance(formula, And):
         return _is_recordwise(formula.left) and _is_recordwise(formula.right)
     return isinstance(formula, Always)
@@ -123,6 +134,10 @@ def _is_recordwise(formula: Formula) -> bool:
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
 def _violation_mask(formula: Formula, trace: Trace) -> Bools:
+    """Return whether each record violates a formula that `_is_recordwise` accepts, [N]; outside the windows False.
+
+    All episodes have the same control step. Raises `AssertionError` for any other formula.
+    """
     match formula:
         case And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)

@@ -82,6 +82,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
 
 @functools.cache
 def _load_grammar() -> Lark:
+    """Return the LALR(1) parser of `grammar.lark`, built on the first call and cached."""
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
     # The basic lexer reads `a andb` as two names; a contextual one would see `a and b`.
     return Lark(grammar, parser="lalr", lexer="basic", maybe_placeholders=True)
@@ -97,16 +98,19 @@ class _ParsedPart:
     parentheses: int = 0
 
     def __post_init__(self) -> None:
+        """Raise `FormulaError` with the column if the depth or the parentheses exceed `MAX_DEPTH`."""
         if max(self.depth, self.parentheses) > MAX_DEPTH:
             raise _column_error(self.column, f"the formula nests deeper than {MAX_DEPTH}", "split it into several")
 
 
 def _column_of(token: Token) -> int:
+    """Return the column of a token in the formula's text, counted from 1."""
     assert token.start_pos is not None  # as every token read from a text has one
     return token.start_pos + 1
 
 
 def _column_error(column: int, problem: str, remedy: str | None = None) -> FormulaError:
+    """Return, without raising, a `FormulaError` whose problem starts with `column N:`."""
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
@@ -121,9 +125,14 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Atoms
 
     def number(self, token: Token) -> _ParsedPart:
+        """Return the part of a literal. Raises `FormulaError` if the literal overflows a float."""
         return _ParsedPart(Number(_finite_number(token)), _column_of(token))
 
     def name(self, token: Token) -> _ParsedPart:
+        """Return the part of a bare name as a numeric signal; `as_formula` turns the name Boolean.
+
+        Raises `FormulaError` with the nearest known name if the known signals are given and lack this name.
+        """
         if self._signals is not None and token not in self._signals:
             raise _column_error(
                 _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
@@ -131,23 +140,31 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(NumericSignal(str(token)), _column_of(token))
 
     def threshold(self, token: Token) -> _ParsedPart:
+        """Return the part of the placeholder `threshold`."""
         return _ParsedPart(Threshold(), _column_of(token))
 
     def truth(self, token: Token) -> _ParsedPart:
+        """Return the part of `true` or `false`."""
         return _ParsedPart(Truth(token == "true"), _column_of(token))
 
     # Arithmetic
 
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
+        """Return the part of a unary minus. Raises `FormulaError` if the child is no number."""
         return self._make_part(Negate(self.as_expression(child)), _column_of(sign), child)
 
     def arithmetic(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
+        """Return the part of `left + right` or of `-`, `*`, `/`. Raises `FormulaError` if a side is no number."""
         operator = cast(Operator, str(sign))
         return self._make_part(
             Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
+        """Return the part of `abs`, `min` or `max`.
+
+        Raises `FormulaError` if an argument is no number or their count is wrong.
+        """
         expressions = tuple(self.as_expression(argument) for argument in arguments)
         try:
             node = Call(cast(Function, str(name)), expressions)
@@ -158,34 +175,55 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Formulas
 
     def compare(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
+        """Return the part of a comparison of two numbers. Raises `FormulaError` if a side is a formula."""
         operator = cast(Comparison, str(sign))
         return self._make_part(
             Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
+        """Return the part of `!child`. Raises `FormulaError` if the child is a number."""
         return self._make_part(Not(self.as_formula(child)), child.column, child)
 
     def both(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        """Return the part of `left and right`. Raises `FormulaError` if a side is a number."""
         return self._make_part(And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def either(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        """Return the part of `left or right`. Raises `FormulaError` if a side is a number."""
         return self._make_part(Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def implies(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        """Return the part of `left -> right`. Raises `FormulaError` if a side is a number."""
         return self._make_part(Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def always(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
+        """Return the part of `G[a,b] child`; a window of None is [0,T].
+
+        Raises `FormulaError` if the child is a number.
+        """
         return self._make_part(Always(window or Window(), self.as_formula(child)), child.column, child)
 
     def eventually(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
+        """Return the part of `F[a,b] child`; a window of None is [0,T].
+
+        Raises `FormulaError` if the child is a number.
+        """
         return self._make_part(Eventually(window or Window(), self.as_formula(child)), child.column, child)
 
     def until(self, left: _ParsedPart, window: Window | None, right: _ParsedPart) -> _ParsedPart:
+        """Return the part of `left U[a,b] right`; a window of None is [0,T].
+
+        Raises `FormulaError` if a side is a number.
+        """
         node = Until(window or Window(), self.as_formula(left), self.as_formula(right))
         return self._make_part(node, left.column, left, right)
 
     def window(self, start: Token, end: Token) -> Window:
+        """Return the window between two tokens in seconds; an end of `T` becomes `end_s` None.
+
+        Raises `FormulaError` with the column if a bound overflows a float or the end is before the start.
+        """
         try:
             return Window(_finite_number(start), None if end == "T" else _finite_number(end))
         except FormulaError as error:
@@ -194,15 +232,20 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
+        """Return the part in parentheses: the same node and depth, with one level of parentheses more."""
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _ParsedPart) -> _ParsedPart:
+        """Return the part of the whole text unchanged, whether formula or number."""
         return part
 
     # Types
 
     def as_formula(self, part: _ParsedPart) -> Formula:
-        """Return the part as a formula. A bare name becomes a Boolean signal."""
+        """Return the part as a formula; a bare name becomes a Boolean signal.
+
+        Raises `FormulaError` if the part is a number or the name of a known numeric signal.
+        """
         if isinstance(part.node, NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
@@ -217,7 +260,10 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return cast(Formula, part.node)
 
     def as_expression(self, part: _ParsedPart) -> Expression:
-        """Return the part as an arithmetic expression."""
+        """Return the part as an arithmetic expression; a bare name stays a numeric signal.
+
+        Raises `FormulaError` if the part is a formula or the name of a known Boolean signal.
+        """
         if not _is_expression(part.node):
             raise _column_error(
                 part.column, "a formula stands where a number is expected", "comparisons do not chain or add up"
@@ -231,6 +277,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     @staticmethod
     def _make_part(node: Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
+        """Return the part of a node above others: a level deeper than the deepest, with the most parentheses of any."""
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
@@ -240,6 +287,7 @@ def _is_expression(node: Node) -> TypeGuard[Expression]:
 
 
 def _finite_number(token: Token) -> float:
+    """Return the token as a float. Raises `FormulaError` with the column if the number overflows to infinity."""
     value = float(token)
     if not math.isfinite(value):
         raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
@@ -247,16 +295,23 @@ def _finite_number(token: Token) -> float:
 
 
 def _comparison_remedy(name: str) -> str:
+    """Return the advice to compare a name with a number, as in `name < 1`."""
     return f"compare it, as in {name} < 1"
 
 
 def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
+    """Return the known signals as advice, sorted, after the name nearest to the unknown name if any is close."""
     close = get_close_matches(name, signals, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return f"{guess}known signals: {', '.join(sorted(signals)) or 'none'}"
 
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
+    """Return, without raising, the `FormulaError` for a syntax error of Lark.
+
+    The column is that of the unexpected token or character; where the text ends too early or is empty, that after its
+    end.
+    """
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         return _column_error(
             _column_of(error.token), f"{_shorten(str(error.token))!r} is not expected here", _expectation_text(error)
@@ -270,7 +325,10 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
 
 
 def _expectation_text(error: UnexpectedInput) -> str:
-    """Return a description of the tokens that are expected at a syntax error."""
+    """Return the sentence that says which tokens were expected at a syntax error, by what Lark names.
+
+    Always some sentence.
+    """
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"
@@ -284,4 +342,5 @@ def _expectation_text(error: UnexpectedInput) -> str:
 
 
 def _shorten(text: str) -> str:
+    """Return a text of at most 40 characters: a longer one ends in `...`."""
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -139,7 +139,10 @@ def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool 
 
 
 def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
-    """Return whether one record may satisfy it: an F or U, or a G that is negated. The rest then proves nothing."""
+    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False: the reverse).
+
+    A single record may satisfy such a formula, so that the known records alone prove nothing.
+    """
     match formula:
         case Not(child):
             return _hangs_on_single_record(child, not positive)
@@ -158,7 +161,10 @@ def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
 
 
 def _decides_record(formula: Formula, trace: Trace) -> Bools:
-    """Return whether the child of a root G has one value, whatever the unknown ones are, at any record, [E]."""
+    """Return whether the child of a root G has the same value in the best and the worst reading at any record, [E].
+
+    Only records of the G's window from record 0 count. False everywhere for a formula without a root G.
+    """
     if not isinstance(formula, Always):
         return np.zeros(len(trace), np.bool_)
     best, worst = (
@@ -172,7 +178,7 @@ def hangs_on_empty_window(formula: Formula, trace: Trace) -> Bools:
     """Return whether a window that holds no record decides the verdict of each episode, [E].
 
     The formula is judged with empty windows read as usual (G true, F and U false), and with all of them read the other
-    way. Where the two verdicts differ there is none. Raises as `robustness` does.
+    way. True where the two verdicts differ. Raises as `robustness` does.
     """
     if all(window.start_s == 0 for window in bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
@@ -204,9 +210,11 @@ def judge_formula(formula: Formula, trace: Trace) -> FormulaVerdict:
 
 
 def group_by_step(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
-    """Yield groups of episodes of equal control step with their trace.
+    """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
 
-    A formula without bounded windows counts no steps. All episodes are then one group.
+    A formula without bounded windows counts no steps: all episodes are then one group with the trace itself, as they
+    are where all steps are equal. Yields nothing for no episodes. Before a split, raises `SignalError` if a signal is
+    NaN.
     """
     if not bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []
@@ -219,6 +227,10 @@ def group_by_step(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]
 
 
 def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
+    """Return the verdicts of episodes of equal control step.
+
+    `extreme` is NaN but for one-sided clauses. Without a root G or conjunction of such, a violation is at record 0.
+    """
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
@@ -240,11 +252,13 @@ def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
 
 
 def _earlier_record(first: Ints, second: Ints) -> Ints:
+    """Return the smaller of two records of each episode, [E]; -1 means none, and then the other record is taken."""
     both = (first >= 0) & (second >= 0)
     return np.where(both, np.minimum(first, second), np.maximum(first, second))
 
 
 def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
+    """Return rows among all records as records counted from each episode's first row, [E]; -1 stays -1."""
     return np.where(rows < 0, -1, rows - starts)
 
 
@@ -268,7 +282,10 @@ class OneSidedClause:
 
 
 def match_clause(formula: Formula) -> OneSidedClause | None:
-    """Return the formula as a one-sided clause, None if it has another shape."""
+    """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
+
+    None too unless one side of the comparison is a bare signal and the other reads no signal.
+    """
     match formula:
         case Always(window, Implies(gate, Compare() as predicate)):
             return _one_sided_clause(window, gate, predicate)
@@ -279,6 +296,11 @@ def match_clause(formula: Formula) -> OneSidedClause | None:
 
 
 def _one_sided_clause(window: Window, gate: Formula | None, predicate: Compare) -> OneSidedClause | None:
+    """Return the clause of a predicate with a signal alone on one side and a constant on the other; None otherwise.
+
+    `upper` is True if the constant bounds the signal from above. Raises `FormulaError` if `threshold` stands in the
+    constant.
+    """
     below = predicate.operator in ("<", "<=")
     match predicate:
         case Compare(_, NumericSignal(name), bound) if not reads_signal(bound):
@@ -301,15 +323,16 @@ class _ClauseMeasurement:
     hi: Ints
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
-        """Return the verdict. Only violated episodes, few as a rule, are searched for their first violation."""
+        """Return the verdict: rho and extreme as measured, with the first violating record of each violated episode."""
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         first_violation[violated] = _rows_to_records(self._first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        """Return the first row of each window that violates the clause, [K], -1 = none.
+        """Return the first violating row of each given episode's window, [K]; -1 = none.
 
-        The windows are read from their beginnings on, a few records of each at a time, until each has shown one.
+        Rows count over all episodes. All windows are read a few records at a time until each has shown a violation or
+        ended.
         """
         values, rows = _clause_values(self.clause, trace), np.full(len(episodes), -1)
         at, end = self.lo[episodes], self.hi[episodes]
@@ -330,10 +353,11 @@ class _ClauseMeasurement:
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    """Return the worst value of each episode and its margin.
+    """Return the worst signal value and the robustness of each episode, whose control steps are equal.
 
     Rounding is monotone, so the margin of the worst value is, bit for bit, the worst margin. No array of margins is
-    needed.
+    needed, unless the gate is numeric. Where the gate never opens, the worst value is NaN; a Boolean gate gives +inf
+    then.
     """
     gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
     gate_open = None if gate is None else is_positive(gate)

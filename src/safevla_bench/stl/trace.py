@@ -43,7 +43,7 @@ class Fold:
     empty_value: float
 
     def neutral_value(self, values: Values) -> float | bool:
-        """Return the value over an empty set, in the kind of `values`."""
+        """Return the value over an empty set: True or False if `values` are truths, else plus or minus infinity."""
         return self.empty_value > 0 if values.dtype == np.bool_ else self.empty_value
 
 
@@ -66,7 +66,7 @@ class RaggedLayout:
 
     @cached_property
     def longest(self) -> int:
-        """Records of the longest episode."""
+        """Records of the longest episode; 0 without episodes."""
         return int(self.lengths.max(initial=0))
 
     @cached_property
@@ -76,11 +76,14 @@ class RaggedLayout:
 
     @cached_property
     def remaining(self) -> Ints:
-        """Records from each record to its episode's end, itself included, [N]."""
+        """Records from each record to its episode's last, both included, [N]."""
         return np.repeat(self.starts[1:], self.lengths) - np.arange(self.starts[-1])
 
     def shift_ahead(self, values: Values, steps: int, past_end: float | bool) -> Values:
-        """Return out[t] = values[t + steps], or `past_end` where the episode is over by then, [N]."""
+        """Return out[t] = values[t + steps], or `past_end` where the episode is over by then, [N].
+
+        With 0 steps `values` itself is returned, not a copy.
+        """
         if steps == 0:
             return values
         shifted = np.full_like(values, past_end)
@@ -89,10 +92,12 @@ class RaggedLayout:
         return shifted
 
     def fold_window(self, values: Values, fold: Fold, first: int, last: int) -> Values:
-        """Return out[t] = the fold over values[t+first .. t+last], [N].
+        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N].
 
-        A window of 2w records is two windows of w, and any width is two overlapping windows of a power of two. The cost
-        therefore grows only with the logarithm of the width.
+        A window without records gives the fold's neutral value.
+
+        The cost grows only with the logarithm of the width: a window of 2w records is two windows of w, and any width
+        is two overlapping windows of a power of two.
         """
         nothing = fold.neutral_value(values)
         width = min(last, self.longest - 1) - first + 1
@@ -106,7 +111,9 @@ class RaggedLayout:
         return self.shift_ahead(covered, first, nothing)
 
     def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
-        """Return out[t] = the fold over values[t+first ..] up to the end of the episode, [N].
+        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N].
+
+        A window without records gives the fold's neutral value.
 
         One accumulate from the back suffices. Complex numbers compare by their real parts first. With the episode's
         number as the real part, the accumulate starts afresh in each episode.
@@ -147,14 +154,20 @@ class RaggedLayout:
         return np.minimum(self.fold_window(hold, MIN, 0, first - 1), self.shift_ahead(reached, first, fails))
 
     def window_bounds(self, first: int, last: int | None) -> tuple[Ints, Ints]:
-        """Return the rows of each episode's window from its first record, as [lo, hi), both [E]; lo = hi if empty."""
+        """Return the rows of each episode's window from its first record, as [lo, hi), both [E]; lo = hi if empty.
+
+        `first` and `last` are in control steps, `last` included; a `last` of None is the episode's end.
+        """
         ends = self.starts[1:]
         lo = np.minimum(self.starts[:-1] + first, ends)
         return lo, ends if last is None else np.minimum(self.starts[:-1] + last + 1, ends)
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]."""
+    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E].
+
+    An empty range gives the fold's neutral value.
+    """
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     filled = lo < hi
@@ -212,6 +225,7 @@ class Trace:
     """
 
     def __post_init__(self) -> None:
+        """Raise `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N]."""
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
             raise SignalError("an episode without records, or offsets that do not fit the control steps")
         for name, values in self.signals.items():
@@ -227,7 +241,7 @@ class Trace:
         return RaggedLayout(self.starts)
 
     def record_rows(self, episodes: Ints) -> Ints:
-        """Return the rows of the given episodes, one episode after the other."""
+        """Return the rows of all records of the given episodes, one episode after the other, in the order given."""
         lengths = self.layout.lengths[episodes]
         ends = np.cumsum(lengths)
         rows = np.arange(ends[-1] if len(ends) else 0)
@@ -235,7 +249,10 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the chosen episodes, by a mask [E] or by indices."""
+        """Return the trace of the chosen episodes, by a mask [E] or by indices in any order.
+
+        This trace itself is returned if all are chosen in order.
+        """
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
@@ -245,20 +262,27 @@ class Trace:
         return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen], unknown)
 
     def _signal_values(self, name: str) -> Values:
+        """Return a signal of either kind, [N].
+
+        Raises `SignalError` with the known names if the trace lacks the signal.
+        """
         if name not in self.signals:
             signal_names = ", ".join(sorted(self.signals)) or "none"
             raise SignalError(f"the trace has no signal {name!r}", remedy=f"it has: {signal_names}")
         return self.signals[name]
 
     def boolean_signal(self, name: str) -> Bools:
-        """Return a Boolean signal, [N]."""
+        """Return a Boolean signal, [N]. Raises `SignalError` if the signal is missing or numeric."""
         values = self._signal_values(name)
         if values.dtype != np.bool_:
             raise SignalError(f"signal {name!r} is numeric", remedy=f"compare it, as in {name} < 1")
         return cast(Bools, values)
 
     def numeric_signal(self, name: str) -> Floats:
-        """Return a numeric signal, [N]. It may hold NaN."""
+        """Return a numeric signal, [N], which may hold NaN.
+
+        Raises `SignalError` if the signal is missing or not float64.
+        """
         values = self._signal_values(name)
         if values.dtype != np.float64:
             raise SignalError(
@@ -267,18 +291,24 @@ class Trace:
         return cast(Floats, values)
 
     def is_undefined(self, name: str) -> Bools:
-        """Return whether a numeric signal has no values in each episode, known or not, [E]: NaN from record 0 on."""
+        """Return whether each episode lacks a numeric signal, [E]: NaN at its first record and not unknown there.
+
+        Raises `SignalError` if the signal is missing or not numeric.
+        """
         first = self.starts[:-1]
         undefined = np.isnan(self.numeric_signal(name)[first])
         return undefined & ~self.unknown[name][first] if name in self.unknown else undefined
 
     def least_values(self, name: str) -> Floats:
-        """Return the least value that a numeric signal may have, [N]; -inf where nothing is known of it."""
+        """Return the least value that a numeric signal may have, [N]: the signal's, and -inf where that is NaN."""
         values = self.numeric_signal(name)
         return np.where(np.isnan(values), -np.inf, values)
 
     def reject_nan(self, values: Values, what: str) -> None:
-        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN."""
+        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN.
+
+        Return None if none is NaN. `what` starts the message: the name of the values. Truths are never NaN.
+        """
         if values.dtype == np.bool_ or not np.isnan(values.max(initial=-np.inf)):
             return
         row = int(np.flatnonzero(np.isnan(values))[0])
