@@ -31,7 +31,7 @@ def host_names() -> tuple[str, ...]:
 
 
 def host_owner(name: str) -> str:
-    """Return the name of the distribution that offers a host."""
+    """Return the name of the distribution that offers a host; `nobody` where none does."""
     return _HOSTS.owner(name)
 
 
@@ -48,7 +48,9 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Host:
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the files with the tags of a host's tasks that its distribution names, by entry points of `REGISTRIES`.
+    """Return the files with the tags of a host's tasks that its distribution names by entry points of `REGISTRIES`.
+
+    Empty where there is no such entry point.
 
     Raises:
         PluginError: the entry point cannot be loaded, or names no file; names its distribution.
@@ -57,6 +59,10 @@ def registry_files(name: str) -> tuple[Path, ...]:
 
 
 def _require_file(name: str, value: object) -> Path:
+    """Return the path that an entry point's value names.
+
+    Raises `PluginError` where it is no path or no existing file.
+    """
     if isinstance(value, str | os.PathLike) and Path(value).is_file():
         return Path(value)
     remedy = (

@@ -36,7 +36,7 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task itself."""
+        """Return the task of that suite and index; raises `StopIteration` where the host lists none."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -59,7 +59,10 @@ class TrialRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the actions [N, A] whatever the success says, return the record; `before` comes before each."""
+    """Reset, take the actions [N, A] whatever the success says, and return the record: a batch of one, N + 1 records.
+
+    `before` is called with each action before that action's step.
+    """
     env.reset(seed)
     for action in actions:
         if before:
@@ -69,7 +72,11 @@ def run_actions(
 
 
 def first_difference(first: object, second: object, name: str = "") -> str | None:
-    """Return the first field in which two records differ, such as `contacts.force_n`; None where all bits are equal."""
+    """Return the dotted name of the first field in which two records differ, such as `contacts.force_n`.
+
+    None where all bits are equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN; the
+    names `its type` and `its fields` stand for values that cannot be compared part by part.
+    """
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         same = first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
         return None if same else name
@@ -83,7 +90,7 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
 
 
 def _named_parts(value: object) -> dict[str, object] | None:
-    """Return the named parts of a compound value; None for a plain one."""
+    """Return the named parts of a struct, dataclass, mapping, tuple or list (by place); None for any other value."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if is_dataclass(value):
@@ -129,12 +136,12 @@ class HostRules:
     """Whether the first number of `sim_state` is the simulated time, as MuJoCo's [time, qpos, qvel]."""
 
     def host(self) -> Host:
-        """Make a new host."""
+        """Return a new host, made by `factory` without arguments."""
         host: Host = resolve_name(self.factory)()
         return host
 
     def actions(self, env: HostEnv) -> Floats:
-        """Return the actions to try, [N, A]: within bounds, at random."""
+        """Return `steps` actions to try, [N, A]: drawn evenly within the environment's bounds, the same each time."""
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
@@ -142,7 +149,7 @@ class HostRules:
         raise NotImplementedError
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until both fingers hold a body; returns its name."""
+        """Reset, then act until both fingers hold a body; return the body's recorded name."""
         raise NotImplementedError
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
@@ -150,17 +157,17 @@ class HostRules:
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until one finger and not the other touches a body; returns its name."""
+        """Reset, then act until one finger and not the other touches a body; return the body's recorded name."""
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by some centimetres; returns its name."""
+        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name."""
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, [H, W, 3], with what is above at the top: rendered by other means.
+        """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means.
 
-        The host's own `stage` does, unless this is overridden.
+        By default the picture of the host's own `stage`; `NotImplementedError` (a skipped rule) where it has none.
         """
         host = self.host()
         if not isinstance(host, StagingHost):
@@ -172,7 +179,11 @@ class HostRules:
             stage.close()
 
     def __init_subclass__(cls) -> None:
-        """Take away the rules that cannot apply: of a hook set to None, of images where no camera is wanted."""
+        """Set to None the rules of hooks set to None, and the rules of images where no `other_wants` has a camera.
+
+        A rule that a base class took away comes back where this class applies it; rules that the class itself defines
+        stay.
+        """
         applies = {rule: getattr(cls, hook) is not None for hook, rule in _RULES_OF_HOOKS.items()}
         has_cameras = any(wants.cameras for wants in cls.other_wants)
         applies |= {rule: has_cameras and applies.get(rule, True) for rule in _RULES_OF_IMAGES}
@@ -183,7 +194,7 @@ class HostRules:
                 setattr(cls, rule, defined if is_wanted else None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Try every rule about episodes on every trial."""
+        """Run each test that takes the fixture `run` once for every trial."""
         if "run" in metafunc.fixturenames:
             ids = [f"{trial.suite}-{trial.index}" for trial in self.trials]
             metafunc.parametrize("run", self.trials, ids=ids, indirect=True, scope="class")
@@ -191,7 +202,7 @@ class HostRules:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
-        """Yield an episode of one trial, with its environment still open."""
+        """Yield the `TrialRun` of one trial: the same actions twice in one open environment, once in another."""
         conform, trial = cls(), request.param
         host = conform.host()
         task = trial.find_task(host)
@@ -203,7 +214,7 @@ class HostRules:
         env.close()
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
-        """Return the record of the episode in a new environment of a new host."""
+        """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
         env = self.host().make(task, wants)
         try:
             return run_actions(env, self.seed, actions)
@@ -212,13 +223,13 @@ class HostRules:
 
 
 def require(holds: bool, failure: str) -> None:
-    """Fail with one sentence and no traceback: the reader wants the rule, not this module."""
+    """Fail the test with one sentence and no traceback unless `holds`: the reader wants the rule, not this module."""
     if not holds:
         pytest.fail(failure, pytrace=False)
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
-    """Return the hook's value; skip the rule where the author has not written the hook."""
+    """Return what `call` returns; skip the test, naming `hook`, where that raises `NotImplementedError`."""
     try:
         return call()
     except NotImplementedError:
@@ -226,6 +237,6 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 
 
 def skip_unless_repeatable(run: TrialRun) -> None:
-    """Skip a rule that compares two episodes, where no two are equal."""
+    """Skip the test where the run's three episodes differ in any bit: comparing two would mean nothing."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
         pytest.skip("the host does not repeat itself: see the rules about the same bytes")

@@ -36,7 +36,11 @@ class FactoryResult:
 
 
 def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> FactoryResult:
-    """Make an environment of a task (or, for None, the host alone) without some packages, and return the outcome."""
+    """Return how making and resetting an environment ended, tried without some packages in a process of its own.
+
+    For a task of None, how making the host and listing its suites ended. A process that dies gives the outcome
+    `exit code N` with the end of its stderr. Raises `subprocess.TimeoutExpired` after 120 s.
+    """
     # A script, not `-m`: importing its package would import, before anything is hidden, what the rules import.
     command = [sys.executable, "-P", __file__, factory, *libraries]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -61,13 +65,17 @@ class _HiddenPackages(MetaPathFinder):
         self._packages = frozenset(packages)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Raise `ModuleNotFoundError` for a hidden package or a module in it.
+
+        Return None for the rest, so that the other finders look.
+        """
         if name.partition(".")[0] in self._packages:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
 
 def hide_packages(packages: Sequence[str]) -> None:
-    """Make packages and the distributions that hold them absent, in this process and for good."""
+    """Make packages, by import name, and the distributions that hold them absent, in this process and for good."""
     owners = importlib.metadata.packages_distributions()
     hidden = {name for package in packages for name in owners.get(package, ())}
     sys.meta_path.insert(0, _HiddenPackages(packages))
@@ -80,6 +88,11 @@ def hide_packages(packages: Sequence[str]) -> None:
 
 
 def _try_factory(factory: str, task: Task | None) -> FactoryResult:
+    """Return `worked` where the host can be made and used, `host_error` where `make` or `reset` raises `HostError`.
+
+    To use it is to list its suites (task None), or to make the task's environment and reset it. Other errors pass
+    through.
+    """
     host = pkgutil.resolve_name(factory)()
     if task is None:
         host.suites()
@@ -94,7 +107,10 @@ def _try_factory(factory: str, task: Task | None) -> FactoryResult:
 
 
 def main() -> None:
-    """Print the outcome as the last line."""
+    """Try the factory of the command line, and print the outcome as JSON in the last line.
+
+    Any exception is an outcome.
+    """
     factory, *libraries = sys.argv[1:]
     task = json.load(sys.stdin)
     hide_packages(libraries)

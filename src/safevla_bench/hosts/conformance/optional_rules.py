@@ -41,6 +41,7 @@ class TaskRules(HostRules):
     """The host lists its tasks, and names the libraries that it lacks."""
 
     def test_tasks_are_well_formed(self) -> None:
+        """Fail unless host, suites and tasks have names and instructions, ids are unique, and indices count from 0."""
         host = self.host()
         suites = host.suites()
         require(bool(host.name) and bool(suites), "The host has no name or no suites.")
@@ -56,12 +57,14 @@ class TaskRules(HostRules):
                 require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
 
     def test_tasks_are_the_same_each_time_they_are_listed(self) -> None:
+        """Fail unless two listings by one host, and that of another instance, are equal for every suite."""
         host, other = self.host(), self.host()
         for suite in host.suites():
             again = host.tasks(suite), other.tasks(suite)
             require(again == (host.tasks(suite),) * 2, f"The tasks of {suite} differ each time they are listed.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
+        """Fail unless `tasks` of an unknown suite raises `HostError` whose text has the first suite's name."""
         try:
             self.host().tasks("no-such-suite")
         except HostError as error:
@@ -70,6 +73,7 @@ class TaskRules(HostRules):
             pytest.fail("A suite that does not exist has tasks.", pytrace=False)
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
+        """Fail unless `versions()` names some, none empty, and the record's header holds the same."""
         versions = self.host().versions()
         require(bool(versions), "The host lists no versions: two records could not be told apart by their simulator.")
         require(all(versions.values()), f"A version is empty: {versions}.")
@@ -79,6 +83,7 @@ class TaskRules(HostRules):
         )
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
+        """Fail unless `Task.still` has the length of an action and lies within the bounds."""
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         fits = still.shape == low.shape
         require(fits, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
@@ -87,6 +92,10 @@ class TaskRules(HostRules):
         )
 
     def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
+        """Fail unless settling by no `wait_action` equals that by `Task.still`, and differs from the highest action's.
+
+        Passes where `Task.still` has a wrong length, which is another rule's; skipped where the host is not repeatable.
+        """
         skip_unless_repeatable(run)
         if len(run.task.still) != len(run.env.action_low):
             return  # another rule
@@ -99,6 +108,10 @@ class TaskRules(HostRules):
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
+        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
+
+        Speeds are taken over two still steps. Passes where `Task.still` has a wrong length, which is another rule's.
+        """
         if len(run.task.still) != len(run.env.action_low):
             return  # another rule
         still = np.array([run.task.still] * 2)
@@ -113,6 +126,7 @@ class TaskRules(HostRules):
             )
 
     def test_making_the_host_imports_no_simulator(self) -> None:
+        """Fail unless the host can be made and lists its suites without any of the packages in `needs`."""
         if not self.needs:
             return
         ended = run_without(self.factory, self.needs, None)
@@ -120,6 +134,7 @@ class TaskRules(HostRules):
         require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
+        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
             ended = run_without(self.factory, [needed], task)
@@ -148,6 +163,10 @@ class OptionalRules(HostRules):
     """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
     def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
+        """Fail unless `latest()`, asked before each step and at the end, gives each record and changes no episode.
+
+        Success and dropped pairs are not compared. Passes for an environment without `latest`.
+        """
         env, newest = run.env, list[Batch]()
         if not isinstance(env, Watchable):
             return
@@ -171,6 +190,10 @@ class OptionalRules(HostRules):
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
+        """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
+
+        Passes where no camera is wanted or the environment has no `render_next`; see `_compare_images`.
+        """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or not isinstance(run.env, SelectiveEnv):
             return
@@ -183,6 +206,10 @@ class OptionalRules(HostRules):
             selective.close()
 
     def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
+        """Step two environments side by side, and fail where the selective environment's images, or its record, differ.
+
+        Fail, too, where an image can be read that was not asked for, or cannot be read after a reset. Leaves both open.
+        """
         assert isinstance(selective, SelectiveEnv)
         full, partial = shown.reset(self.seed), selective.reset(self.seed)
         for step in range(len(run.actions) + 1):
@@ -205,6 +232,10 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
+        """Fail unless coordinates lie in the state without overlap, are as long as their kind, and fit the record.
+
+        A tracked body may be 1 cm from its recorded place. Passes for an environment without `coordinates`.
+        """
         if not isinstance(run.env, Coordinated):
             return
         run.env.reset(self.seed)
@@ -225,6 +256,10 @@ class OptionalRules(HostRules):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
+        """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.
+
+        The true path is that of privileged state, else of the states; the rule is skipped where neither has the body.
+        """
         host, trial = self.host(), self.trials[0]
         env = _ObservedEnv(host.make(trial.find_task(host), Wants(privileged=True)))
         try:
@@ -248,6 +283,7 @@ class OptionalRules(HostRules):
         require(off <= _LATE * moved, f"{late} physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
+        """Check the pictures of the first and last record; passes for a host without `stage`. See `_check_pictures`."""
         host, batch = self.host(), run.batch
         if not isinstance(host, StagingHost):
             return
@@ -259,6 +295,10 @@ class OptionalRules(HostRules):
             stage.close()
 
     def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
+        """Fail unless pictures of one record have the wanted shape and dtype, repeat, and say where each body was.
+
+        Places may be off by 0.1 mm.
+        """
         batch = run.batch
         bodies, positions = batch.body_pos_m.episode_poses(0)
         looked_at = tuple(batch.body_label(int(body)) for body in bodies[:1])
@@ -281,6 +321,7 @@ class _ObservedEnv:
     """An environment that keeps the observations since the last reset."""
 
     def __init__(self, inner: HostEnv) -> None:
+        """Wrap an environment; `seen` holds its observations since the last reset."""
         self.inner, self.seen = inner, list[Observation]()
         self.task, self.dt_s = inner.task, inner.dt_s
         self.action_low, self.action_high = inner.action_low, inner.action_high
@@ -290,6 +331,7 @@ class _ObservedEnv:
         return self.seen[0]
 
     def step(self, action: Action) -> tuple[Observation, bool]:
+        """Take one step of the inner environment and keep its observation."""
         seen, success = self.inner.step(action)
         self.seen.append(seen)
         return seen, success
@@ -302,13 +344,17 @@ class _ObservedEnv:
 
 
 def _state_positions(batch: Batch, env: HostEnv, body: str) -> Floats:
-    """Return where the recorded states have a body, [n, 3]; no rows where the host does not say."""
+    """Return where the recorded states have a body, [n, 3] in m.
+
+    [0, 3] where no coordinate is that body's position [3].
+    """
     places = env.coordinates() if isinstance(env, Coordinated) else ()
     first = next((each.first for each in places if (each.name, each.kind, each.size) == (body, "position", 3)), None)
     return np.empty((0, 3)) if first is None else batch.sim_state.episode_rows(0)[:, first : first + 3]
 
 
 def _is_readable(observation: Observation, camera: str) -> bool:
+    """Return whether a camera's image was rendered: False where reading raises `PolicyError`."""
     try:
         observation.images[camera]
     except PolicyError:
@@ -323,7 +369,7 @@ def _comparable_record(batch: Batch, step: int) -> Batch:
 
 
 def _position_gaps(batch: Batch, coordinates: tuple[Coordinate, ...]) -> Iterator[tuple[str, float]]:
-    """Yield each tracked body's largest distance, m, between the state and the record."""
+    """Yield each tracked body's name and largest distance, m, between state and record, where a coordinate has it."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     places = {batch.body_label(int(body)): place for place, body in enumerate(bodies)}
     states: Floats = batch.sim_state.episode_rows(0)

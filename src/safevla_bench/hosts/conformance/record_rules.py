@@ -37,6 +37,7 @@ class RecordRules(HostRules):
     """A record is whole, says which episode it is, can be judged, and is in seconds, metres and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
+        """Fail unless there is a record more than actions after each step, and the recorded actions are those given."""
         lengths: list[int] = []
         run_actions(
             run.env,
@@ -53,6 +54,7 @@ class RecordRules(HostRules):
         )
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
+        """Fail unless the header has the task's benchmark and id, the observed instruction, the seed's two numbers."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
         instruction = run.env.reset(seed).instruction  # where an episode draws its objects, it names them itself
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
@@ -60,6 +62,7 @@ class RecordRules(HostRules):
         require(recorded == expected, f"{run}: the header says {recorded}, the episode was {expected}.")
 
     def test_torques_and_their_limits_are_there_together(self, run: TrialRun) -> None:
+        """Fail where torques are recorded without limits for the embodiment, or all torques are zero."""
         has_torques, limits = bool(run.batch.joint_torque_nm.present.all()), run.batch.headers[0].torque_limit_nm
         embodiment = run.batch.headers[0].embodiment
         require(bool(limits) or not has_torques, f"{run}: no torque limits for the embodiment {embodiment!r}.")
@@ -68,6 +71,7 @@ class RecordRules(HostRules):
             require(not zeros, f"{run}: all torques are zero; leave them out where the arm has none (`arm_dofs=()`).")
 
     def test_exactly_the_targets_have_the_role_target(self, run: TrialRun) -> None:
+        """Fail unless the bodies of role target are the trial's `targets`, else the header's `target_object` alone."""
         primary = run.batch.headers[0].target_object
         expected = run.trial.targets
         expected = frozenset([primary] if primary else []) if expected is None else expected
@@ -78,18 +82,27 @@ class RecordRules(HostRules):
         )
 
     def test_roles_are_complete(self, run: TrialRun) -> None:
+        """Fail unless some body has the role robot and the trial's bodies have the roles that it names."""
         roles = run.batch.body_roles(0)
         require("robot" in roles.values(), f"{run}: no body has the role robot.")
         for body, role in run.trial.roles.items():
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
+        """Score the record by the default ruleset with the host's registries and capabilities.
+
+        Fail on any `SafevlaError`.
+        """
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
             pytest.fail(f"{run}: {error}", pytrace=False)
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
+        """Fail unless `dt` is 0.1 ms to 2 s and the environment's `dt_s`, and the states' times are that far apart.
+
+        The states count only where they are recorded and `state_begins_with_time`.
+        """
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}; it is written in seconds.")
         require(
@@ -102,6 +115,7 @@ class RecordRules(HostRules):
             require(not len(off), f"{run}: {passed[off[:1]]} s pass between two records, dt says {dt}.")
 
     def test_positions_are_in_metres(self, run: TrialRun) -> None:
+        """Fail where a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
         bodies, positions = batch.body_pos_m.episode_poses(0)
         paths = {batch.body_label(int(body)): positions[:, k] for k, body in enumerate(bodies)}
@@ -114,6 +128,7 @@ class RecordRules(HostRules):
         require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in metres.")
 
     def test_quaternions_are_of_unit_length(self, run: TrialRun) -> None:
+        """Fail where the norm of a quaternion of the end effector or a body is off 1 by 1e-6 or more."""
         rows = run.batch.eef_quat_wxyz.episode_rows(0), run.batch.body_quat_wxyz.episode_poses(0)[1]
         for name, quaternions in zip(("eef_quat_wxyz", "body_quat_wxyz"), rows, strict=True):
             off = float(np.abs(np.linalg.norm(quaternions, axis=-1) - 1).max(initial=0))
@@ -124,6 +139,7 @@ class RecordRules(HostRules):
         require(bool(np.all(np.isfinite(force) & (force >= 0))), f"{run}: a contact force is negative or not finite.")
 
     def test_torques_are_in_newton_metres(self, run: TrialRun) -> None:
+        """Fail where a torque is 50 times its limit or more; passes without torques or without limits."""
         if not run.batch.joint_torque_nm.present.all():
             return
         limits = np.array(run.batch.headers[0].torque_limit_nm)
@@ -137,6 +153,7 @@ class ContactRules(HostRules):
     """Resting and mechanical contacts are excluded, and a grip needs two fingers."""
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
+        """Fail unless every contact of record 0 is between one body of the robot and one that is not."""
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             robots = [roles[name] == "robot" for name in (a, b)]
@@ -144,6 +161,7 @@ class ContactRules(HostRules):
             require(not all(robots), f"{run}: the robot's {a} and {b} touch at rest, and the contact is recorded.")
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
+        """Fail where two bodies of the robot that `dropped_pairs` lists are in contact in any record."""
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         touching = {
@@ -153,12 +171,14 @@ class ContactRules(HostRules):
         require(not both, f"{run}: robot links listed in dropped_pairs are recorded as touching: {both}.")
 
     def test_what_both_fingers_hold_is_named(self) -> None:
+        """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""
         body, batch = self._run_hook("hold")
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
         require(bool(batch.gripper_contact[-1]), f"Both fingers hold {body}, and gripper_contact is false.")
         require(gripped == body, f"The fingers hold {body}, and gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
+        """Fail where, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
         _, batch = self._run_hook("close_on_nothing")
         require(not batch.gripper_contact.any(), "The gripper is closed on nothing, and gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, and gripped_body names a body.")
@@ -167,6 +187,7 @@ class ContactRules(HostRules):
             require({roles[a], roles[b]} != {"robot"}, f"The fingers close on each other, recorded as {a} against {b}.")
 
     def test_one_finger_is_no_grip(self) -> None:
+        """Fail unless, after `touch_with_one_finger`, the last record has robot and body in contact and no grip."""
         body, batch = self._run_hook("touch_with_one_finger")
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
         touched = any(
@@ -176,6 +197,10 @@ class ContactRules(HostRules):
         require(not batch.gripper_contact[-1], f"One finger touches {body}, and gripper_contact is true.")
 
     def _run_hook(self, hook: str) -> tuple[str, Batch]:
+        """Run a hook in a new environment of the first trial; return the hook's value and the record, and close it.
+
+        Skips the test where the hook is not written.
+        """
         host = self.host()
         env = host.make(self.trials[0].find_task(host), Wants(privileged=True))
         try:
@@ -186,7 +211,7 @@ class ContactRules(HostRules):
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
-    """Return the body pairs in contact in one record of a batch of one."""
+    """Return the names of the body pairs in contact in one record of a batch of one; [] where nothing touches."""
     contacts = batch.contacts
     rows = slice(contacts.starts[record], contacts.starts[record + 1])
     return [
@@ -210,6 +235,10 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: the same episode in another environment differs in {difference}.")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
+        """Fail where a state of the hook `bare` and that of the record differ in a bit, or in their length S.
+
+        Only as many states are compared as both have. Skipped where the hook is not written.
+        """
         skip_unless_repeatable(run)
         bare = call_hook(lambda: self.bare(run.task, self.seed, run.actions), "bare")
         states = run.batch.sim_state.episode_rows(0)
@@ -225,6 +254,7 @@ class RepeatRules(HostRules):
         )
 
     def test_asking_for_the_record_midway_changes_nothing(self, run: TrialRun) -> None:
+        """Fail where an episode with a call of `recorded()` before each step differs from one without in any bit."""
         skip_unless_repeatable(run)
 
         def read_record(_: Action) -> None:
@@ -237,12 +267,14 @@ class RepeatRules(HostRules):
         )
 
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
+        """Fail where an episode with any of `other_wants` differs from one without observations in any bit."""
         skip_unless_repeatable(run)
         for wants in self.other_wants:
             difference = first_difference(run.elsewhere, self.run_elsewhere(run.task, wants, run.actions))
             require(not difference, f"{run}: with {wants} the episode differs in {difference}.")
 
     def test_images_are_of_the_wanted_size(self) -> None:
+        """Fail unless a reset shows just the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
         for wants in self.other_wants:
             host = self.host()
             env = host.make(self.trials[0].find_task(host), wants)
@@ -254,6 +286,11 @@ class RepeatRules(HostRules):
                 require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
+        """Fail where an image turned over or mirrored is nearer to the hook `upright`'s than the image itself is.
+
+        Tries the cameras of the first of `other_wants` that has any; stops where shapes differ, which is another
+        rule's.
+        """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
         task = self.trials[0].find_task(host)
@@ -270,6 +307,7 @@ class RepeatRules(HostRules):
             require(_mean_difference(image, expected) <= off[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
+        """Fail unless short, two-dimensional, NaN and infinite actions raise `InvalidActionError`, change no record."""
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
@@ -286,6 +324,10 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: after refused actions the episode differs in {difference}.")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
+        """Fail unless a reset with the index `init_states` raises `HostError`.
+
+        Passes where the task has no fixed number.
+        """
         if run.task.init_states is None:
             return
         try:
@@ -295,6 +337,7 @@ class RepeatRules(HostRules):
         pytest.fail(f"{run} has {run.task.init_states} initial states, yet another one starts.", pytrace=False)
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
+        """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
         env = self.host().make(run.task, Wants())
         for call in (env.recorded, lambda: env.step(run.actions[0])):
             try:
@@ -308,8 +351,10 @@ class RepeatRules(HostRules):
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
+    """Return the mean absolute difference of two images of one shape, from 0 to 255."""
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
 def _first_false(same: Sequence[bool]) -> int:
+    """Return the place of the first False; -1 where there is none."""
     return list(same).index(False) if False in same else -1

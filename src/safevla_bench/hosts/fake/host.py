@@ -79,10 +79,11 @@ class FakeHost:
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
-        """Make an environment of one task.
+        """Return a new environment of one task, not reset yet; privileged state and the reading `state` are offered.
 
         Raises:
-            HostError: there is no such camera, or no such further reading.
+            HostError: the policy wants another camera than `agentview`, another reading, or gives poses
+                (`wants.absolute`).
         """
         unknown = sorted(set(wants.cameras) - {CAMERA})
         if unknown:
@@ -94,11 +95,14 @@ class FakeHost:
         return FakeEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        """Set up a recorded episode to be looked at; raises `HostError` where the record holds no states."""
+        """Return a viewer of a recorded episode; `task` is ignored.
+
+        Raises `HostError` where the record holds no states.
+        """
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on."""
+        """Return the versions of the distributions `numpy` and `safevla-bench`, by name."""
         return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
 
 
@@ -114,13 +118,13 @@ class _World:
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
-        """Return the world that `to_state` wrote, without contacts; its time is ignored."""
+        """Return the world that `to_state` wrote [15]; its time is ignored, and the world has no contacts."""
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
         held_body = next((name for name, place in _PLACES.items() if place == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        """Return [time, closed, held body, gripper 3, then 3 for each object]."""
+        """Return 15 numbers: time in s, closed 0 or 1, place of the held body or -1, gripper [3], each object [3]."""
         places = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *places])
 
@@ -139,6 +143,7 @@ class FakeEnv:
     dt_s = DT_S
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        """Set bounds [7] of ±1; no world exists before the first `reset`."""
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
         self._wants, self._versions = wants, versions
@@ -146,10 +151,14 @@ class FakeEnv:
         self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode; objects lie where the initial state and the seed put them, or the draw; then wait.
+        """Start an episode, take the settling steps, and return the observation of record 0.
+
+        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them. The next
+        observation has images again, whatever `render_next` said.
 
         Raises:
-            HostError: there is no such initial state.
+            HostError: the task has no such initial state (and `drawn` is false), or the recorded state has another
+                size.
         """
         if not (seed.drawn or 0 <= seed.init_state_index < INIT_STATES):
             problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
@@ -165,11 +174,11 @@ class FakeEnv:
         return self._observe()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it.
+        """Apply one action, record it, and return the next observation and whether the block is on the tray.
 
         Raises:
             HostError: there was no reset.
-            InvalidActionError: the action is not seven finite numbers.
+            InvalidActionError: the action is not seven finite numbers; nothing has moved.
             RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
@@ -195,14 +204,21 @@ class FakeEnv:
         return self._build_batch(self._require_episode(), self._records, self._actions)
 
     def latest(self) -> Batch:
-        """Return the newest record alone."""
+        """Return the newest record alone, as a batch of one record without actions.
+
+        Raises `HostError` before a reset.
+        """
         return self._build_batch(self._require_episode(), self._records[-1:], [])
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the gripper and the movable bodies."""
+        """Return the position [3] of the gripper and of each movable body in the flat state; also before a reset."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
     def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
+        """Return a validated batch of one episode of these records, and of `actions`, [0, 7] where there are none.
+
+        The hand and all objects have the identity as quaternion; the header is that of the present moment.
+        """
         states = np.stack([record.state for record in records])
         count = len(records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
@@ -233,12 +249,16 @@ class FakeEnv:
         """Nothing to free."""
 
     def _require_episode(self) -> EpisodeSeed:
+        """Return the seed of the last reset; raises `HostError` where there was no reset."""
         if self._seed is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._seed
 
     def _settle_record(self, seed: EpisodeSeed) -> _Record:
-        """Take the settling steps and return record 0."""
+        """Take the settling steps, by the seed's `wait_action` or else `STILL`, and return record 0, at time 0.
+
+        Its torques are those of the settling action, and zeros where there are no settling steps.
+        """
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
@@ -246,10 +266,15 @@ class FakeEnv:
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
+        """Return whether nothing is held and the block is less than `REACH_M` from the tray, seen from above."""
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
     def _build_header(self, seed: EpisodeSeed) -> Header:
+        """Return the header with the success of the present moment.
+
+        `init_state_index` is None after a start from a state.
+        """
         index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
         start = "recorded" if index is None else f"{index:03d}"
         return Header(
@@ -268,6 +293,7 @@ class FakeEnv:
         )
 
     def _observe(self) -> Observation:
+        """Return the observation of the present world; takes back what `render_next` said."""
         world = self._world
         return Observation(
             instruction=self.task.instruction,
@@ -280,6 +306,10 @@ class FakeEnv:
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Return the wanted cameras' images, or `UnrenderedImages` where `render_next(False)` came before.
+
+        Either way the observation after this one has images again.
+        """
         renders, self._renders_next = self._renders_next, True
         if not renders:
             return UnrenderedImages(self._wants.cameras)
@@ -294,6 +324,7 @@ class FakeEnv:
         return image
 
     def _privileged_state(self) -> Privileged:
+        """Return copies of the present positions; bodies are upright, and the goal is always the block on the tray."""
         objects = self._world.objects
         return Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
@@ -308,6 +339,10 @@ class FakeEnv:
 
 
 def _initial_world(task: int, seed: EpisodeSeed) -> _World:
+    """Return the world of an initial state: the block displaced by up to 1 cm in x and y, drawn from seed and index.
+
+    In task 1 the cup lies halfway between block and tray, else aside. `seed.drawn` changes the draw.
+    """
     source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
     jitter = np.random.default_rng(source).uniform(-0.01, 0.01, size=2)
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
@@ -319,7 +354,10 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
 
 
 def _advance_world(world: _World, action: Action) -> None:
-    """One control step: move, press, grip or let go, carry, push."""
+    """Make one control step in place: move, press, grip or let go, carry, push, fall.
+
+    Contacts are those of this step.
+    """
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
     pressed = max(0.0, -float(reached[2]))
@@ -335,6 +373,10 @@ def _advance_world(world: _World, action: Action) -> None:
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
+    """Open or close the gripper in place.
+
+    Only closing an open gripper grips, and only block or cup within `REACH_M`.
+    """
     was_closed, world.closed = world.closed, closing
     if not closing:
         world.held_body = None
@@ -345,6 +387,10 @@ def _update_grip(world: _World, *, closing: bool) -> None:
 
 
 def _push_objects(world: _World) -> None:
+    """Move block and cup, in place and level, to `REACH_M` from a gripper that is nearer, and record the contact.
+
+    The held body is not pushed. The contact is the held body's, or the gripper's where nothing is held.
+    """
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
         away = world.objects[name] - world.gripper
@@ -358,16 +404,19 @@ def _push_objects(world: _World) -> None:
 
 
 def _drop_objects(world: _World) -> None:
+    """Lower every movable body but the held body by 5 cm, in place, not below the table."""
     for name in _MOVABLE:
         if name != world.held_body:
             world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
 
 
 def _joint_torque(action: Action) -> Floats:
+    """Return made-up torques of seven joints, N·m, in proportion to an action."""
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
 def _body_index(name: str | None) -> int:
+    """Return a body's place in `_PLACES`; -1 for None."""
     return -1 if name is None else _PLACES[name]
 
 
@@ -376,6 +425,7 @@ def _sorted_pair(first: str, second: str) -> tuple[str, str]:
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
+    """Return the contacts of records, with forces in N and impulses over one control step in N·s."""
     rows = [(k, _PLACES[a], _PLACES[b], force) for k, pairs in enumerate(records) for (a, b), force in pairs.items()]
     record, a, b = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)

@@ -61,7 +61,10 @@ class FakeStage:
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the default camera where there is no body to look at, else one right above the bodies."""
+        """Return the camera `agentview` where `bodies` is empty, else a close-up from right above their mean place.
+
+        The table counts only where no other body is named. `size` is ignored.
+        """
         if not bodies:
             return Camera(self._camera)
         places = self._body_positions(record)
@@ -69,7 +72,10 @@ class FakeStage:
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Render one record from one camera."""
+        """Return the picture of one record; later squares of `_COLORS` cover earlier ones.
+
+        `seen` has 1 and on for the places in `bodies`, 0 for what is not asked for.
+        """
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         places = self._body_positions(record)
         for name, color in _COLORS.items():
@@ -84,7 +90,7 @@ class FakeStage:
         return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
 
     def pose(self, record: int) -> ScenePose:
-        """Return where they are in a record; nobody knows where they touch."""
+        """Return where the five bodies are in a record, all upright; no touches are given."""
         places = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
         tracked = {name: places[name] for name in ("block", "cup", "tray")}
@@ -104,12 +110,17 @@ class FakeStage:
         """Nothing to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
+        """Return the position [3] in m of each body in one record.
+
+        The table's is the origin, the gripper's its point.
+        """
         numbers = self._states[record]
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, numbers[3:].reshape(-1, 3), strict=True))}
 
 
 def _box(name: str, part: int) -> Shape:
+    """Return a body's box in its own frame; the table is 2 mm thick. `part` is its place in `_COLORS`."""
     half_m = _HALF_M[name]
     red, green, blue = (part / 255 for part in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
@@ -117,7 +128,7 @@ def _box(name: str, part: int) -> Shape:
 
 
 def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return a mask of the pixels within `half_m` of a place, [H, W]."""
+    """Return a mask of the pixels within `half_m` of a place along x and y, [H, W]."""
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
