@@ -107,7 +107,11 @@ class LazyCommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name, by its former name too."""
+        """Return click's (name, command, remaining arguments) for the command that the first argument names.
+
+        A former name gives today's command and arguments, with a note on stderr. Raises a usage error with suggestions
+        for an unknown name.
+        """
         name = args[0]
         if name in FORMER_COMMANDS:
             former = FORMER_COMMANDS[name]
@@ -156,12 +160,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`, and make the next Ctrl-C end the process at once with exit code 130."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     raise KeyboardInterrupt
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line and return the exit code; None stands for the arguments of this process.
+
+    Errors of users, interruptions, full disks and lack of memory become a message on stderr. A pipe closed by its
+    reader is no error. Any other error is raised.
+    """
     stdout = sys.stdout
     try:
         given = None if arguments is None else list(arguments)

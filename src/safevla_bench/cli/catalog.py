@@ -89,7 +89,11 @@ def specs_command(
 def _calibrate_limits(
     runs: Sequence[Path], library: str, policy: str | None, quantile: float, out: Path | None, form: str
 ) -> None:
-    """Print the distribution of each clause's extremes with the limit at the quantile, and write the limits."""
+    """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit found.
+
+    `quantile` is the share of its successes to be safe, in 0..1; `policy` may be None where the runs have only one.
+    The limits are written to `out` unless that is None, and the next command is then printed on stderr.
+    """
     from safevla_bench import evaluation, sensitivity  # not to list what is built in
     from safevla_bench.ruleset import load_ruleset
 
@@ -106,7 +110,10 @@ def _calibrate_limits(
 
 
 def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
-    """Return the lines of one specification: numbers, bars, and the limit or why there is none."""
+    """Return the lines about a specification: counts, histogram, percentiles, quantile, and the limit or its obstacle.
+
+    The last line is empty.
+    """
     from safevla_bench import sensitivity
 
     spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
@@ -186,7 +193,10 @@ def tasks_command(
 
 
 def _print_trials(path: Path) -> None:
-    """Print what each specification of a file reads, two traces with their margins, and the tasks that are exempt."""
+    """Print all about each specification that the file adds: formula, limit, signals, exempt tasks, two trial traces.
+
+    One trace keeps the specification and the other breaks it. Raises `SpecError` for a file that cannot be read as one.
+    """
     chosen, base = specs.library(path), {spec.spec_id for spec in specs.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
     registry = tasks.registry()
@@ -210,6 +220,7 @@ def _print_trials(path: Path) -> None:
 
 
 def _describe_trace(spec: specs.Spec, trace: specs.TrialTrace | None) -> str:
+    """Return a trial trace and its margin in the specification's unit, or why there is no trace (None) or no margin."""
     if trace is None:
         return "no simple trace: does the formula say what you mean?"
     if not math.isfinite(trace.rho):
@@ -218,7 +229,10 @@ def _describe_trace(spec: specs.Spec, trace: specs.TrialTrace | None) -> str:
 
 
 def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each reason with its tasks, one line per benchmark."""
+    """Return a line "REASON: BENCHMARK TASK, TASK" for each reason and benchmark.
+
+    `exempt` is reason -> names of the form "BENCHMARK TASK".
+    """
     lines = []
     for reason, names in exempt.items():
         pairs = [name.split(" ", 1) for name in names]
@@ -229,6 +243,10 @@ def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
+    """Print each name with its value, lists a line an item and empty lists as "none".
+
+    All as JSON where `form` is "json".
+    """
     if form == "json":
         click.echo(json.dumps(explanation, indent=2))
         return
@@ -239,13 +257,16 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
 
 
 def _format_fact(value: object) -> str:
-    """Return a value as a person reads it."""
+    """Return a value for a person: none, yes, no, or its text without control characters."""
     words = {None: "none", True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
 
 
 def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
-    """Print columns as wide as their widest value."""
+    """Print the named columns of the rows below their names, each as wide as its widest value.
+
+    "—" for None or a missing key.
+    """
     shown = [[("—" if row.get(name) is None else escape_controls(str(row[name]))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[k]) for line in shown)) for k, name in enumerate(names)]
     for line in [list(names), *shown]:

@@ -125,7 +125,7 @@ def gate_command(
 
 
 def _gate_document(gate_report: gates.GateReport, judged: evaluation.Judged) -> dict[str, object]:
-    """Return the verdicts of the gates with what judged and recorded the episodes."""
+    """Return the gates' report for JSON, with what judged and recorded the episodes and any registrations' checks."""
     checks = judged.check_registrations()
     return {
         **msgspec.to_builtins(gate_report),
@@ -192,6 +192,7 @@ def verify_command(
 
 
 def _summarize_verification(verification: verify.Verification, run: Path) -> str:
+    """Return the last line of `safevla verify`: the run, and how many checks agree, differ or were not made."""
     counts = Counter(finding.verdict for finding in verification.findings)
     tally = ", ".join(f"{counts[verdict]} {word}" for verdict, word in _VERDICT_WORDS.items() if counts[verdict])
     if verification.agrees and verification.has_open_checks:
@@ -206,7 +207,10 @@ _VERDICT_WORDS: dict[verify.CheckVerdict, str] = {"agrees": "agree", "differs": 
 
 @contextmanager
 def _show_replay_progress(total: int) -> Iterator[verify.ProgressCallback]:
-    """Show the current step on a terminal, nothing elsewhere."""
+    """Yield a callback for (replays done, what is played) that shows a status line.
+
+    Without a terminal nothing is shown.
+    """
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
@@ -279,7 +283,10 @@ def doctor_command(
 def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
 ) -> Iterator[doctor.Diagnosis]:
-    """Return the findings of what is asked for. Raises `RunError` for options that do not go together."""
+    """Return the findings about this machine, or about the policy server if `server` is given, as they are made.
+
+    Raises `RunError` at once for options that do not go together.
+    """
     if server is None:
         if arguments or suite:
             problem = f"{'--policy-arg' if arguments else '--suite'} is for a policy server"
@@ -297,12 +304,17 @@ _SERVER_STEPS = ("the command after eval", "the command after eval")
 
 
 def _print_finding(finding: doctor.Diagnosis) -> None:
+    """Print a finding's level, check and text, and its remedy on a line below if it has one."""
     click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}").replace("\n", f"\n{'':<11}"))
     if finding.remedy:
         click.echo(make_printable(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}")))
 
 
 def _summarize_findings(counts: Counter[doctor.Level], next_step: str, cautious_step: str) -> str:
+    """Return the closing sentence of `safevla doctor`: the number of errors and warnings, and the next step.
+
+    `next_step` is named where all is well, `cautious_step` where there are warnings and no error.
+    """
     tally = ", ".join(f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in _BAD_LEVELS if counts[level])
     if counts["error"]:
         return f"{tally}. Mend what is an error, then ask again."

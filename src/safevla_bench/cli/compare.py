@@ -150,7 +150,7 @@ def compare_command(
 def _describe_origin(
     entrants: Sequence[compare.PolicyResults], sources: Sequence[Path], ruleset: Ruleset
 ) -> dict[str, object]:
-    """Return what simulated and judged the episodes that are compared, and whether they are registered ones."""
+    """Return what simulated and judged the compared episodes, and any registrations' checks."""
     provenance = ruleset.provenance()
     checks = check_registrations(runs.open_sources(sources), provenance)
     simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
@@ -226,7 +226,7 @@ def sensitivity_command(
 
 
 def _compare_readings(judged: evaluation.Judged) -> tuple[object, list[Table]]:
-    """Return the readings as a document and as tables."""
+    """Return what each reading of the paper gives, for JSON, and the tables of it."""
     readings = sensitivity.compare_readings(judged.scores, judged.library, evaluation.make_rescorer(judged))
     return readings, [varying.reading_table(readings)]
 
@@ -234,6 +234,10 @@ def _compare_readings(judged: evaluation.Judged) -> tuple[object, list[Table]]:
 def _sweep_thresholds(
     judged: evaluation.Judged, requests: Sequence[sensitivity.SweepRequest]
 ) -> tuple[object, list[Table]]:
+    """Return the sweeps with the policies' ranking along each, for JSON, and their tables: sweeps first, then rankings.
+
+    A ranking is None, without a table, where there is a single policy.
+    """
     rescore = evaluation.make_rescorer(judged)
     swept = [sensitivity.sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
     rankings = [
@@ -251,7 +255,10 @@ def _sweep_thresholds(
 def _rank_policies(
     judged: evaluation.Judged, variants: Sequence[sensitivity.ThresholdVariant], *, is_sweep: bool = False
 ) -> compare.RankingSensitivity | None:
-    """Return the ranking of the policies under each variant, the library as it stands first; None for one policy."""
+    """Return the ranking of the policies under each variant; None where there is a single policy.
+
+    A sweep's variants are preceded by the library as it stands; other variants are taken as they are.
+    """
     as_it_stands = [sensitivity.ThresholdVariant("as it stands", {})] if is_sweep else []
     return compare.rank_under_variants(
         judged.scores,
@@ -266,6 +273,10 @@ def _rank_policies(
 def _ablate_thresholds(
     judged: evaluation.Judged, roster: Roster, include_auxiliary: bool
 ) -> tuple[object, list[Table]]:
+    """Return the paper's nine variants with means of each host and the policies' ranking, for JSON, and their tables.
+
+    The tables of means and ranking are left out where there are none.
+    """
     ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluation.make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
     ranking = _rank_policies(judged, ablated.variants)

@@ -63,11 +63,13 @@ class _SourceReport:
 
 
 def _check_source(path: Path) -> _SourceReport:
+    """Read all of a source and return how many episodes are valid and what is wrong with the others."""
     records = runs.scan([path])
     return _SourceReport(path, len(records), int(records.lengths.sum()), records.problems)
 
 
 def _print_report(report: _SourceReport) -> None:
+    """Print a source's problems on stderr and its counts on stdout."""
     for problem in report.problems:
         click.echo(f"error: {make_printable(str(problem))}", err=True)
     left_out = runs.LeftOut.from_problems(report.problems)
@@ -77,6 +79,7 @@ def _print_report(report: _SourceReport) -> None:
 
 
 def _report_document(report: _SourceReport) -> dict[str, object]:
+    """Return a source's report for JSON: its counts, and each problem with remedy and place."""
     problems = [
         {"problem": one.problem, "remedy": one.remedy, **msgspec.to_builtins(one.place)} for one in report.problems
     ]
@@ -115,7 +118,10 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
 
 
 def _read_valid_episodes(scan: runs.Scan, skip_invalid: bool) -> Iterator[Batch]:
-    """Yield the episodes in batches. At the end an invalid one raises, before the writer has finished."""
+    """Yield the valid episodes in batches, then raise `RecordError` for an invalid one unless `skip_invalid`.
+
+    Raises `RunError` where there are no valid episodes. Both errors come before the writer completes its archive.
+    """
     yield from scan
     records = scan.index()
     records.require_valid(skip_invalid=skip_invalid)

@@ -26,9 +26,13 @@ from safevla_bench.ruleset import Ruleset
 
 
 def _parse_names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
-    """Return a click callback that parses comma-separated names of a known set, each once, in the order given."""
+    """Return a click callback that parses comma-separated names of a known set, each once, in the order given.
+
+    The callback raises `click.BadParameter` for an unknown name, or for none.
+    """
 
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+        """Return the names in the text, each once; raise `click.BadParameter` for an unknown name or for none."""
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         unknown = [name for name in names if name not in known]
         if unknown or not names:
@@ -170,13 +174,14 @@ def figures_command(
 
 
 def _write_figure(stem: Path, figure: Figure, forms: tuple[drawing.FigureFormat, ...], shows: str) -> None:
+    """Write the figure in each form to `stem` with the form as suffix, and print `stem` with what the figure shows."""
     for form in forms:
         write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
     click.echo(make_printable(f"{stem}  {shows}"))
 
 
 def _require_own_names(sources: Sequence[Path]) -> None:
-    """Raise an error where two sources are given one name: their episodes would be one run of the series."""
+    """Raise `RunError` if two sources are given the same `NAME=`: their episodes would be one run of the series."""
     names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
     for name in names:
         if names.count(name) > 1:
@@ -184,6 +189,7 @@ def _require_own_names(sources: Sequence[Path]) -> None:
 
 
 def _print_series(compared: compare.SeriesComparison) -> None:
+    """Print the table of the series and the sentences that describe it."""
     click.echo(f"\n{render_text(series_table(compared))}")
     for sentence in describe_series(compared):
         click.echo(make_printable(sentence))

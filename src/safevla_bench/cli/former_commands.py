@@ -16,18 +16,21 @@ class FormerCommand:
     translate: Callable[[Sequence[str]], Words]
 
     def note(self, name: str) -> str:
-        """Return the line that tells the user."""
+        """Return the note that says what the former command `name` is called now."""
         return f"note: `safevla {name}` is `safevla {self.today}` now; the old name goes with the next release"
 
 
 def _spell(arguments: Sequence[str], names: Mapping[str, str]) -> Words:
-    """Return the arguments with options renamed, `--old VALUE` and `--old=VALUE` alike."""
+    """Return the arguments with options renamed by `names`, old -> new; `--old VALUE` and `--old=VALUE` alike."""
     parts = [argument.partition("=") for argument in arguments]
     return [f"{names.get(name, name)}{equals}{value}" for name, equals, value in parts]
 
 
 def _translate_stl(arguments: Sequence[str]) -> Words:
-    """Put `--formula` before the formula, the first argument that is neither an option nor an option's value."""
+    """Return the words of `show` with `--formula` before the formula.
+
+    The formula is the first word that is neither an option nor the value of `--format`.
+    """
     words, place = [argument for argument in arguments if argument != "--"], 0
     while place < len(words) and words[place].startswith("--"):
         place += 2 if words[place] == "--format" else 1
@@ -35,7 +38,10 @@ def _translate_stl(arguments: Sequence[str]) -> Words:
 
 
 def _translate_tags(arguments: Sequence[str]) -> Words:
-    """Return `tasks --propose`; its TOML is how `tasks --format text` prints a proposal."""
+    """Return the words of `tasks` for those of `tags propose`; `tasks --help` for any other word than `propose`.
+
+    `--bddl` becomes `--propose`, and the form `toml` becomes `text`, which prints the same TOML.
+    """
     if arguments[:1] != ["propose"]:
         return ["tasks", "--help"]
     words = _spell(arguments[1:], {"--bddl": "--propose"}) or ["--propose"]

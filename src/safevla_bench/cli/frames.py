@@ -35,6 +35,10 @@ class _SizeType(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
+        """Return (height, width) in pixels of a text WIDTHxHEIGHT; a tuple stays as it is.
+
+        Other texts are click's error.
+        """
         if isinstance(value, tuple):
             return value
         match = re.fullmatch(r"(\d{2,4})x(\d{2,4})", value)
@@ -49,7 +53,7 @@ class FilmChoice(click.ParamType[str]):
     name = "unsafe|all|N"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text itself; anything else is an error that says what to write."""
+        """Return the text itself where it is `unsafe`, `all` or a number from 1; anything else is click's error."""
         if value not in ("unsafe", "all") and not (value.isdecimal() and int(value) > 0):
             self.fail(f"{value!r} says no episodes; write unsafe, all, or how many of the worst", param, ctx)
         return value
@@ -131,9 +135,10 @@ def require_video() -> None:
 
 
 def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
-    """Write films of episodes that have just been judged, and return how many.
+    """Write films of the run's chosen episodes into its frames folder, and return the number of films.
 
-    `choice` is `unsafe`, `all`, or how many of the worst.
+    `choice` is `unsafe`, `all`, or how many of the worst. 0 where no episode with a record is chosen; nothing is
+    written then. An episode that cannot be filmed is named on stderr and left out.
     """
     count = len(judged.records)
     if choice == "unsafe":
@@ -151,17 +156,21 @@ def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
 
 
 def report_skipped(reason: SafevlaError) -> None:
-    """Print why an episode is left out."""
+    """Print on stderr why an episode is left out."""
     click.echo(make_printable(f"left out: {reason}"), err=True)
 
 
 def _row_title(scores: Scores, episode: int) -> str:
-    """Return the episode's number in `safevla episodes`, its policy and its task."""
+    """Return "NUMBER. POLICY, SUITE TASK" for an episode, with its number in `safevla episodes`: `episode` + 1."""
     name = scores.policy[episode] or UNNAMED
     return f"{episode + 1}. {name}, {scores.benchmark[episode]} {scores.task_id[episode]}"
 
 
 def _choose_clips(wanted: bool | None) -> bool:
+    """Return whether to make clips, which needs the extra `video`. `wanted` None means: where that is installed.
+
+    Without the extra, True raises `RunError`, and None prints a note on stderr and returns False.
+    """
     if wanted is False or frames.can_film():
         return wanted is not False
     remedy = install_command("video")
@@ -172,6 +181,10 @@ def _choose_clips(wanted: bool | None) -> bool:
 
 
 def _read_description(run: Path) -> dict[str, object]:
+    """Return what the folder's run.json holds, which has a host.
+
+    Raises `RunError` if there is no run.json or no host in it.
+    """
     if not (run / runs.RUN).exists():
         remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {runs.RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=_place_of(run))
@@ -188,6 +201,12 @@ def _place_of(run: Path) -> Place:
 def _choose_episodes(
     judged: evaluation.Judged, asked: Sequence[str], most: int | None, sheet: Path | None
 ) -> list[int]:
+    """Return the indices of the episodes to render, each once: those asked for, else the worst.
+
+    For a sheet the worst are unsafe successes. `most` is how many, None for the usual 12, for a sheet 4.
+    Raises `RunError` where an episode asked for is not found, has no record or, for a sheet, breaks no limit; or where
+    a sheet finds no unsafe success.
+    """
     if not asked and sheet is not None:
         chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
         if not chosen:
@@ -208,7 +227,10 @@ def _choose_episodes(
 
 @contextmanager
 def show_frame_progress(total: int) -> Iterator[frames.ProgressCallback]:
-    """Show a progress bar on a terminal, nothing elsewhere."""
+    """Yield a callback for (episodes done, what is drawn) that moves a bar on stderr.
+
+    Without a terminal nothing is shown.
+    """
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return

@@ -134,7 +134,11 @@ def episodes_command(
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Take the last word as the parameter `episode`, unless a formula is asked of all."""
+    """Return the sources: all words but the last, which becomes the parameter `episode`.
+
+    With --formula all words are sources, and `episode` is "". Raises a usage error where fewer than two words are
+    given.
+    """
     has_episode = context.params.get("formula") is None
     if has_episode and len(words) < 2:
         raise click.UsageError("Missing argument 'EPISODE'.", context)
@@ -208,7 +212,10 @@ def show_command(
 
 
 def _write_page(judged: evaluation.Judged, index: int, page: Path) -> None:
-    """Write the page of one episode, and say why it holds no replay in 3-D if it holds none."""
+    """Write the HTML page of an episode and print its path; stderr says why it holds no replay in 3-D, if so.
+
+    `index` is the episode's index among the records.
+    """
     with show_status("drawing"):
         html, missing = evaluation.render_episode_report(judged, index)
         write_atomically(page, html)
@@ -218,7 +225,10 @@ def _write_page(judged: evaluation.Judged, index: int, page: Path) -> None:
 
 
 def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:
-    """Print what a formula says of every episode."""
+    """Print the formula's verdict and robustness for every episode; nothing is judged.
+
+    Raises the formula's error, or an invalid episode's unless `skip_invalid`.
+    """
     parsed = query.parse_query(formula)
     scan = runs.Scan(sources)
     with show_status("asking"):
@@ -276,7 +286,7 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 
 def _open_browser(address: str, server: RunServer) -> None:
-    """Open the address, or say how to reach it where this machine shows no browser."""
+    """Open the address in a browser; where none opens, print on stderr how to reach it from another machine by ssh."""
     if not (_has_display() and _opens(address)):
         port = server.server_address[1]
         click.echo("No browser opened here. From another machine:", err=True)
@@ -288,6 +298,7 @@ def _has_display() -> bool:
 
 
 def _opens(address: str) -> bool:
+    """Return whether a browser took the address; False where none can be started."""
     try:
         return webbrowser.open(address)
     except (webbrowser.Error, OSError):

@@ -56,10 +56,15 @@ _JUDGE_NAMES = ("library", "specs", "registry", "capabilities", "missing", "appl
 
 
 def judge_options(command: F) -> F:
-    """Add the options of judging to a command. It takes them as one keyword, `ruleset`."""
+    """Add the options of judging to a command. It takes them as one keyword, `ruleset`.
+
+    Where no such option is given, the rules are those by which the sources were judged last, else the registration's,
+    else the default. A note on stderr says when they are not the default.
+    """
 
     @wraps(command)
     def with_judge(*args: Any, **given: Any) -> Any:
+        """Call the command with the rules that its options, its run or its sources ask for, as `ruleset`."""
         options = {name: given.pop(name) for name in _JUDGE_NAMES}
         intervals = given.pop("intervals")
         sources = next((given[name] for name in ("sources", "runs", "run") if name in given), ())
@@ -84,7 +89,10 @@ def judge_options(command: F) -> F:
 
 
 def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Sequence[Path]) -> Ruleset:
-    """Return the rules with the tags that the host to be run brings, or brought to the runs among the sources."""
+    """Return the rules with the tags of tasks that hosts bring: the host to be run, else the hosts of the sources.
+
+    The rules are returned unchanged where there is neither a run nor a source.
+    """
     if run_command is None and not sources:
         return ruleset
     from safevla_bench import evaluation  # not where a command judges nothing
@@ -95,9 +103,10 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Seque
 
 
 def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None:
-    """Return the library with limits made for what is run or judged, where none is named, and say so; None = default.
+    """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr.
 
-    Episodes that were judged before keep to what judged them.
+    None where --library is given, or where the suites have no library of their own. Of sources only the episodes that
+    were never judged count; the others keep to the library that judged them.
     """
     if is_given(click.get_current_context(), "library"):
         return None
@@ -116,7 +125,10 @@ def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None
 
 
 def _registered_rules(run_command: Any) -> Ruleset | None:
-    """Return the rules of the registration that is run, where the command line names none."""
+    """Return the rules of the registration that is run.
+
+    None without a registration, or where an option of judging is given.
+    """
     registration = None if run_command is None else run_command.request.registration
     return None if registration is None or given_judge_options() else registration.load_rules()
 
@@ -127,14 +139,17 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 def given_judge_options() -> list[str]:
-    """Return the options of judging that the command line has, without their dashes."""
+    """Return the names of the options of judging, without dashes, that the command line or the --config file gives."""
     context = click.get_current_context()
     given = [name for name in _JUDGE_NAMES if is_given(context, name)]
     return ["set" if name == "thresholds" else name for name in given]
 
 
 def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
-    """Return the rules by which the sources were judged at last, where the command line names none, and say so."""
+    """Return the rules by which the sources were judged last, and say so on stderr.
+
+    None where an option of judging is given, where the sources were not judged, or where the default rules judged them.
+    """
     if given_judge_options():
         return None
     from safevla_bench import evaluation  # not where a command judges nothing that exists
@@ -174,10 +189,10 @@ ACTOR_OPTIONS = [
 
 
 def requested_cluster(options: Mapping[str, Any]) -> RayCluster | None:
-    """Return the Ray cluster that the options request, None for this machine alone.
+    """Return the Ray cluster that the options request; None for this machine alone.
 
     Raises:
-        RunError: the options contradict each other.
+        RunError: there is an --address without --engine ray, or the cluster's own values are wrong.
     """
     if options["engine"] == "ray":
         fields = {name.removeprefix("actor_"): value for name, value in options.items() if name.startswith("actor_")}
@@ -188,10 +203,14 @@ def requested_cluster(options: Mapping[str, Any]) -> RayCluster | None:
 
 
 def engine_options(command: F) -> F:
-    """Add the options of the engine to a command. It takes them as one keyword, `where`."""
+    """Add the options of the engine to a command.
+
+    It takes them as one keyword, `where`: None for this machine alone.
+    """
 
     @wraps(command)
     def with_engine(*args: Any, **given: Any) -> Any:
+        """Call the command with the requested Ray cluster, or None, as `where`."""
         engine = {name: given.pop(name) for name in ("engine", "address")}
         return command(*args, where=requested_cluster(engine), **given)
 
@@ -199,7 +218,7 @@ def engine_options(command: F) -> F:
 
 
 def print_engine_note(where: RayCluster | None) -> None:
-    """Print a note if Ray is started on this machine because no address is given."""
+    """Print a note on stderr if Ray is to be started on this machine because no address is given."""
     if where and where.place == HERE:
         click.echo(f"note: no --address and no {ADDRESS}: Ray is started on this machine", err=True)
 
@@ -219,7 +238,10 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, a `NamedSource` where it has a name."""
+        """Return the path, as a `NamedSource` where `NAME=` stands before it.
+
+        A value that is a path already stays as it is.
+        """
         return value if isinstance(value, Path) else NamedSource.parse(value)
 
 
@@ -234,11 +256,11 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return where to write: `out`, else this place in the run folder, where the sources are one.
+    """Return where to write: `out`, else the path `names` within the one run folder that is the only source.
 
     Raises:
         RunError: a source does not exist, which is said before what is missing.
-        click.UsageError: there is no `out`, and the sources are not one run folder.
+        click.UsageError: there is no `out`, and the sources are not a single run folder without a `NAME=`.
     """
     if out is not None:
         return out
@@ -265,7 +287,7 @@ _NO_KEYS = ("config", "help")
 
 
 def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
-    """Return the options that decorators add to a command."""
+    """Return the click options that decorators add to a command, in the order of the decorators."""
 
     def command() -> None: ...
 
@@ -277,7 +299,7 @@ JUDGE_OPTIONS = click_options([judge_options])
 
 
 def option_key(option: click.Parameter) -> str:
-    """Return an option's name without its dashes: `max-steps` for `--max-steps`."""
+    """Return an option's longest spelling without its dashes: `max-steps` for `--max-steps`."""
     return max(option.opts, key=len).lstrip("-")
 
 
@@ -292,7 +314,7 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
-    """Return a file's values by the command's parameter names.
+    """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
 
     Raises:
         RunError: the file cannot be read, has an unknown key (the nearest one is named), or a value of a wrong type.
@@ -313,7 +335,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 
 def config_option(command: F) -> F:
-    """Add `--config FILE` to a command."""
+    """Add `--config FILE` to a command. The file's values become the defaults of the command's other options."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -327,6 +349,10 @@ def config_option(command: F) -> F:
 
 
 def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    """Put the file's values into the context's defaults. Does nothing without a file.
+
+    Raises `RunError` for a bad file.
+    """
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_config(path, context)}
 
@@ -334,6 +360,11 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
 def _parse_table(
     values: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
 ) -> Iterator[tuple[str, object]]:
+    """Yield (parameter name, value) of each key of a TOML table.
+
+    `table` is its prefix in error messages, such as "judge.".
+    Keys may be former spellings. Raises `RunError` for an unknown key or a value of a wrong type.
+    """
     former = {
         former.lstrip("-"): option
         for option in options.values()
@@ -353,7 +384,10 @@ def _parse_table(
 
 
 def _parse_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a value as the option takes it from the command line. Paths are relative to the file."""
+    """Return a value as the option takes it from the command line: a list where the option can be repeated.
+
+    Relative paths become relative to the file's folder. Raises `RunError` for a value that the option does not take.
+    """
     if not option.multiple:
         return _parse_single(value, option, place, context)
     values = value if isinstance(value, list) else [value]
@@ -361,6 +395,11 @@ def _parse_value(value: object, option: click.Option, place: Place, context: cli
 
 
 def _parse_single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    """Return a single value for the option.
+
+    An integer may stand for a float, and a path is joined to the file's folder.
+    Raises `RunError` for a value of another type, or that the option does not take.
+    """
     expected_type, name = _option_type(option)
     if expected_type is float and type(value) is int:
         value = float(value)
@@ -378,6 +417,7 @@ def _parse_single(value: object, option: click.Option, place: Place, context: cl
 
 
 def _option_type(option: click.Option) -> tuple[type, str]:
+    """Return the type that a TOML value for the option must have, and the words that name that type in an error."""
     if option.is_flag:
         return bool, "true or false"
     if isinstance(option.type, click.types.IntParamType):

@@ -38,11 +38,15 @@ _NAMES = ("plan", "baseline", "power", "paired", "discordant", "task_count", "ta
 
 
 def plan_options(command: F) -> F:
-    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan."""
+    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan.
+
+    Any of them without --plan is a usage error.
+    """
 
     @wraps(command)
     @click.pass_context
     def with_plan(context: click.Context, *args: Any, **given: Any) -> Any:
+        """Call the command with the options of planning by name as `planned`, None without --plan."""
         planned = {name: given.pop(name) for name in _NAMES}
         chosen = [name for name in _NAMES if is_given(context, name)]
         if planned["plan"] is None and chosen:
@@ -55,7 +59,7 @@ def plan_options(command: F) -> F:
 
 
 def print_plan(planned: Mapping[str, Any], confidence: float, form: str, *, sequential: bool) -> None:
-    """Print how many episodes it takes, by the options of planning; `confidence` in percent."""
+    """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent."""
     request = sample_size.SampleSizeRequest(
         difference=planned["plan"] / 100,
         baseline=planned["baseline"],

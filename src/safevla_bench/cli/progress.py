@@ -25,7 +25,7 @@ _BAR_WIDTH = 12
 
 @contextmanager
 def show_status(what: str) -> Iterator[None]:
-    """Show a status line if stderr is a terminal."""
+    """Show a status line on stderr for the length of the block; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -37,7 +37,10 @@ def show_status(what: str) -> Iterator[None]:
 def track_run(
     names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset
 ) -> Iterator[list[TrackingObserver]]:
-    """Return an observer for each tracker; whatever happens, the trackers are closed in the end."""
+    """Yield an observer for each named tracker; the trackers are closed when the block ends, by an error too.
+
+    A tracker that fails prints a warning on stderr and does not end the run.
+    """
     trackers = open_observers(names, folder, config, ruleset, print_warning)
     try:
         yield trackers
@@ -53,9 +56,9 @@ def print_warning(sentence: str) -> None:
 
 @contextmanager
 def show_run_progress(ruleset: Ruleset) -> Iterator[Observer]:
-    """Return an observer that draws the bar, or one that prints a line an episode where stderr is no terminal.
+    """Yield an observer that draws a bar on stderr, or one that prints a line an episode where stderr is no terminal.
 
-    Episodes are scored by the ruleset.
+    Finished episodes are scored by the ruleset.
     """
     if not sys.stderr.isatty():
         yield EpisodeLines(ruleset)
@@ -65,7 +68,7 @@ def show_run_progress(ruleset: Ruleset) -> Iterator[Observer]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return the bar: count and remaining time first, which stay whatever the width; then what fits of the rest."""
+    """Return a progress bar that vanishes at its end: count, bar, remaining time, then as much of the text as fits."""
     cut = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return Progress(
         MofNCompleteColumn(),
@@ -94,7 +97,7 @@ class EpisodeLines:
         """Print nothing: a log is to be read."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Print the episode's line."""
+        """Judge the episode and print its line on stderr."""
         self.count += 1
         scores = score_outcome(outcome, self.ruleset)
         row = None if scores is None else scores.episode(0)
@@ -121,7 +124,7 @@ class RunProgressBar:
         self.progress.update(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Show the step of the episode, every twentieth."""
+        """Show the episode and its step, at every twentieth step."""
         if steps % 20 == 0:
             self._describe(f"{planned.episode_id} step {steps}")
 
@@ -135,7 +138,7 @@ class RunProgressBar:
         self._describe(outcome.planned.episode_id)
 
     def _add_to_rates(self, outcome: EpisodeOutcome) -> None:
-        """Judge a recorded episode and add it to the rates; one that cannot be judged counts in none."""
+        """Judge a recorded episode and add it to the rates; an episode that cannot be judged changes no rate."""
         scores = score_outcome(outcome, self.ruleset)
         if scores is None:
             return
@@ -144,6 +147,7 @@ class RunProgressBar:
         self.sbu = _count_share(self.sbu, scores.unsafe_success(0))
 
     def _describe(self, where: str) -> None:
+        """Set the bar's text: the rates in percent so far, the number of crashes, and `where`."""
         rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in self._shares() if n]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(where)]))
@@ -153,6 +157,6 @@ class RunProgressBar:
 
 
 def _count_share(share: tuple[int, int], holds: bool | None) -> tuple[int, int]:
-    """Return a count and its n after one more episode; one that cannot tell, None, counts in neither."""
+    """Return (count, n) after another episode; unchanged where `holds` is None, which means not known."""
     count, n = share
     return share if holds is None else (count + holds, n + 1)

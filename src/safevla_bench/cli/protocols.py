@@ -57,7 +57,10 @@ def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None
 
 
 def _show_entries(names: tuple[str, ...], form: str) -> None:
-    """Print the paper's entries, or all about one."""
+    """Print the paper's entries as a table, or all about the entry that `names` holds; as JSON where `form` is "json".
+
+    Raises a usage error for two names or more, and `RunError` for an unknown name.
+    """
     if len(names) > 1:
         raise click.UsageError("Name one entry, or none for the list of them.")
     name = names[0] if names else None
@@ -77,6 +80,7 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 
 
 def _print_list(form: str) -> None:
+    """Print every protocol and every dialect with its description: as two tables and a hint, or as a JSON list."""
     every_protocol = [protocols.load_protocol(name) for name in protocols.protocol_names()]
     every_dialect = _dialect_rows()
     if form == "json":
@@ -93,6 +97,10 @@ def _print_list(form: str) -> None:
 
 
 def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], form: str) -> None:
+    """Print the value and source of each protocol in each row, or "They say the same." where there are no rows.
+
+    `names` are the protocols, in the order of a row's values. With `form` "json" the rows are a JSON list.
+    """
     if form == "json":
         click.echo(json.dumps([_row_document(row, names) for row in rows], indent=2))
         return
@@ -108,6 +116,7 @@ def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], for
 
 
 def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
+    """Return a row for JSON: its field, what the field means, and for each name the value and its source."""
     pairs = zip(row.values, row.sources, strict=True)
     values_by_name = {
         name: {"value": value, "source": source} for name, (value, source) in zip(names, pairs, strict=True)
@@ -116,6 +125,10 @@ def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str,
 
 
 def _format_value(value: object) -> str:
+    """Return a protocol's value for a person: "—" for None, yes or no, and sequences joined.
+
+    Integers are joined by " x " (a size), other items by " + ".
+    """
     if value is None:
         return "—"
     if isinstance(value, bool):
@@ -127,11 +140,13 @@ def _format_value(value: object) -> str:
 
 
 def _entry_columns(entry: entries.PaperEntry) -> tuple[str, ...]:
+    """Return an entry's row of the table of entries: name, policy, training or "—", suites, transport, protocol."""
     suites = ", ".join(entry.suites)
     return (entry.name, entry.policy, entry.training or "—", suites, entry.transport, entry.protocol)
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
+    """Print all about an entry, a line per fact, such as its server, published numbers and what is unknown."""
     pairs = [
         ("entry", entry.name + (" (auxiliary, Table 6)" if entry.auxiliary else "")),
         ("policy", entry.policy + (f", {entry.training}" if entry.training else "")),
@@ -164,6 +179,7 @@ def _format_cell(cell: PublishedCell) -> str:
 
 
 def _print_table(lines: Sequence[Sequence[str]], head: Sequence[str]) -> None:
+    """Print lines below their head, each column as wide as its widest text."""
     widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
     for line in [head, *lines]:
         click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
@@ -179,7 +195,7 @@ def _dialect_rows() -> list[dict[str, str]]:
 
 
 def _print_dialect(name: str, form: str) -> None:
-    """Print one dialect."""
+    """Print a dialect's description and a line for each value; as JSON where `form` is "json"."""
     if form == "json":
         click.echo(json.dumps(_dialect_fields(name), indent=2))
         return
@@ -191,7 +207,11 @@ def _print_dialect(name: str, form: str) -> None:
 
 
 def _print_difference(first: str, other: str, form: str) -> None:
-    """Print the fields in which two dialects differ."""
+    """Print the fields in which two dialects differ, or "They say the same.".
+
+    "—" stands for a field that a dialect lacks.
+    With `form` "json" the fields are a JSON list, empty where nothing differs. The names are never compared.
+    """
     first_lines, other_lines = _dialect_lines(first), _dialect_lines(other)
     differing = [
         key
@@ -216,15 +236,21 @@ def _print_difference(first: str, other: str, form: str) -> None:
 
 
 def _dialect_fields(name: str) -> Mapping[str, object]:
+    """Return a dialect's description, transport and values by name, some of them mappings."""
     file = dialects.load_dialect_file(name)
     return {"about": file.about, "asked_over": file.transport, **dialects.dialect_values(dialects.load_dialect(name))}
 
 
 def _dialect_lines(name: str) -> Lines:
+    """Return a dialect's values as text by field, without name and description; a nested field is "outer inner"."""
     return dict(_flatten_values(_dialect_fields(name)))
 
 
 def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield (field, text) of each value except `about` and `name`.
+
+    A mapping yields "outer inner" for each of its items.
+    """
     for key, value in values.items():
         if key in ("about", "name"):
             continue
@@ -235,6 +261,11 @@ def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _format_dialect_value(value: object, key: str) -> str:
+    """Return a dialect's value for a person; `key` is the top-level field, which decides what None means.
+
+    None is "no", except for `replan`: all actions of a reply are taken. The value of `reply` is shown as an array's
+    shape.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

@@ -133,7 +133,10 @@ def eval_command(
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    """Return what watches the run, the bar and the trackers, and the trackers alone."""
+    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone.
+
+    The trackers are told what is run and judged, with secrets removed. They are closed at exit.
+    """
     request = run_command.request
     config = {
         "host": request.host,
@@ -151,6 +154,10 @@ def _observe_run(
 
 
 def _print_open_questions(run_command: RunCommand) -> None:
+    """Print on stderr what the request leaves open and what to know before the start.
+
+    For a real run also where Ray starts.
+    """
     for line in [*evaluation.open_questions(run_command.request), *evaluation.list_start_notes(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
@@ -158,7 +165,7 @@ def _print_open_questions(run_command: RunCommand) -> None:
 
 
 def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
-    """Print in what the run will not be the registered one, before it costs anything."""
+    """Print on stderr how the request and the rules differ from the registration; nothing without a registration."""
     registration = run_command.request.registration
     if registration is not None:
         for line in evaluation.list_deviations(registration, run_command.request, ruleset):
@@ -166,6 +173,10 @@ def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
 
 
 def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -> None:
+    """Write the registration of the request and its rules to `path`, and print its digest and the command to run it.
+
+    A missing folder is made; a file that exists is replaced.
+    """
     registration = evaluation.freeze_request(run_command.request, ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
@@ -175,13 +186,17 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
 
 
 def _print_plan(run_command: RunCommand) -> None:
+    """Print the planned episodes with the estimate of time and disk; nothing is run."""
     estimate = evaluation.estimate_run(run_command.request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
 
 
 @contextmanager
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
-    """Report what an interrupted run leaves behind, and the command that continues it."""
+    """Print how many episodes are kept and the command that continues, if Ctrl-C or a lost server ends the block.
+
+    The error is raised again. Nothing is printed where the run folder has no run.json yet.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -200,31 +215,36 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _is_replay(run_command: RunCommand) -> bool:
-    """Return whether a recording is replayed."""
+    """Return whether any of the request's policies replays a recording."""
     request = run_command.request
     return any(request.policy_spec(name).partition(":")[0] == "replay" for name in request.policies)
 
 
 def _report_replays(batch: Batch | None) -> None:
+    """Print the table of how the replays compare with their recordings; nothing where there is none."""
     table = external.replay_table(batch) if batch else None
     if table:
         click.echo(f"\n{render_text(table)}")
 
 
 def _report_stopped(run_command: RunCommand, stopped: int) -> None:
+    """Print how many episodes ended at their first violation; nothing unless the run was asked to stop there."""
     if run_command.request.stop_on_violation:
         counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
         click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
 
 
 def _report_decision(run_command: RunCommand) -> None:
-    """Print what a stopping rule found, with the intervals that hold although the run was stopped for it."""
+    """Print what the run's stopping rule decided, with its intervals; nothing where the run has no decision."""
     if sentence := evaluation.describe_decision(runs.read_description(run_command.out)):
         click.echo(make_printable(sentence))
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    """Print a note if the servers of one cell differ: its episodes may be of different checkpoints."""
+    """Print a note on stderr for each policy and suite whose servers described themselves differently.
+
+    Their episodes may come from different checkpoints.
+    """
     greetings = Counter((greeting.policy, greeting.suite) for greeting in runs.read_greetings(run_command.out))
     for policy, suite in (cell for cell, count in greetings.items() if count > 1):
         line = (
@@ -234,7 +254,10 @@ def _report_servers(run_command: RunCommand) -> None:
 
 
 def _report_invalid(run_command: RunCommand) -> None:
-    """Report invalid actions, which no simulator executed: such failures say nothing about skill."""
+    """Print on stderr how many episodes ended with an invalid action, and the first one's reason.
+
+    Nothing where none did.
+    """
     invalid = [row for row in runs.episode_rows(run_command.out) if row.outcome == "invalid_action"]
     for row in invalid[:1]:
         click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)
@@ -243,6 +266,10 @@ def _report_invalid(run_command: RunCommand) -> None:
 
 
 def _report_crashes(run_command: RunCommand, crashed: Mapping[str, str | None]) -> None:
+    """Print on stderr the reasons of the first three crashes, their number, and the command that retries them.
+
+    `crashed` is episode id -> reason. Of a traceback, the last line is shown; of another reason, the first.
+    """
     for episode_id, reason in list(crashed.items())[:3]:
         lines = (reason or "").strip().splitlines() or [""]
         summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
@@ -268,7 +295,10 @@ _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 
 def estimate_table(plan: RunEstimate) -> Table:
-    """Return the episodes of a plan, with the estimate as notes."""
+    """Return a table with a row per policy, suite and task of a planned run.
+
+    The estimate of time and disk is its notes.
+    """
     rows = tuple(
         tuple(
             Cell(str(value)) for value in (row.policy, row.suite, row.task_id, row.episodes, row.horizon, row.cameras)
@@ -281,6 +311,7 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
+    """Return the lines on time and disk, or a single line that there are no figures for this host."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers, each with a core of its own"
@@ -293,10 +324,12 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
 
 
 def _format_duration(span: CostRange) -> str:
+    """Return a span of seconds as "about MIDDLE (LOW to HIGH)", in h, min or s by the size of its high end."""
     name, unit = ("h", 3600.0) if span.high >= 3600 else ("min", 60.0) if span.high >= 60 else ("s", 1.0)
     return f"about {span.middle / unit:.1f} {name} ({span.low / unit:.1f} to {span.high / unit:.1f})"
 
 
 def _format_size(span: CostRange) -> str:
+    """Return a span of bytes as "LOW to HIGH", in the largest unit that its high end fills."""
     name, unit = next(pair for pair in _UNITS if span.high >= pair[1] or pair[1] == 1)
     return f"{span.low / unit:.1f} to {span.high / unit:.1f} {name}"

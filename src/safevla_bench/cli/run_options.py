@@ -105,11 +105,12 @@ class RunCommand:
 
 
 def run_options(command: F) -> F:
-    """Add the options to a command. It takes them as one keyword, `run_command`."""
+    """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
 
     @wraps(command)
     @click.pass_context
     def with_run(context: click.Context, *args: Any, **given: Any) -> Any:
+        """Call the command with the parsed options of running as `run_command`."""
         what = {name: given.pop(name) for name in _option_names(_PLAN_OPTIONS)}
         how = {name: given.pop(name) for name in _option_names(_EXECUTION_OPTIONS)}
         return command(*args, run_command=_parse_command(context, what, how), **given)
@@ -126,6 +127,11 @@ def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
 
 
 def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> RunCommand:
+    """Return the parsed command line: `what` holds the options of the plan, `how` those of its execution.
+
+    The request comes from the run folder where --resume finds one, else from --registered FILE, else from the options.
+    Raises `RunError` or click's error for options that are missing or contradict each other.
+    """
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
     if how["out"] is None and not how["dry_run"]:
@@ -150,6 +156,11 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> evaluation.Request:
+    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution.
+
+    Without --episodes a replay takes all that were recorded, and --protocol takes the protocol's number.
+    Raises click's error of a missing option for host, suite or policy, with --resume a `RunError`.
+    """
     for name in _REQUIRED:
         if not what[name]:
             if how["resume"]:
@@ -168,6 +179,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
 
 
 def _volatile_facts() -> dict[str, object]:
+    """Return the command line, without secrets, and the time in UTC: what run.json holds but no digest covers."""
     return {
         "command": redact_secrets(shlex.join(["safevla", *sys.argv[1:]])),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -177,9 +189,9 @@ def _volatile_facts() -> dict[str, object]:
 def _recorded_request(
     context: click.Context, what: Mapping[str, Any], recorded: evaluation.Request
 ) -> evaluation.Request:
-    """Return the request of a run or a registration, with the given options replaced.
+    """Return the request of a run or a registration, with the options given now in place of the recorded ones.
 
-    A difference from a run is refused later, one from a registration is told of.
+    Arguments of policies that no longer run are dropped. Whether a difference is allowed is not checked here.
     """
     policies = what["policies"] or recorded.policies
     fields: dict[str, Any] = {
@@ -194,7 +206,10 @@ def _recorded_request(
 
 
 def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Return the request's fields that an option fills."""
+    """Return the (name, value) pairs of the request's fields that an option fills; [] for options that fill none.
+
+    `name` is the option's parameter, and `value` as click parsed it. Raises `RunError` for a value that cannot be read.
+    """
     if name in ("entry", "name"):
         return []
     if name == "registered":
@@ -212,7 +227,11 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tu
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for which an entry stands."""
+    """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced.
+
+    Host arguments of the command follow the entry's, so they take precedence.
+    Raises `RunError` where --host or --policy is given too.
+    """
     if what["entry"] is None:
         return {}
     for name, option in (("host", "--host"), ("policies", "--policy")):
@@ -225,7 +244,10 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_policies(policies: Sequence[str], name: str | None) -> dict[str, Any]:
-    """Return the names of the policies, and the specs of those whose name is not their spec."""
+    """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec.
+
+    `name` is --name. Raises `RunError` where there are several policies or the only one has a name already.
+    """
     pairs = [split_name(text) for text in policies]
     if name is not None:
         if len(pairs) != 1 or pairs[0][0] is not None:
@@ -239,17 +261,20 @@ def _name_policies(policies: Sequence[str], name: str | None) -> dict[str, Any]:
 
 
 def _specs(what: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> spec of the policies."""
+    """Return name -> spec of the policies; a policy without an entry in `policy_specs` is named by its spec."""
     return {name: what["policy_specs"].get(name, name) for name in what["policies"]}
 
 
 def _replays_alone(what: Mapping[str, Any]) -> bool:
-    """Return whether recordings are replayed and no other policy runs."""
+    """Return whether there are policies and all of them replay recordings."""
     return bool(what["policies"]) and all(spec.startswith("replay:") for spec in _specs(what).values())
 
 
 def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the host and the suites of the recordings to be replayed, where they are not given."""
+    """Return those of host and suites that are not given, from the recordings to be replayed.
+
+    {} where both are given or any policy is not a replay.
+    """
     if not _replays_alone(what) or (what["host"] and what["suites"]):
         return {}
     everyone, single = _parse_arguments(what["arguments"], what["policies"])
@@ -259,7 +284,10 @@ def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices of `0,3` or `0-4` or both, in the order given; None for `all`."""
+    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`.
+
+    `task_3` is read as 3, and a range includes its end. Raises `RunError` for any other text.
+    """
     if text == "all":
         return None
     indices: list[int] = []
@@ -272,6 +300,7 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_pair(text: str) -> tuple[str, str]:
+    """Return (key, value) of a --host-arg KEY=VALUE; the value may be empty. Raises `RunError` without `=` or a key."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
@@ -281,7 +310,11 @@ def _parse_pair(text: str) -> tuple[str, str]:
 def _parse_arguments(
     texts: tuple[str, ...], policies: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the arguments for every policy, and those for one, whose name precedes the last colon left of =."""
+    """Return the arguments for every policy, and policy -> arguments for that policy alone.
+
+    In POLICY:KEY=VALUE the policy is what stands before the last colon left of the first `=`.
+    Raises `RunError` for a text that is no argument, or that names a policy which is not among `policies`.
+    """
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -297,7 +330,7 @@ def _parse_arguments(
 
 
 def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
-    """Return the arguments of one policy.
+    """Return the --policy-arg values of a policy by key; those that name the policy replace those for every policy.
 
     Raises:
         RunError: a text is no argument, or is for another policy.
@@ -307,7 +340,10 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 
 
 def _format_resume_command(context: click.Context, out: Path) -> str:
-    """Return the command that continues the run. It repeats the options that run.json does not hold."""
+    """Return the shell command that continues the run in `out`.
+
+    Options that run.json does not hold, such as --workers and those of judging, are repeated if they were given.
+    """
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     repeated = {option.name for option in JUDGE_OPTIONS} | {
         "workers",
@@ -323,5 +359,6 @@ def _format_resume_command(context: click.Context, out: Path) -> str:
 
 
 def _raise_missing(context: click.Context, name: str) -> None:
+    """Raise click's error that the option of this parameter name is missing."""
     option = next(option for option in context.command.params if option.name == name)
     raise click.MissingParameter(ctx=context, param=option)

@@ -101,6 +101,7 @@ def score_command(
 
 
 def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) -> None:
+    """Send the scores and their summary to the named trackers; nothing where `trackers` is empty."""
     config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
     with track_run(trackers, out, config, judged.ruleset) as tracked:
         for tracker in tracked:
@@ -109,7 +110,7 @@ def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) 
 
 
 def _print_results(files: Sequence[Path], form: str) -> None:
-    """Print the success rates in files of other tools."""
+    """Print the success rates in result files of other tools, a table for each file; as JSON where `form` is "json"."""
     rates = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
         click.echo(render_json(rates), nl=False)
@@ -135,7 +136,7 @@ def _cells_table(judged: evaluation.Judged) -> tables.Table:
 
 
 def print_missing(judged: evaluation.Judged) -> None:
-    """Print which parts of the sources are not among the episodes."""
+    """Print which parts of the sources are not among the judged episodes, and what registrations say of the run."""
     if judged.interrupted_run_count:
         click.echo(evaluation.INTERRUPTED)
     if evaluation.was_stopped_early(judged):
@@ -147,7 +148,7 @@ def print_missing(judged: evaluation.Judged) -> None:
 
 
 def print_warnings(judged: evaluation.Judged) -> None:
-    """Print what is known of the simulator's versions, and the limits that a policy which does nothing breaks."""
+    """Print warnings about the records' simulator versions, and the limits that a policy which does nothing breaks."""
     floors = measure_baseline(judged.scores)
     notes = [
         *provenance_marks.warn_of_records(judged.scores),
@@ -190,7 +191,10 @@ def demo_command(out: Path) -> None:
 
 
 def _next_commands(judged: evaluation.Judged, path: Path) -> list[str]:
-    """Return commands to try on the report and the copied archive beside it, which holds an unsafe success."""
+    """Return three commands to try: on the report, the unsafe episodes, and the unsafe success with the greatest VSI.
+
+    Raises `ValueError` where no episode is an unsafe success; the demo's archive holds some.
+    """
     source = shlex.quote(str(path))
     worst = max(
         (episode for episode in judged.scores.episodes() if episode.sbu), key=lambda episode: episode.vsi or 0.0

@@ -26,7 +26,10 @@ class Command(click.Command):
     """A command whose help shows its own options first, and shared ones under headings of their own."""
 
     def option_sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> names and help of the options below it."""
+        """Return heading -> (names, help) of the options below that heading.
+
+        The options' own order, `Options` first.
+        """
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -41,17 +44,20 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, former spellings of options as those of today."""
+        """Parse the arguments into the context, with former spellings of options as today's.
+
+        Return what click leaves over.
+        """
         today = {name: option.opts[0] for option in self.params if isinstance(option, Option) for name in option.former}
         names = [arg.partition("=") for arg in args]
         return super().parse_args(ctx, [f"{today.get(name, name)}{rest}{value}" for name, rest, value in names])
 
 
 def option(*names: str, section: str = GENERAL, former: Sequence[str] = (), **settings: Any) -> Callable[[F], F]:
-    """As `click.option`, with a section of the help and former spellings."""
+    """Return the decorator of `click.option` for an `Option` with a section of the help and former spellings."""
     return click.option(*names, cls=Option, section=section, former=former, **settings)
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
-    """As `click.command`, for a `Command`."""
+    """Return the decorator of `click.command` for a `Command`."""
     return click.command(name, cls=Command, **settings)

@@ -116,6 +116,10 @@ def tables_command(
 def _load_material(
     sources: Sequence[Path], names: Sequence[str], ruleset: Ruleset, skip_invalid: bool
 ) -> catalog.TableInputs:
+    """Return what tables are made of: the sources judged, or without sources the rules alone.
+
+    Raises a usage error where there are no sources and `names` asks for more than the table `active` (23).
+    """
     if sources:
         return evaluation.table_material(evaluation.judge(sources, ruleset, skip_invalid=skip_invalid))
     if not names or any(one not in ("active", "23") for one in names):
@@ -124,6 +128,11 @@ def _load_material(
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
+    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`.
+
+    Of a repeated policy the last counts.
+    Raises `RunError` where any text lacks the policy or the kind.
+    """
     training = dict(text.rpartition("=")[::2] for text in texts)
     if any(not policy or not kind for policy, kind in training.items()):
         raise RunError(f"--training {texts[0]!r} names no kind", remedy="Write POLICY=KIND, such as mine=SFT.")
@@ -131,6 +140,10 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout:
+    """Return the layout of LaTeX tables.
+
+    Raises a usage error for a bad label, or for either option with another form.
+    """
     if form != "tex" and (stacked or label):
         raise click.UsageError(f"{'--stacked' if stacked else '--label'} is for --format tex.")
     if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
@@ -139,10 +152,12 @@ def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    """Return the tables with the named columns; those that have none of them are left out.
+    """Return the tables with the named columns, `text` being their names with commas.
+
+    Tables that have none are left out.
 
     Raises:
-        RunError: a name is no column of any table.
+        RunError: a name is no column of any table, or there are no names.
     """
     names = [name for part in text.split(",") if (name := part.strip())]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
@@ -154,11 +169,16 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
 
 
 def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: render.LatexLayout) -> None:
+    """Print the tables in a form. Raises `RunError` for several tables as CSV."""
     _check_single_csv(tables, form, "--out DIR/")
     click.echo(render.render_tables(tables, form, layout), nl=False)
 
 
 def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
+    """Raise `RunError` if several tables would go into one CSV file.
+
+    `folder` is the option that the remedy suggests.
+    """
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
         remedy = f"Choose one by --which, or write a file for each: {folder}. Here they are: {names}."
@@ -166,6 +186,7 @@ def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder:
 
 
 def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: render.LatexLayout) -> None:
+    """Write each table into a file of its own in the folder, named after the table, and print the paths."""
     for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
         _save_file(path, render.render_tables([table], form, render.label_layout(layout, table, tables)))
@@ -173,6 +194,7 @@ def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Pat
 
 
 def _save_file(path: Path, content: str | bytes) -> None:
+    """Write a file, replacing it if it exists, and make its folder if that is missing."""
     make_folder(path.parent)
     write_atomically(path, content)
 
@@ -182,6 +204,7 @@ def _count_tables(count: int) -> str:
 
 
 def _export_authors_csv(judged: evaluation.Judged, sources: tuple[Path, ...]) -> str:
+    """Return the rows of the authors' CSV; the names of the sources' paths go into it as their origin."""
     names = ";".join(path.resolve().name for path in sources)
     return authors_csv.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
@@ -294,7 +317,10 @@ def export_command(
 
 
 def _export_card(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
-    """Write the files for a model's repository and name them."""
+    """Write the files for a model's repository below `out` and print their paths.
+
+    A note on stderr says so where the facts name no hub dataset, so that .eval_results are left out.
+    """
     for name, content in model_card.build_card(judged, facts, evaluation.table_material(judged).remarks).items():
         _save_file(out / name, content)
         click.echo(make_printable(str(out / name)))
@@ -304,7 +330,7 @@ def _export_card(judged: evaluation.Judged, out: Path, facts: model_card.ModelFa
 
 
 def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
-    """Write RoboCasa's JSON and name the fields that are still to be filled."""
+    """Write RoboCasa's JSON to `out`, and name on stderr the fields that are still unknown (N/A)."""
     entry = robocasa_leaderboard.build_leaderboard_entry(judged, facts)
     _save_file(out, robocasa_leaderboard.encode_leaderboard_entry(entry))
     if unknown := robocasa_leaderboard.unknown_fields(entry):
@@ -312,7 +338,10 @@ def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model
 
 
 def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, image_size: int) -> None:
-    """Write a LeRobot dataset and say what is in it."""
+    """Write a LeRobot dataset to the folder `out`, and print how many episodes and frames it has and which pictures.
+
+    `cameras` are names with commas, None for no pictures; `image_size` is a picture's side [pixels].
+    """
     names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
     choice = training.CameraChoice(names, (image_size, image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:
@@ -323,7 +352,11 @@ def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, i
 
 
 def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) -> bytes:
-    """Return one episode's timeline as a viewer's file."""
+    """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap".
+
+    `episode` may be None where there is exactly one. Raises `RunError` where none is chosen of several, where the name
+    fits no single episode, or where the episode crashed and left no record.
+    """
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if episode is None and len(rows) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
