@@ -17,6 +17,7 @@ __all__ = ["__version__", "record", "record_until_closed"]
 
 
 def __getattr__(name: str) -> object:
+    """Return `record` or `record_until_closed`, imported on first use; raise `AttributeError` for another name."""
     if name not in ("record", "record_until_closed"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from safevla_recorder import loop

@@ -108,8 +108,10 @@ class RecordableEnv(Protocol):
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
     """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
 
+    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps.
+
     Raises:
-        HostError: it is of no known simulator, or cannot be recorded; says why.
+        HostError: the environment is of no known simulator, or cannot be recorded; the message says why.
     """
     from safevla_recorder.libero.attachment import find_libero
     from safevla_recorder.robocasa.attachment import find_robocasa
@@ -156,9 +158,10 @@ def episode_header(
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of distributions and of the recorder, as far as they are installed.
+    """Return distribution -> version of the named distributions and of the recorder; those not installed are left out.
 
-    The recorder goes by the version of safevla-bench, which equals its own, where that is installed.
+    The recorder goes by safevla-bench, whose version equals its own, and by safevla-recorder where that is not
+    installed.
     """
     versions: dict[str, str] = {}
     for name in (*names, "safevla-bench"):
@@ -171,12 +174,15 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_layer(env: object, kind: type[Layer]) -> Layer | None:
-    """Return the outermost object of that kind in `env`, which may be a wrapper that holds it; None if none is."""
+    """Return the outermost object of that type in `env`: `env` itself, or one that it wraps; None if there is none."""
     return next((layer for layer in _env_layers(env, kind) if isinstance(layer, kind)), None)
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield the environment, then what it wraps, outside in: by the usual names, or by any where it is of the kind."""
+    """Yield `env`, then what it wraps, outside in: attributes named in `_INNER`, and any attribute of type `kind`.
+
+    No object comes twice, and no more than 16 objects come at all. Not every object yielded is of that type.
+    """
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -190,9 +196,14 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 
 
 def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment; `is_success` reads the result of a step."""
+    """Report steps and the close of robosuite's environment to `listener`; return what takes the hooks off.
+
+    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
+    interruption. An exception of a step is reported and raised again.
+    """
 
     def step(original: Any, action: object) -> object:
+        """Step between `before_step` and `after_step`; an exception goes to `on_error` and is raised again."""
         listener.before_step(action)
         try:
             result = original(action)
@@ -203,6 +214,7 @@ def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any],
         return result
 
     def close(original: Any, *args: object, **kwargs: object) -> object:
+        """Report an interruption, then close the environment."""
         listener.on_interruption()
         return original(*args, **kwargs)
 

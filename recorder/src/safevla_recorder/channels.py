@@ -100,7 +100,10 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 
 def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return channels as keyword arguments of a dataclass; those that it has no field for stand under `further`."""
+    """Return channels as keyword arguments of the dataclass `owner`, by name.
+
+    Those that `owner` has no field for stand together under `further`, without those that are None.
+    """
     declared = {field.name for field in fields(owner)}
     named = {name: values for name, values in channels.items() if name in declared}
     further = {name: values for name, values in channels.items() if name not in declared and values is not None}

@@ -51,7 +51,11 @@ class ContactFilter:
         self.dropped = _dropped_pairs(place, fingers, fixtures, a, b, both | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Mark the resting geom pairs, and return their two places each in the table, [2, S]."""
+        """Mark the geom pairs of the contacts `which` [C] of `first` as resting, and return their places in the table.
+
+        The table `_fate` is flat over (geom, geom), so each pair has two places, [2, S]; its fate is its number from
+        1. Also starts the count of substeps that each pair has been apart, at 0.
+        """
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])
@@ -60,7 +64,11 @@ class ContactFilter:
         return resting
 
     def mark_counted(self, contacts: SubstepContacts) -> Bools:
-        """Return whether each contact counts, [C], and release the resting pairs that came apart."""
+        """Return whether each contact counts, [C], and release the resting pairs that came apart.
+
+        A pair released here counts from the substep after the one that completed `apart` substeps without a touch.
+        Call this on successive substeps: how long each resting pair has been apart is kept between calls.
+        """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geoms + contacts.geom2]
         count = self._resting.shape[1]
         seen = np.zeros((contacts.substeps, count + 2), dtype=np.bool_)
@@ -82,6 +90,7 @@ class ContactFilter:
         return counted
 
     def _release_pairs(self, apart: Bools) -> None:
+        """Let the resting pairs marked in `apart` [S] count from now on, and number the others anew from 1."""
         self._fate[self._resting[:, apart]] = 0
         self._resting, self._away = self._resting[:, ~apart], self._away[~apart]
         self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)
@@ -90,7 +99,11 @@ class ContactFilter:
 def _dropped_pairs(
     place: Ints, fingers: Ints, fixtures: Ints, a: Ints, b: Ints, listed: Bools
 ) -> tuple[tuple[int, int], ...]:
-    """Return the body pairs that are left out, other than a body with itself, each with the lower place first."""
+    """Return the body pairs that are left out, as places, sorted, each with the lower place first; no body with itself.
+
+    These are the pairs (a, b) of record 0 marked in `listed`, all pairs of the two finger groups' bodies, and all
+    pairs of one fixture's bodies.
+    """
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
     pairs |= {(int(x), int(y)) for x in set(place[fingers == 1]) for y in set(place[fingers == 2])}
     for fixture in set(fixtures[fixtures > 0].tolist()):

@@ -59,11 +59,11 @@ class MeasuredContacts:
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return the peak force and impulse of the chosen contacts, one row a record and body pair.
+    """Return the peak force [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair.
 
-    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest
-    single contact, the impulse the sum over substeps and contacts of force times `substep_s`; None = an instant, whose
-    impulse is unknown: NaN. Ordered by record, then a < b.
+    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest single
+    contact's force. The impulse is the sum over substeps and contacts of force times `substep_s`; NaN if `substep_s`
+    is None, as for an instant. Rows are ordered by record, then by body pair with a < b; no contacts give no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -79,7 +79,7 @@ def contact_peaks(
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Return contact lists of successive records as one."""
+    """Return the contact lists of successive records as one; record numbers stay. Raises `ValueError` for no lists."""
     names = ("record", "a", "b", "force_n", "impulse_ns")
     return ContactList(*(np.concatenate([getattr(contacts, name) for contacts in lists]) for name in names))
 
@@ -92,9 +92,9 @@ def gripped_bodies(
 ) -> NDArray[np.int64]:
     """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
 
-    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom,
-    `robot` [B] tells which bodies are robot: none of them is ever held.
-    Of several bodies, the one with the largest single finger contact; of equals, the first.
+    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom. `robot`
+    [B] tells which bodies are robot: none of them is ever held. Of several bodies, the one with the largest single
+    finger contact is returned; of equals, the one with the lowest place.
     """
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
     instant_of = np.full(contacts.substeps, NOTHING)
@@ -111,6 +111,11 @@ def gripped_bodies(
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
+    """Return the body of `body` [K] that contacts of both sides touch, -1 if there is none.
+
+    `which` [K] are finger contacts of one instant, `side` [K] their finger group, 1 or 2. Of several bodies, the one
+    with the largest single force is returned; of equals, the one with the lowest place.
+    """
     both = np.intersect1d(body[side == 1], body[side == 2])
     if len(both) < 2:
         return int(both[0]) if len(both) else NOTHING

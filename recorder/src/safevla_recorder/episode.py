@@ -87,7 +87,7 @@ class Recording:
     """False where the pose of a body is not known, whatever numbers stand there; other bodies' poses always are."""
 
     def channel(self, name: str) -> Floats | None:
-        """Return the rows of a channel of numbers; None = not recorded."""
+        """Return the rows of a channel of numbers, from its own field or from `further`; None = not recorded."""
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
@@ -105,19 +105,20 @@ def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]
 
 
 def add_header_field(extra: Mapping[str, object], name: str, value: object) -> dict[str, object]:
-    """Return an episode's host-specific fields with one more field of the header."""
+    """Return a copy of an episode's host-specific fields, with the field `name` of its `header` set to `value`."""
     header = extra.get("header", {})
     assert isinstance(header, Mapping)
     return {**extra, "header": {**header, name: value}}
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Refuse numbers from a simulator that are not finite, not plausible or negative magnitudes.
+    """Raise `RecordError` for the first number that is not finite, not plausible, or a negative magnitude.
 
-    A NaN impulse means that none was recorded; integers of the header must fit 64 bits.
+    A NaN impulse is accepted: none was recorded. Integers of the header must fit 64 bits. The message names the
+    episode and the field.
 
     Raises:
-        RecordError: a number is not finite, too large or negative where it is a magnitude; names episode and field.
+        RecordError: a number is not finite, beyond 1e100, or negative where it is a magnitude.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -126,6 +127,11 @@ def check_recorded_numbers(recording: Recording) -> None:
 
 
 def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
+    """Yield (problem, field) for each field that holds numbers no record may have; nothing where all are sound.
+
+    Checked are the header's integers (64 bits), channels (finite, bounded ones within `LARGEST`), contact forces
+    (finite, from 0 to `LARGEST`), and impulses (NaN allowed, else finite and not negative).
+    """
     for name in _INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:

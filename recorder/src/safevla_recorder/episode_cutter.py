@@ -106,12 +106,12 @@ class EpisodeCutter:
         self.refusal: RunError | None = None
 
     def on_seed(self, seed: int) -> None:
-        """Keep the seed for the next reset only: after it, the generator has gone on."""
+        """Keep the seed for the next reset only, as the generator then goes on; count resets from 0 again."""
         self._new_seed = self._last_seed = seed
         self._resets = 0
 
     def on_interruption(self) -> None:
-        """End the running episode, if any: without success it is a timeout, unless the horizon says otherwise."""
+        """End the running episode, if any: as `stopped` if it is short of a given horizon, else as `timeout`."""
         if self._running is None:
             return
         steps, horizon = self._running.steps, self._rules.horizon
@@ -126,17 +126,20 @@ class EpisodeCutter:
             self._end_episode("stopped", reason)
 
     def on_reset(self) -> None:
-        """Start settling again."""
+        """Start settling again, with the seed given since the reset before (None = none was) and no initial state."""
         self._is_over, self._waited, self._index = False, 0, None
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
 
     def on_state_set(self, init_state_index: int | None) -> None:
-        """Start settling again, from that initial state."""
+        """Start settling again, from the initial state of that index; None = another state."""
         self._is_over, self._waited, self._index = False, 0, init_state_index
 
     def before_step(self, action: object) -> None:
-        """Take record 0 once settling is over; end the episode if the action must not reach a simulator.
+        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
+
+        Does nothing between an episode's end and the next reset. An unusable action has another shape than the
+        environment takes, or a number that is not finite.
 
         Raises:
             RunError: the arm moves although it should be settling.
@@ -155,7 +158,10 @@ class EpisodeCutter:
         self._action = numbers
 
     def after_step(self, success: bool) -> None:
-        """Record the control step; success ends the episode."""
+        """Count a settling step, or record the control step; success and the horizon (`timeout`) end the episode.
+
+        A simulation that cannot be recorded any further ends the episode as crashed and raises nothing.
+        """
         if self._is_over:
             return
         running = self._running
@@ -175,7 +181,7 @@ class EpisodeCutter:
             self._end_episode("timeout")
 
     def on_error(self, error: BaseException) -> None:
-        """End the episode as crashed, or as stopped if it was interrupted."""
+        """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is no `Exception`."""
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -184,6 +190,7 @@ class EpisodeCutter:
             self.stop(f"interrupted by {type(error).__name__}")
 
     def _require_still(self, action: Action) -> None:
+        """Raise `RunError`, and keep it in `refusal`, if a settling step's action moves the arm."""
         if self._env.is_still(action):
             return
         number, announced = self._waited + 1, self._rules.wait_steps
@@ -193,6 +200,10 @@ class EpisodeCutter:
         raise self.refusal
 
     def _begin_episode(self, action: Action) -> None:
+        """Start a recorder, which takes record 0, and take the next episode number; warn if the first action is still.
+
+        The seed of the reset goes into this episode only: another one begun without a reset has none.
+        """
         if self._env.is_still(action):
             problem = "%s: the first step after %d settling steps is a still one too and counts as the policy's; "
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
@@ -205,16 +216,23 @@ class EpisodeCutter:
         self._env_seed = None  # another state set without a reset would not start from this seed
 
     def _find_earlier_seed(self) -> dict[str, int]:
+        """Return the seed of an earlier reset and the resets since; {} if the last reset had one, or none was given."""
         if self._env_seed is not None or self._last_seed is None or not self._resets:
             return {}
         return {"seed": self._last_seed, "earlier_resets": self._resets - 1}
 
     def _find_action_problem(self, action: Action) -> str | None:
+        """Return what is wrong with an action, its shape or a number that is not finite; None if nothing is."""
         if action.shape != (self._env.action_size,):
             return f"an action of shape {action.shape}; it takes {self._env.action_size} numbers"
         return None if np.isfinite(action).all() else f"the action {action.tolist()} is not finite"
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
+        """Detach the recorder and hand the episode's row and `.npz` bytes to `keep`.
+
+        If the records cannot be trusted or encoded, the row says `crashed`, with the error as reason, and has no
+        bytes.
+        """
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
@@ -224,6 +242,10 @@ class EpisodeCutter:
         self._keep(self._build_row(running, outcome, reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
+        """Return the records under a full header, with the host-specific fields that apply.
+
+        Raises `RecordError` if a recorded number is not finite or not plausible.
+        """
         rules, success = self._rules, outcome == "success"
         header = {
             **self._env.build_header(running.recorder, success=success, env_seed=running.env_seed, index=running.index),
@@ -244,22 +266,26 @@ class EpisodeCutter:
         return recording
 
     def _crash_episode(self, reason: str) -> None:
+        """Detach the recorder, log the last line of `reason`, and hand a `crashed` row without bytes to `keep`."""
         running = self._detach_recorder()
         _log.warning("%s crashed: %s", self._episode_id(running), reason.strip().splitlines()[-1])
         self._keep(self._build_row(running, "crashed", reason), None)
 
     def _detach_recorder(self) -> _RunningEpisode:
+        """Take the recorder's hooks off, and return the episode, which is no longer the running one."""
         assert self._running is not None
         running, self._running, self._is_over = self._running, None, True
         running.detach()
         return running
 
     def _episode_id(self, running: _RunningEpisode) -> str:
+        """Return `policy/benchmark/task_id/ep_NNN`, with `worker_NAME/` before `ep_NNN` if a worker is named."""
         task = self._env.task
         place = "" if self._rules.worker is None else f"worker_{self._rules.worker}/"
         return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"
 
     def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
+        """Return the episode's row of the table of episodes; the policy's own seed is unknown (None) in an own loop."""
         task = self._env.task
         return RecordedRow(
             episode_id=self._episode_id(running),

@@ -72,6 +72,7 @@ class EpisodeLog(Generic[Row]):
         return len(self._rows)
 
     def _decode_first(self, contacts: SubstepContacts) -> None:
+        """Make the contact filter from the contacts of record 0, and decode these; their impulse is unknown (NaN)."""
         geoms = self._geoms
         fingers = np.zeros_like(geoms.place) if geoms.fingers is None else geoms.fingers
         self._filter = ContactFilter(
@@ -80,7 +81,7 @@ class EpisodeLog(Generic[Row]):
         self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
 
     def add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove."""
+        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps."""
         self._rows.append(row)
         self._actions.append(np.array(action, dtype=np.float64))
         if self._source is not None:
@@ -95,7 +96,10 @@ class EpisodeLog(Generic[Row]):
         return tuple(sorted({_sorted_pair(names[a], names[b]) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+
+        Contacts not decoded yet are decoded. Recording can go on.
+        """
         self.decode_pending()
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
         if self._source is None:
@@ -103,7 +107,7 @@ class EpisodeLog(Generic[Row]):
         return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record; the recording itself does not change."""
+        """Return the newest record alone, as an episode of one record without action; the log keeps its records."""
         self.decode_pending()
         if self._source is None:
             return self._assemble(header, self._rows[-1:], None, None, None)
@@ -121,6 +125,7 @@ class EpisodeLog(Generic[Row]):
         gripped: NDArray[np.int64] | None,
         action: Floats | None,
     ) -> Recording:
+        """Return rows, contacts and gripped bodies as a `Recording`; without finger groups, grips are None."""
         gripped = gripped if self._geoms.fingers is not None else None
         return Recording(
             header=header,
@@ -134,7 +139,7 @@ class EpisodeLog(Generic[Row]):
         )
 
     def decode_pending(self) -> None:
-        """Decode the contacts of all records that are closed but not decoded."""
+        """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
         if self._ends:
             assert self._source is not None
             assert self._filter is not None
@@ -144,6 +149,11 @@ class EpisodeLog(Generic[Row]):
     def _decode_contacts(
         self, counts: ContactFilter, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None
     ) -> None:
+        """Append the counted contacts and gripped bodies of some records to those decoded so far.
+
+        `ends` [R] is the number of substeps in `contacts` up to the end of each record. Substeps after the last end
+        are left out. `substep_s` is in seconds, None = an instant.
+        """
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         # Substeps after the last end belong to a control step that broke off: there is no record of it.

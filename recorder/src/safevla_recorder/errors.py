@@ -26,12 +26,12 @@ _WriteError = TypeVar("_WriteError", bound="FileError")
 
 
 def truncate_text(text: str, most: int = 120) -> str:
-    """Return a text of any length shortened for use in a message."""
+    """Return the text, or its first `most` characters and an ellipsis where it is longer."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _cut_middle(line: str) -> str:
-    """Return a line without its middle if it is long: the cause often stands behind a name."""
+    """Return a line of at most 2000 characters as it is, a longer one as its first and last 1000 around an ellipsis."""
     half = _LONGEST_LINE // 2
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"
 
@@ -47,6 +47,7 @@ class Place:
     field: str | None = None
 
     def __str__(self) -> str:
+        """Return the known parts joined by commas, such as `file, line 3, episode 'a'`; "" if none is known."""
         parts = [
             ("", self.file),
             ("line ", self.line),
@@ -72,6 +73,7 @@ class SafevlaError(Exception):
         self.place = place or Place()
 
     def __str__(self) -> str:
+        """Return `place: problem`, then the remedy on an indented line; place and remedy only where known."""
         where = str(self.place)
         problem = "\n".join(_cut_middle(line) for line in self.problem.split("\n"))
         message = f"{where}: {problem}" if where else problem
@@ -123,7 +125,7 @@ _secrets: set[str] = set()
 
 
 def learn_secret(secret: str) -> None:
-    """Register a secret, so that `redact_secrets` hides it from now on."""
+    """Register a secret, so that `redact_secrets` hides it from now on; secrets under 4 characters are ignored."""
     if len(secret) >= _MIN_CHARACTERS:
         _secrets.add(secret)
 

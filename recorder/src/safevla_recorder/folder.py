@@ -29,10 +29,13 @@ _open_folders: dict[Path, RunFolder] = {}
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder, ready for the episodes of one more environment.
+    """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written.
+
+    A folder that this process made before is used again; otherwise a new one is made.
 
     Raises:
         RunError: the folder holds something that this process did not put there.
+        FileError: the folder or run.json cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
@@ -58,7 +61,14 @@ class RunFolder:
         self._blocks = self._complete_blocks = 0
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Take in one more environment; run.json says from now on that the run is not complete."""
+        """Take in one more environment, and write run.json, which says from now on that the run is not complete.
+
+        The first call makes the folder.
+
+        Raises:
+            RunError: the folder is there before the first call and not empty.
+            FileError: the folder or run.json cannot be written.
+        """
         task = env.task
         self._host, self._versions = env.host, env.versions
         self._tasks[f"{task.benchmark}/{task.task_id}"] = task
@@ -75,7 +85,10 @@ class RunFolder:
         return self._begun[key] - 1
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode: the bytes of its `.npz` file, unless it crashed, then its row."""
+        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` file, unless None, then its row.
+
+        Raises `FileError` if either cannot be written.
+        """
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:
             _write_file(stem.with_suffix(".npz"), content)
@@ -83,7 +96,10 @@ class RunFolder:
         self._outcomes[row.outcome] += 1
 
     def close_block(self, *, complete: bool) -> None:
-        """End a block, `complete` unless something broke it off; a folder without any episode is removed."""
+        """End a block of recording, `complete` unless something broke it off, and write run.json.
+
+        If no block has written an episode so far, the folder is removed instead.
+        """
         self._complete_blocks += complete
         if self._outcomes:
             self._write_description()
@@ -99,6 +115,7 @@ class RunFolder:
         _write_file(self.path / RUN, _encode_json(self._describe_run(), indent=2))
 
     def _describe_run(self) -> dict[str, object]:
+        """Return the content of run.json; `complete` is true if every block so far has ended completely."""
         suites = dict.fromkeys(task.benchmark for task in self._tasks.values())
         policies = {rules.policy: {"policy": rules.policy, "privileged": rules.privileged} for rules in self._rules}
         own_name = "safevla-recorder" if "safevla-recorder" in self._versions else "safevla-bench"
@@ -120,13 +137,17 @@ class RunFolder:
 
 
 def require_free_folder(path: Path, is_leftover: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if a file is there, or a folder that holds anything but leftovers of killed writes."""
+    """Raise `RunError` if `path` is a file, or a folder with an entry that `is_leftover` does not accept."""
     if path.exists() and not (path.is_dir() and all(map(is_leftover, path.iterdir()))):
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
 def _make_empty_folder(path: Path) -> None:
+    """Make the run folder with its `raw`.
+
+    Raises `RunError` if something other than partial files is there, and `FileError` if the folder cannot be made.
+    """
     require_free_folder(path, _is_partial)
     try:
         (path / RAW).mkdir(parents=True, exist_ok=True)
@@ -160,5 +181,6 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
+    """Return a document as UTF-8 JSON with a line end; raises `ValueError` for numbers that are not finite."""
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace") + b"\n"  # a file name in a traceback may hold lone surrogates

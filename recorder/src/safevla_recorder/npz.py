@@ -66,13 +66,17 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
 
 
 def _encode_array(array: NDArray[Any]) -> bytes:
+    """Return the bytes of a `.npy` file of version 1.0; raises `ValueError` for an array of objects."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
     return stream.getvalue()
 
 
 def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the file by name, the header first."""
+    """Return the arrays of the file by name, the header first; families that were not recorded are left out.
+
+    An episode of one record has no array of actions.
+    """
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
     if recording.records == 1:
         values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)
@@ -86,6 +90,7 @@ def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
 
 
 def _contact_columns(contacts: ContactList | None) -> Mapping[str, object]:
+    """Return the columns of contacts by the file's names, `contacts.step` and so on; {} if not recorded."""
     if contacts is None:
         return {}
     return {
@@ -98,12 +103,16 @@ def _contact_columns(contacts: ContactList | None) -> Mapping[str, object]:
 
 
 def _header_tree(recording: Recording, arrays: list[str]) -> dict[str, object]:
-    """Return what the file's header says: its fields without those that are None, bodies, records, array names."""
+    """Return the file's header: fields that are not None, the roles of bodies, the number of records and `arrays`.
+
+    `target_object` stands there even if it is None.
+    """
     header = {"schema_version": SCHEMA_VERSION, **recording.header}
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
     return {**fields, "body_roles": dict(recording.roles), "records": recording.records, "arrays": arrays}
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:
+    """Return a tree as JSON in UTF-8 bytes, [N]; raises `ValueError` for numbers that are not finite."""
     text = json.dumps(tree, ensure_ascii=False, allow_nan=False)
     return np.frombuffer(text.encode(), dtype=np.uint8)

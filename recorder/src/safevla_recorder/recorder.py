@@ -59,7 +59,7 @@ class SceneMap:
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise `HostError` for a body without a role, a role that does not exist, and parts that nothing has."""
+        """Raise `HostError` for an unknown role, a body or fixture part without a role, or an unknown finger shape."""
         for name, role in self.roles.items():
             if role not in ROLES:
                 raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
@@ -80,7 +80,7 @@ class SceneMap:
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
 
     def map_geoms(self) -> GeomMap:
-        """Return the same by numbers, bodies sorted by name."""
+        """Return the scene by numbers: bodies by place among the sorted names, shapes by place in `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         body = {name: place for place, name in enumerate(roles)}
         fixture = {name: number for number, names in enumerate(self.fixtures, start=1) for name in names}
@@ -94,6 +94,10 @@ class SceneMap:
         )
 
     def _finger_groups(self, fingers: tuple[Sequence[Shape], Sequence[Shape]]) -> Ints:
+        """Return 0 for each shape, or 1 and 2 for those of the two finger groups, [G].
+
+        Raises `HostError` for a finger that is no shape of the scene.
+        """
         groups = np.zeros(len(self.shapes), dtype=np.int64)
         for side, shapes in enumerate(fingers, start=1):
             groups[[self.place_of(shape) for shape in shapes]] = side
@@ -111,7 +115,10 @@ class _Reading:
     state: Floats | None
 
     def families(self) -> dict[str, object]:
-        """Return the families that are there by name, each with what must be the same in every record."""
+        """Return what is there by name, each with what must be the same in every record.
+
+        That is whether a pose has a quaternion, and the shape of state and torques.
+        """
         poses = {f"the pose of {name}": quat is not None for name, (_, quat) in self.poses.items()}
         eef = {} if self.eef is None else {"the pose of the end effector": self.eef[1] is not None}
         rest = {"state": self.state, "torques": self.torque_nm}
@@ -140,6 +147,8 @@ class EpisodeRecorder:
         state: ArrayLike | None = None,
     ) -> None:
         """Take record 0, the settled state; what is None here is not recorded in this episode.
+
+        An episode that has begun before is dropped, even if this raises for a shape.
 
         Args:
             contacts: of this instant; None = the simulator tells none.
@@ -206,6 +215,7 @@ class EpisodeRecorder:
         self._torques, self._substeps = [], 0
 
     def _check_families(self, families: Mapping[str, object], step: int) -> None:
+        """Raise `HostError` if a control step's reading has other bodies, families or sizes than record 0."""
         names = sorted({*families, *self._families})
         differs = next((name for name in names if families.get(name) != self._families.get(name)), None)
         if differs is not None:
@@ -225,7 +235,10 @@ class EpisodeRecorder:
         return self.require_episode().latest_record(header)
 
     def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
-        """Return the fields of a `Recording` that hold what was read, one row each."""
+        """Return the fields of a `Recording` that hold what was read, one row for each reading; None = not told.
+
+        Raises `HostError` if no episode has begun.
+        """
         names = tuple(readings[0].poses)
         with_quat = tuple(name for name in names if readings[0].poses[name][1] is not None)
         place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
@@ -261,7 +274,7 @@ class _ContactBuffer:
         return self._substeps
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
-        """Add the contacts of a substep; raises `HostError` for a shape that is not in the scene, and adds none."""
+        """Add the contacts of a substep, or raise `HostError` and add nothing for a shape not in the scene."""
         place_of, substep = self._place_of, self._substeps
         self._rows += [(substep, place_of(a), place_of(b), float(force)) for a, b, force in contacts]
         self._substeps += 1
@@ -285,22 +298,25 @@ def _check_substep(name: str, is_told: bool, is_expected: bool) -> None:
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:
+    """Return a copy as an array of floats; None stays None."""
     return None if values is None else np.array(values, dtype=np.float64)
 
 
 def _read_pose(pose: Pose) -> tuple[Floats, Floats | None]:
+    """Return copies of position [3] and quaternion [4] or None as arrays of floats."""
     return np.array(pose[0], dtype=np.float64), _floats(pose[1])
 
 
 def _read(
     poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, peak: Floats | None, state: ArrayLike | None
 ) -> _Reading:
+    """Return copies of what the simulator told after a control step; None stays None."""
     read = {name: _read_pose(pose) for name, pose in poses.items()}
     return _Reading(read, None if eef is None else _read_pose(eef), torques, peak, _floats(state))
 
 
 def _stack(rows: Sequence[Floats | None]) -> Floats | None:
-    """Return the rows as one array; None where the family is not there."""
+    """Return the rows as one array; None if the first row is None, as then all are."""
     return None if rows[0] is None else np.stack(rows)  # type: ignore[arg-type]  # as the first, so are all
 
 

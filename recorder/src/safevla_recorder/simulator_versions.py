@@ -36,7 +36,7 @@ class KnownDifference:
     sources: tuple[str, ...]
 
     def covers(self, version: str) -> bool:
-        """Return whether a version shows the difference; one that is no number does not."""
+        """Return whether a version shows the difference; one that begins with no number does not."""
         number = version_number(version)
         return bool(number) and not (
             (self.since is not None and number < version_number(self.since))
@@ -55,7 +55,7 @@ class KnownDifference:
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with, trailing zeros left out; empty if it begins with none.
+    """Return the numbers that a version begins with, trailing zeros left out; () if it begins with none.
 
     >>> version_number("3.17.0") > version_number("3.4.0rc1") == (3, 4)
     True
@@ -68,7 +68,7 @@ def version_number(version: str) -> tuple[int, ...]:
 
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the versions that decide a record's physics: all that it names but NumPy, Python and this project's."""
+    """Return the versions that decide a record's physics: all but NumPy's, Python's and this project's; {} for None."""
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
@@ -80,7 +80,7 @@ def find_differences(
 
     Args:
         host: the simulator, such as `libero`; None = whichever.
-        versions: package -> version.
+        versions: package -> version; packages that are missing show no difference.
         changes: `physics` or `pictures`; None = both.
     """
     return [
@@ -93,7 +93,10 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Log a warning that names what is known of the installed versions, once a process for each host and version."""
+    """Log a warning that names what is known of the installed versions; nothing if nothing new is known.
+
+    Each host, package and version counts as logged once for the whole process.
+    """
     differences = find_differences(host, versions)
     installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if installed - _warned:
@@ -104,7 +107,7 @@ def warn_once(host: str, versions: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=None)
 def known_differences() -> tuple[KnownDifference, ...]:
-    """Return all known differences."""
+    """Return all known differences, in the order of the data file. Cached."""
     rows = _read_data()["differences"]
     return tuple(
         KnownDifference(**{**row, "tasks": tuple(row["tasks"]), "sources": tuple(row["sources"])}) for row in rows
@@ -113,4 +116,5 @@ def known_differences() -> tuple[KnownDifference, ...]:
 
 @lru_cache(maxsize=None)
 def _read_data() -> Any:
+    """Return the content of `known_differences.json`. Cached."""
     return json.loads(_DATA.read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def require_robosuite(version: str) -> None:
-    """Raise `HostError` unless LIBERO runs on that version of robosuite."""
+    """Raise `HostError` unless `version` is one of robosuite 1.4, on which LIBERO runs."""
     if not version.startswith(_ROBOSUITE):
         problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
         remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
@@ -61,7 +61,10 @@ def require_robosuite(version: str) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> TaskLabel:
-    """Return the names of the task in a BDDL file, whose instruction is `language` unless a suite has its own."""
+    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name.
+
+    The instruction is `language`, or LIBERO's own in suites whose wording is not changed.
+    """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return TaskLabel(*name_own_task(bddl_file), language)
@@ -84,7 +87,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a file of LIBERO's own suites, where it lies in the installation; else None."""
+    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file."""
     folder = bddl_file.resolve().parent
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
     if suite is None or folder.parent != installed_folder("bddl_files"):
@@ -95,7 +98,10 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    """Return LIBERO's own entries of a suite's tasks, in its order."""
+    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite. Cached.
+
+    Raises `KeyError` if `benchmark` is not in `ALL_SUITES`.
+    """
     # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
     from libero.libero.benchmark import task_maps
 
@@ -110,9 +116,12 @@ def installed_folder(kind: str) -> Path:
 
 
 def find_init_states(bddl_file: Path) -> Floats | None:
-    """Return the task's initial states through whichever LIBERO is here, [count, 1 + nq + nv].
+    """Return the task's initial states from the LIBERO that is installed, [count, 1 + nq + nv]; None if there are none.
 
-    None if it has none or they cannot be read; the latter is logged.
+    States of a suite's task that cannot be read are None too, and logged.
+
+    Raises:
+        HostError: the file is of no suite, and its own file of states cannot be read.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:

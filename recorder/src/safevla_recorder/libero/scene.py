@@ -36,6 +36,7 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
 
 
 def _region_owner(domain: BDDLBaseDomain, name: str) -> str:
+    """Return the fixture or object that the region `name` is part of; `name` itself if it is no such region."""
     site = domain.object_sites_dict.get(name)
     return str(site.parent_name) if site is not None and site.parent_name else name
 
@@ -98,6 +99,7 @@ def _object_roots(domain: BDDLBaseDomain) -> dict[str, int]:
 
 
 def _body_roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[str, ...]) -> dict[str, str]:
+    """Return the role of each recorded name: robot, target, bystander (other movable objects), else furniture."""
     base = int(model.body(domain.robots[0].robot_model.root_body).id)
     return {
         **dict.fromkeys(body_name, "furniture"),

@@ -84,6 +84,10 @@ class _ContactView:
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
+        """Make the view, which is valid while `data` lives.
+
+        Raises `HostError` if the memory is not laid out as supposed.
+        """
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
         starts = [_memory_address(field) for field in fields]
@@ -175,9 +179,9 @@ class ContactLog:
         return contacts if touching.all() else _select_contacts(contacts, touching)
 
     def _view_contacts(self, used: int) -> NDArray[np.void]:
-        """Return a view of the log's first contacts, with named fields; the next `add_substep` may overwrite it.
+        """Return a view of the log's first `used` contacts, with named fields; the next `add_substep` may overwrite it.
 
-        Raises HostError as `take_contacts` does.
+        No contacts if none was ever copied. Raises `HostError` as `take_contacts` does.
         """
         if self._window is None:  # no contact yet
             return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
@@ -185,7 +189,10 @@ class ContactLog:
         return self._contacts[:used].view(self._window.layout)
 
     def _make_room(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
-        """Make room for at least twice as much as asked for; content stays."""
+        """Make arrays that are shorter than `contacts` or `rows` twice as long as asked for; content stays.
+
+        At the first contact, also make the view of the simulator's memory; raises `HostError` as `_ContactView` does.
+        """
         if contacts and self._window is None:
             self._window = _ContactView(data)
             self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
@@ -195,6 +202,7 @@ class ContactLog:
 
 
 def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
+    """Return `array` itself if it has `wanted` rows, else a copy with twice as many as wanted, the new ones unset."""
     if wanted <= len(array):
         return array
     longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
@@ -203,6 +211,7 @@ def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
 
 
 def _select_contacts(contacts: ConstraintContacts, which: Bools) -> ConstraintContacts:
+    """Return the contacts marked in `which` [C] alone; the forces `efc` stay whole, as `row` points into them."""
     columns = ("substep", "geom1", "geom2", "row", "dim")
     friction = None if contacts.friction is None else contacts.friction[which]
     return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})

@@ -14,13 +14,15 @@ _splitting = threading.RLock()
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` behind every call of `owner.method`, on this one instance; returns what undoes it.
+    """Call `after` after every call of `owner.method`, on this one instance; returns what undoes it.
 
-    `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`. robosuite makes a
-    new one at each reset, so the hook goes with the old one and is set again.
+    `after` is not called if the method raises. `owner` is whatever advances physics by one substep in that method,
+    such as robosuite's `MjSim`. robosuite makes a new one at each reset, so the hook goes with the old one and is set
+    again.
     """
 
     def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """Pass the call on, then call `after`; return the call's result."""
         result = original(*args, **kwargs)
         after()
         return result
@@ -31,17 +33,19 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
     """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance.
 
-    Returns what undoes it: then the instance has the method that it had before. If somebody has replaced the method
-    since, theirs stays, and what it calls of ours passes the call on.
+    Returns what undoes this: then the instance has the method that it had before. If somebody has replaced the method
+    since, their replacement stays, and our wrapper inside it only passes calls on. Undoing twice does nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     is_on = True
 
     @wraps(original)
     def call_wrapper(*args: object, **kwargs: object) -> object:
+        """Call the wrapper, or the original method once the hook is off."""
         return wrapper(original, *args, **kwargs) if is_on else original(*args, **kwargs)
 
     def undo() -> None:
+        """Switch the wrapper off, and give back the earlier method unless somebody has replaced ours since."""
         nonlocal is_on
         is_on = False
         if vars(owner).get(method) is not call_wrapper:
@@ -63,6 +67,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     """
 
     def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """Pass the call on while MuJoCo's step functions are split; other threads' environments wait."""
         with _splitting, _split_steps(data, after):
             return original(*args, **kwargs)
 
@@ -71,17 +76,19 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
-    """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` behind each.
+    """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` after each substep.
 
-    It is called behind each `mj_step2` of that `data` too: environments that step in two halves, as dm_control's do,
-    end a substep by it. The simulation goes through the same states as without. Code that holds a reference to the
-    function itself, by `from mujoco import mj_step`, is not seen.
+    `after` is called after each `mj_step2` of that `data` too: environments that step in two halves, as dm_control's
+    do, end a substep by it. The simulation goes through the same states as without. Code that holds a reference to the
+    function itself, by `from mujoco import mj_step`, is not seen. At the block's end MuJoCo has its own functions
+    back.
     """
     import mujoco
 
     full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
     def step(m: Any, d: Any, nstep: int = 1) -> None:
+        """Step other simulations as usual, and this one substep by substep with `after` after each."""
         if d is not data:
             full_step(m, d, nstep)
             return
@@ -90,6 +97,7 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
             after()
 
     def step_second_half(m: Any, d: Any) -> None:
+        """Make the second half of a step, and call `after` if it is of this simulation."""
         second_half(m, d)
         if d is data:
             after()

@@ -119,6 +119,10 @@ class Recorder:
         self._log.add_step(action, self._views.copy(peak))
 
     def _check_substeps(self) -> None:
+        """Raise `HostError` unless at least one substep was recorded and as many as the simulator's clock has passed.
+
+        Also moves on the time that the next check counts from.
+        """
         recorded, time_s = len(self._torques), self._data.time
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != passed or not recorded:
@@ -159,9 +163,9 @@ class Recorder:
 
 
 def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
-    """Return a recorder of robosuite's `MjSim`, called behind each `method`, and what takes it off.
+    """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off.
 
-    Record 0 is taken. Logs which object still moves, if any does.
+    Record 0 is taken. A warning names the fastest object if anything still moves.
     """
     model, data = simulation.model._model, simulation.data._data
     warn_if_moving(model, data, scene.objects, task_id)
@@ -179,6 +183,7 @@ def _unstable_steps(data: mujoco.MjData) -> int:
 
 
 def _to_quaternion(matrix: Floats) -> Floats:
+    """Return the quaternion [4] wxyz of a rotation matrix given flat, [9]."""
     import mujoco
 
     quat = np.empty(4)

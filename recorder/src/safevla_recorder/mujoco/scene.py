@@ -62,7 +62,10 @@ class Scene:
         )
 
     def _fixture_numbers(self) -> NDArray[np.int64]:
-        """Return 0 for each body of `roles`, or the number of the fixture that it is a part of, [B]."""
+        """Return the number, from 1, of the fixture that each body of `roles` is a part of, 0 = of none, [B].
+
+        Raises `HostError` if a part of a fixture is no body of the model.
+        """
         number = {name: group for group, names in enumerate(self.fixtures, start=1) for name in names}
         unknown = sorted(set(number) - set(self.body_name))
         if unknown:
@@ -79,7 +82,7 @@ def _finger_groups(fingers: tuple[tuple[int, ...], tuple[int, ...]], geoms: int)
 
 
 def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return a body and all bodies below it, in id order."""
+    """Return the ids of a body and all bodies below it, ascending."""
     inside = {root}
     for body in range(root + 1, model.nbody):  # a parent's id is below its children's
         if int(model.body_parentid[body]) in inside:
@@ -100,7 +103,7 @@ def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str,
 
 
 def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of geoms by their names in the model."""
+    """Return the ids of geoms by their names in the model, in that order; raises `KeyError` for a name it lacks."""
     return tuple(int(model.geom(name).id) for name in names)
 
 
@@ -112,6 +115,9 @@ def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 def roles_in_use(
     model: mujoco.MjModel, body_name: tuple[str, ...], role_of: Mapping[str, str], tracked: frozenset[str]
 ) -> dict[str, str]:
-    """Return the role of each body that owns a geom or is tracked, by name and sorted by it."""
+    """Return the role of each body that owns a geom or is tracked, by name and sorted by it.
+
+    Raises `KeyError` if `role_of` lacks such a body.
+    """
     with_geom = {body_name[body] for body in model.geom_bodyid}
     return {name: role_of[name] for name in sorted(with_geom | tracked)}

@@ -26,7 +26,7 @@ class SettleDetector:
         self._steps = 0
 
     def observe_step(self) -> None:
-        """Read the speeds after a control step."""
+        """Read the speeds after a control step; one object above 0.05 m/s starts the count of slow steps again."""
         slow = _fastest_object(self._model, self._data, self._objects)[1] <= RESTING_M_S
         self._steps = self._steps + 1 if slow else 0
 
@@ -53,9 +53,10 @@ def settling_steps(
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Log the fastest object if anything still falls or flies at record 0: its way would count as displacement.
+    """Log a warning with the fastest object if its speed is above 0.05 m/s, as its way would count as displacement.
 
-    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's version.
+    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's
+    version.
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:

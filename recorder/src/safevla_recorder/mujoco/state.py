@@ -24,7 +24,7 @@ def state_size(model: mujoco.MjModel) -> int:
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
-    """Return flat views of the simulator's own memory that follow the time in a state; without empty ones."""
+    """Return flat views of the simulator's memory: qpos, qvel, then act, mocap_pos, mocap_quat where not empty."""
     moving: tuple[Floats, ...] = (data.qpos, data.qvel)
     if model.na:
         moving = (*moving, data.act)

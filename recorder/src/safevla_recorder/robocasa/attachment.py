@@ -65,10 +65,10 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
 
     Args:
         env: the environment.
-        goal: what the task's success asks for, of a task whose goal is not known, as `goals.json` has it.
+        goal: what the task's success asks for, as `goals.json` has it; replaces the known goal of the task.
 
     Raises:
-        HostError: it is being recorded already, has another robot, or a task whose goal is not known.
+        HostError: the kitchen is being recorded already, has another robot, or a task whose goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else find_layer(env, module.Kitchen)
@@ -93,7 +93,7 @@ class RecordableKitchen:
         self._memory: Mapping[str, object] = {}
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Refuse: RoboCasa has no list of initial states."""
+        """Raise `HostError`: RoboCasa has no list of initial states."""
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
 
     def subscribe(self, listener: EnvListener) -> Undo:
@@ -102,7 +102,10 @@ class RecordableKitchen:
         of_simulation: list[Undo] = []
 
         def watch_states() -> None:
+            """Move the hooks on states set from outside to the kitchen's present simulation, if it has one."""
+
             def set_state(original: Any, *args: object, **kwargs: object) -> object:
+                """Report an interruption, set the state, and report a state that is no initial state of the task."""
                 listener.on_interruption()
                 result = original(*args, **kwargs)
                 listener.on_state_set(None)
@@ -114,6 +117,7 @@ class RecordableKitchen:
                 of_simulation.extend(wrap_method(kitchen.sim, name, set_state) for name in _STATE_SETTERS)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
+            """Report an interruption and a fresh seed; reset without hooks on states; report the reset."""
             listener.on_interruption()
             while of_simulation:  # the reset moves robot and objects itself
                 of_simulation.pop()()
@@ -129,13 +133,17 @@ class RecordableKitchen:
         undo_all = [wrap_method(kitchen, "reset", reset), *subscribe_steps(kitchen, listener, _is_success)]
 
         def unsubscribe() -> None:
+            """Take all hooks off."""
             for undo in [*undo_all, *of_simulation]:
                 undo()
 
         return unsubscribe
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
+        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
+
+        Also keeps what `header_fields` tells of the controller's and solver's memory at this moment.
+        """
         kitchen: Any = self._kitchen
         self._memory = read_memory(kitchen)
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
@@ -157,7 +165,7 @@ class RecordableKitchen:
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header as the host's own rollouts write it, but for what only they know of the start."""
+        """Return the header as the host's own rollouts write it, without what only they know of the start."""
         kitchen: Any = self._kitchen
         return build_header(
             self.task, recorder, self.versions, self._goal, meta=episode_meta(kitchen),
@@ -165,7 +173,7 @@ class RecordableKitchen:
         )  # fmt: skip
 
     def header_fields(self) -> dict[str, object]:
-        """Return the host-specific fields of the header: what rebuilds the kitchen, and the mark of stand-ins."""
+        """Return the header's host-specific fields: what rebuilds the kitchen, and a mark if assets are stand-ins."""
         kitchen: Any = self._kitchen
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
@@ -209,7 +217,11 @@ def build_header(
     env_seed: int | None,
     index: int | None,
 ) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `meta` RoboCasa's description of it, None = unknown."""
+    """Return an episode's header; `dt` in seconds, `meta` RoboCasa's description of the episode.
+
+    The instruction is that of `meta`, or the task's where `meta` has an empty one. `env_seed` and `index` None =
+    unknown.
+    """
     labelled = replace(task, instruction=meta["lang"] or task.instruction)
     return episode_header(
         labelled, recorder, versions, dt=dt, success=success, env_seed=env_seed, index=index,
@@ -224,7 +236,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def is_standin(root: Path) -> bool:
-    """Return whether a tree of assets says in its README.txt that it stands in for RoboCasa's own."""
+    """Return whether a tree of assets says in README.txt that it stands in for RoboCasa's; False without README."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
@@ -246,6 +258,7 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
+    """Return `goal` if it is given, else the known goal of the task; raises `HostError` if there is none."""
     goals = known_goals()
     if goal is not None:
         return tuple(goal)
@@ -259,14 +272,17 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
 
 
 def _is_success(result: Any) -> bool:
+    """Return robosuite's reward of a step's result as a truth: RoboCasa rewards success alone."""
     return bool(result[1])
 
 
 def _plain_id(value: object) -> object:
+    """Return the number of a layout or style as an int, any other value as text."""
     return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
 def _require_recordable(kitchen: Any) -> None:
+    """Raise `HostError` if the kitchen is being recorded already, or has other robots than one PandaOmron."""
     if hasattr(vars(kitchen).get("step"), "__wrapped__"):
         raise HostError("the environment is being recorded already", remedy="Record it once.")
     names = [str(name) for name in kitchen.robot_names]

@@ -36,7 +36,7 @@ _OBJECTS_FOLDER = "/objects/"
 
 @lru_cache(maxsize=None)
 def known_goals() -> dict[str, Goal]:
-    """Return the goal of each task whose goal is known, by RoboCasa's name of the task."""
+    """Return the goal of each task whose goal is known, by RoboCasa's name of the task. Cached."""
     content = cast(bytes, pkgutil.get_data(__name__, "goals.json"))
     return {name: tuple(words) for name, words in json.loads(content.decode()).items()}
 
@@ -60,7 +60,11 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 
 
 def to_plain(value: object) -> Any:
-    """Return a value in the types of JSON."""
+    """Return a value in the types of JSON, recursively: mappings as dicts with text keys, arrays and sets as lists.
+
+    A text is cut to what follows its last `/objects/`; a text without it stays. Other values become their `name`, else
+    their text.
+    """
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -117,7 +121,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
-    """Return the root bodies of what can be carried, by name."""
+    """Return the root body's id of each object that can be carried, by name; the lid too if it is the target."""
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid
@@ -126,7 +130,7 @@ def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
 
 
 def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
-    """Return the bodies of the fixture that the goal moves."""
+    """Return the ids of the bodies of the fixture that the goal moves, ascending; () if the goal moves none."""
     if moved_fixture is None:
         return ()
     fixture = getattr(kitchen, moved_fixture)
