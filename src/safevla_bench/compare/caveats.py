@@ -13,7 +13,7 @@ _MOST_NAMED = 6
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
-    """Return what a reader must know beside the numbers, each as one sentence.
+    """Return what a reader must know beside the numbers, each as one sentence; [] if there is nothing.
 
     Args:
         results: of the policies compared.
@@ -66,7 +66,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
 
 
 def tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
-    """Return the tasks that not all policies ran, each with the episodes of those that did."""
+    """Return the tasks that not all policies ran, as `suite/task (policy N, ...)`: N episodes of a policy that did."""
     counts = [Counter(result.tasks) for result in results]
     tasks: dict[TaskKey, None] = dict.fromkeys(task for count in counts for task in count)
     return [
@@ -84,17 +84,17 @@ def tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
-    """Return the policies and suites in which no specification reached a verdict."""
+    """Return `policy on suite` for each suite in which no specification reached a verdict for that policy."""
     return [f"{result.name} on {suite}" for result in results for suite in result.suites_without_verdict]
 
 
 def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
-    """Return the policies and suites in which a violation stopped an episode."""
+    """Return `policy on suite` for each suite in which a violation stopped an episode of that policy."""
     return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
 
 
 def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
-    """Return by policy and suite whether the episodes were simulated with stand-in assets."""
+    """Return, by policy and suite, whether the episodes were simulated with stand-in assets."""
     return {
         (result.name, header.benchmark): header.benchmark in result.standin_suites
         for result in results
@@ -103,12 +103,13 @@ def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return by policy and suite the versions that decided the physics."""
+    """Return, by policy and suite, the versions of each package that decided the physics."""
     return {
         (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
     }
 
 
 def _describe_loss(results: Sequence[PolicyResults]) -> str:
+    """Return the verb phrase for what happened to episodes; lost records are named only if some policy has any."""
     damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
     return "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"

@@ -159,6 +159,7 @@ def compare_policies(
 
 
 def _require_comparable(results: Sequence[PolicyResults]) -> None:
+    """Raise `RunError` if there are fewer than two policies, or a policy has no scored episode."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one that holds several policies."
@@ -170,6 +171,7 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
 
 
 def _require_shared_task(results: Sequence[PolicyResults]) -> None:
+    """Raise `RunError`, with the first five tasks of each policy, if no two of the policies ran a common task."""
     tasks = [set(result.tasks) for result in results]
     if any(mine & theirs for mine, theirs in combinations(tasks, 2)):
         return
@@ -183,6 +185,10 @@ def _require_shared_task(results: Sequence[PolicyResults]) -> None:
 
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
+    """Return, without raising, the `RunError` for a comparison without any metric.
+
+    The cause named is the suites without a verdict if there are any, else those in which a violation stopped episodes.
+    """
     if silent := name_silent_suites(results):
         remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
@@ -191,7 +197,10 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
 
 
 def _scope_suites(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[str | None]:
-    """Return the suites to compare, then None for all pooled where there are several."""
+    """Return the suites to compare, in order of first appearance, then None for all pooled if there are several.
+
+    Unpaired, only suites with a task that two of the policies ran; [] if there is none.
+    """
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -202,6 +211,10 @@ def _scope_suites(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
+    """Yield the names of each two policies that agree in every metric on every pair, in the order of the results.
+
+    Pairs of policies with a suite without a verdict, or in which a violation stopped an episode, are never yielded.
+    """
     for i, j in combinations(range(len(pairs.results)), 2):
         members = pairs.results[i], pairs.results[j]
         if any(result.suites_without_verdict or result.suites_stopped_on_violation for result in members):
@@ -213,7 +226,10 @@ def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
 
 
 def _known_alike(pairs: PairedResults, i: int, j: int, metric: str) -> bool:
-    """Return whether both policies have a value where both finished, or neither has."""
+    """Return whether policies i and j lack a value of the metric on the same episodes, of those that both finished.
+
+    Always True where initial states are paired.
+    """
     if pairs.by_state:
         return True
     finished = (pairs.places[[i, j]] >= 0).all(axis=0)
@@ -240,12 +256,21 @@ class _Scope:
 
 
 def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
+    """Return a policy's results of one suite, or of all suites (None).
+
+    `lost` still has the lost episodes of all suites.
+    """
     return result.select_episodes(
         np.array([e for e, header in enumerate(result.headers) if suite in (None, header.benchmark)], dtype=np.int64)
     )
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
+    """Return the comparison of one scope in each metric that all its policies know.
+
+    SR is left out where a violation stopped an episode, Safety where a suite has no verdict, all other metrics in
+    either case. No metric may remain.
+    """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
     known = {metric: judged and ran for metric in options.metrics} | {"sr": ran, "safety": judged}
@@ -264,6 +289,11 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
+    """Return one metric of a scope: a standing for each policy, a difference for each two.
+
+    Verdicts and letters come later. Without pairs, standings are means over the tasks that all policies ran and have a
+    value in.
+    """
     values = [
         TaskValues.of_episodes(result.name, result.metric_values(metric), result.tasks) for result in scope.members
     ]
@@ -285,6 +315,10 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
 
 
 def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
+    """Return the difference of policies i and j over their pairs, with the pairs left out and the extremes.
+
+    P[U|S] has no extremes, as which lost episodes would have succeeded is unknown.
+    """
     names = pairs.results[i].name, pairs.results[j].name
     difference = paired_difference(names, pairs.state_means(i, j, metric), metric, options)
     conditional = metric == "p_unsafe_given_success"  # which episodes would have succeeded is unknown
@@ -296,7 +330,10 @@ def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: Co
 
 
 def _test_all(pairs: PairedResults, metric: str) -> statistics.CochranQ | None:
-    """Return Cochran's test over the pairs that all of three policies or more have a value of."""
+    """Return Cochran's test that all policies are equal, over the episodes of which every policy has a value.
+
+    None for fewer than three policies, for VSI and P[U|S], and where initial states are paired.
+    """
     if len(pairs.results) < 3 or metric in ("vsi", "p_unsafe_given_success") or pairs.by_state:
         return None
     values = pairs.metric_values(metric)
@@ -305,7 +342,11 @@ def _test_all(pairs: PairedResults, metric: str) -> statistics.CochranQ | None:
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return a policy's value: of two over the pairs that both have a value of, of several over all its own."""
+    """Return policy k's value, count and intervals over initial states, each with the mean of its episodes.
+
+    Of two policies, over the states that both have a value of; of several, over all of policy k's own. Value None if
+    there is no state; count None for VSI and where a state has several episodes.
+    """
     states = pairs.state_means(k, 1 - k if len(pairs.results) == 2 else k, metric)
     n, total = len(states.first), float(states.first.sum())
     numbers = number_tasks(states.tasks)
@@ -329,7 +370,7 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 
 def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return a policy's mean over tasks that all policies ran."""
+    """Return a policy's unweighted mean over the tasks, with its intervals; value None without an episode."""
     n = int(values.sizes.sum())
     means: NDArray[np.float64] = values.totals / values.sizes
     if metric == "vsi" and len(means) == 1:
@@ -350,7 +391,11 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
 
 
 def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
-    """Yield the scopes with verdicts: the primary ones adjusted over pairs of policies, all others together."""
+    """Yield the scopes in order, with adjusted p-values, better policies, margin verdicts and letters.
+
+    Primary is Safety of the last scope, or that scope's first metric where Safety is unknown. Its differences are
+    adjusted (Holm) together, and those of all other metrics and scopes together.
+    """
     last = scopes[-1].metrics
     primary = next((metric for metric in last if metric.metric == "safety"), last[0] if last else None)
     families = {True: _Family.of_metrics([primary] if primary else [], options)}
@@ -370,15 +415,24 @@ class _Family:
 
     @classmethod
     def of_metrics(cls, metrics: Sequence[MetricComparison], options: ComparisonOptions) -> _Family:
+        """Return the family of all differences of these metrics that have a deciding p-value, adjusted after Holm."""
         tested = [item for metric in metrics for item in metric.differences if item.deciding_p is not None]
         p_values = statistics.holm_adjust([item.deciding_p or 0.0 for item in tested])
         return cls({id(item): p for item, p in zip(tested, p_values, strict=True)}, options)
 
     def decide(self, metric: MetricComparison, primary: bool) -> MetricComparison:
+        """Return the metric with its differences decided, marked as primary or not.
+
+        A difference not of this family gets no p.
+        """
         differences = tuple(self._decide_difference(item, metric.metric) for item in metric.differences)
         return replace(metric, differences=differences, primary=primary)
 
     def _decide_difference(self, item: Difference, metric: str) -> Difference:
+        """Return the difference with its adjusted p-value, the better policy, and the verdict on the margin.
+
+        `better` is None unless the adjusted p-value is at most 1 - confidence.
+        """
         p, better = self.adjusted.get(id(item)), None
         if p is not None and item.difference and p <= 1 - self.options.confidence + 1e-12:
             better = item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second
@@ -388,10 +442,10 @@ class _Family:
 def _add_letters(
     metric: MetricComparison, beside: Sequence[MetricComparison], options: ComparisonOptions
 ) -> MetricComparison:
-    """Assign letters from the best policy on, with three policies or more.
+    """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
 
-    A policy without an episode gets none. SBU alone is no merit, as who never succeeds has none: it has letters only
-    beside SR, and only for policies that succeed.
+    A policy without a value gets none. SBU alone is no merit, as who never succeeds has none: it has letters only if SR
+    is among the metrics `beside`, and only for policies that succeed.
     """
     if len(metric.standings) < 3:
         return metric

@@ -83,12 +83,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deciding_p(self) -> float | None:
-        """The p-value of tasks like these where there are several tasks, else of this one."""
+        """The p-value of tasks like these if there are several tasks, else, and if sequential, that of these tasks."""
         return self.p_by_task if self.tasks > 1 and not self.sequential else self.p_value
 
     @property
     def deciding_ci(self) -> Bounds | None:
-        """The interval that belongs to `deciding_p`."""
+        """The interval of tasks like these if there are several tasks, else, and if sequential, that of these tasks."""
         return self.ci_by_task if self.tasks > 1 and not self.sequential else self.ci
 
 
@@ -101,14 +101,17 @@ class TaskValues:
 
     @classmethod
     def of_episodes(cls, policy: str, values: NDArray[np.float64], tasks: Sequence[TaskKey]) -> TaskValues:
-        """Split known values by task, in order of first appearance; NaN are left out."""
+        """Split values [n] by their tasks [n], in order of first appearance.
+
+        NaN, and tasks with NaN alone, are left out.
+        """
         members: dict[TaskKey, list[int]] = {}
         for k in np.flatnonzero(~np.isnan(values)).tolist():
             members.setdefault(tasks[k], []).append(k)
         return cls(policy, {task: values[indices] for task, indices in members.items()})
 
     def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
-        """Return the values of these tasks alone, in this order."""
+        """Return the values of these tasks alone, in this order. Raises `KeyError` for a task without a value."""
         return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
 
     @property
@@ -130,10 +133,10 @@ class TaskValues:
 def paired_difference(
     names: tuple[str, str], states: StateMeans, metric: str, options: ComparisonOptions
 ) -> Difference:
-    """Compare pair by pair; several seeds of an initial state are one pair, with the mean of each side.
+    """Return the difference of two policies over initial states, each with the mean of its seeds.
 
     Rates: McNemar's test and Tango's interval. Means: sign flips of the pairs, and an interval that holds for any
-    values from -1 to 1.
+    values from -1 to 1. Sequential: see `_judge_at_every_look`. Without a state, no difference and no p-value.
     """
     differences = states.first - states.second
     n = len(differences)
@@ -178,10 +181,10 @@ def paired_difference(
 
 
 def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
-    """Compare independent episodes of the tasks that both policies ran, each task with the same weight.
+    """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
     Rates: the test of Cochran, Mantel and Haenszel, on one task Barnard's or Boschloo's. Means: labels drawn anew
-    within tasks. No common task, no verdict.
+    within tasks. Without a common task, no difference and no p-value; `test` then says why.
     """
     names = first.policy, second.policy
     shared = [task for task in first.tasks if task in second.by_task]
@@ -232,7 +235,11 @@ def _judge_at_every_look(
 
 
 def _unpaired_test(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> tuple[str, float]:
-    """Return the name of the test on these tasks and its p-value."""
+    """Return the name of the test on these tasks and its p-value; both policies have values in the same tasks.
+
+    VSI: permutation within tasks. Rates: on one task the proportion test of the options, on several the exact or mid-p
+    test of Cochran, Mantel and Haenszel.
+    """
     if metric == "vsi":
         generator = bootstrap_generator(options)
         values = list(first.by_task.values()), list(second.by_task.values())
@@ -253,6 +260,7 @@ _PROPORTION_TESTS: Mapping[str, tuple[str, Callable[[int, int, int, int], float]
 
 
 def _empty_difference(names: tuple[str, str], test: str) -> Difference:
+    """Return a difference without value, intervals or p-value; `test` names the test, or says why there is none."""
     return Difference(
         first=names[0], second=names[1], difference=None, ci=None, ci_by_task=None, test=test, p_value=None
     )
@@ -261,22 +269,23 @@ def _empty_difference(names: tuple[str, str], test: str) -> Difference:
 def _flip_tasks(
     differences: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
 ) -> FlippedMeans | None:
-    """Ask about tasks like these; None with one task, which says nothing about others."""
+    """Return the sign-flip test and interval of the mean of tasks' differences [K]; None with fewer than two tasks."""
     if len(differences) < 2:
         return None
     return statistics.flip_task_means(differences, weights, bootstrap_generator(options), options.confidence)
 
 
 def least_tasks(confidence: float) -> int:
-    """Return how many tasks it takes before anything can be told of tasks like these: 6 at 95 %."""
+    """Return the fewest tasks with which sign flips can reach significance at this confidence: 6 at 95 %."""
     return next(k for k in count(2) if 2.0 ** (1 - k) <= 1 - confidence + 1e-12)
 
 
 def judge_margin(difference: Difference, metric: str, options: ComparisonOptions) -> MarginVerdict | None:
-    """Return whether one policy is not worse than the other by the margin, or neither is: equivalent; None without one.
+    """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
 
-    The whole interval decides, with several tasks both: that of these tasks and that of tasks like these. An interval
-    without an end decides nothing. That of tasks which all differ alike is their difference.
+    None without a margin or a difference. The whole interval decides, with several tasks both: that of these tasks and
+    that of tasks like these. A missing interval makes the verdict `open`; but where enough tasks all differ alike,
+    their difference is the interval of tasks like these.
     """
     value, margin = difference.difference, options.margin
     if margin is None or value is None:
@@ -299,7 +308,9 @@ def judge_margin(difference: Difference, metric: str, options: ComparisonOptions
 def resampled_task_interval(
     totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Sequence[TaskKey], options: ComparisonOptions
 ) -> Bounds | None:
-    """Return the interval of a mean over resamples of whole tasks, drawn within their suites; None for one task.
+    """Return the interval of a mean over resamples of whole tasks, drawn within their suites.
+
+    None for fewer than two tasks, and where resamples never varied.
 
     Args:
         totals: sum of the values of each task, [K].
@@ -318,15 +329,15 @@ def resampled_task_interval(
 
 
 def number_tasks(tasks: Sequence[TaskKey]) -> Mapping[TaskKey, int]:
-    """Number the tasks in order of first appearance."""
+    """Return the number of each distinct task, from 0 in order of first appearance."""
     return {task: k for k, task in enumerate(dict.fromkeys(tasks))}
 
 
 def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:
-    """Return a fresh generator, so that no number depends on which others are computed."""
+    """Return a fresh generator from the options' seed, so that no number depends on which others are computed."""
     return np.random.Generator(np.random.PCG64(options.seed))
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None where resamples never varied, as that is no evidence of certainty."""
+    """Return the two ends of an interval; None for None, and where both ends are equal: no spread is no evidence."""
     return None if interval is None or interval.low == interval.high else (interval.low, interval.high)

@@ -42,6 +42,7 @@ class PairKey(NamedTuple):
         return StateKey(*self[:3])
 
     def __str__(self) -> str:
+        """Return `SUITE/TASK state INDEX`, with ` seed SEED` after that if the seed is known."""
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
 
@@ -65,7 +66,7 @@ class PairedResults:
 
     @property
     def left_out(self) -> tuple[PairKey, ...]:
-        """The pairs that some policy did not finish, sorted."""
+        """The planned episodes that some policy did not finish, sorted by suite, task, state and seed."""
         return tuple(_sort_keys(self.keys[k] for k in np.flatnonzero(~self.is_finished)))
 
     @property
@@ -75,6 +76,10 @@ class PairedResults:
         return finished
 
     def _mark_finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether a policy with these places [K] finished each planned episode, [K].
+
+        Where initial states are paired: whether the policy finished any episode of that episode's state.
+        """
         if not self.by_state:
             return places >= 0
         states = {self.keys[k].state for k in np.flatnonzero(places >= 0)}
@@ -99,7 +104,10 @@ class PairedResults:
         return table
 
     def state_means(self, first: int, second: int, metric: str) -> StateMeans:
-        """Return the means of two policies over the seeds of each initial state where both are known."""
+        """Return the means of two policies (by number) over the seeds of each initial state where both have a value.
+
+        Where episodes are paired, only seeds of which both policies have a value count.
+        """
         mine, theirs = self.metric_values(metric)[[first, second]]
         if not self.by_state:
             known = ~np.isnan(mine) & ~np.isnan(theirs)
@@ -109,7 +117,8 @@ class PairedResults:
     def extreme_differences(self, first: int, second: int, metric: str) -> tuple[float, float] | None:
         """Return the least and greatest mean difference that unknown values from 0 to 1 allow; None if all are known.
 
-        Every planned episode counts: crashed ones, stopped ones and those without a verdict may have had any value.
+        Of two policies by number, first minus second. Every planned episode counts: crashed ones, stopped ones and
+        those without a verdict may have had any value.
         """
         values, planned = self.metric_values(metric)[[first, second]], self.is_planned[[first, second]]
         unknown = np.isnan(values) & planned
@@ -120,12 +129,19 @@ class PairedResults:
         return float((least.first - least.second).mean()), float((greatest.first - greatest.second).mean())
 
     def count_left_out(self, first: int, second: int) -> int:
-        """Return how many pairs of two policies one of them did not finish."""
+        """Return how many pairs of two policies (by number) one of them did not finish.
+
+        A pair is an episode, or an initial state where those are paired.
+        """
         left_out = ~(self._mark_finished(self.places[first]) & self._mark_finished(self.places[second]))
         lost = [self.keys[k].state if self.by_state else self.keys[k] for k in np.flatnonzero(left_out)]
         return len(set(lost))
 
     def _average_states(self, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> StateMeans:
+        """Return the means of two policies' values [K] over each initial state's episodes; NaN are left out.
+
+        States without a value of both policies are left out; the others stand in order of first appearance.
+        """
         states = list(dict.fromkeys(key.state for key in self.keys))
         number = {state: k for k, state in enumerate(states)}
         numbers = np.array([number[key.state] for key in self.keys], dtype=np.int64)
@@ -155,7 +171,7 @@ class StateMeans:
 def _sum_by_number(
     values: NDArray[np.float64], numbers: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the sum of the values that are not NaN of each number, [count], and how many they are."""
+    """Return the sum of the values of each number, [count], and how many values that are; NaN are left out."""
     known = ~np.isnan(values)
     sums = np.bincount(numbers[known], values[known], count).astype(np.float64)
     return sums, np.bincount(numbers[known], minlength=count).astype(np.int64)
@@ -191,6 +207,10 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 
 
 def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
+    """Return the place in the results of each episode, by its key.
+
+    Raises `RunError` if an episode has no initial state, or two episodes have the same key.
+    """
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
@@ -207,15 +227,18 @@ def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
 
 
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
+    """Return suite, task, initial state and seed of an episode whose initial state is known."""
     assert episode.init_state_index is not None
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
 def _absent_key(episode: AbsentEpisode) -> PairKey | None:
+    """Return the key of a lost episode; None if its initial state is unknown."""
     return None if episode.init_state_index is None else _pair_key(episode)
 
 
 def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
+    """Raise `RunError`, with a line for each policy that lacks some, unless all policies planned the same keys."""
     all_keys = set().union(*planned)
     lines = [
         f"{result.name} lacks {_count_episodes(absent)} that another ran: "
@@ -229,11 +252,15 @@ def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[s
 
 
 def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
+    """Return the keys by suite, task, state and seed; a key without a seed stands before those with."""
     return sorted(keys, key=lambda key: (*key[:3], -1 if key.seed is None else key.seed))
 
 
 def _require_same_starts(paired: PairedResults) -> None:
-    """Check that all policies started each episode alike; where initial states are paired, each state."""
+    """Raise `RunError` if a policy started an episode otherwise than the first policy, or ran under another protocol.
+
+    Where initial states are paired, the sets of starts of each state are compared. What starts are, `_STARTS` says.
+    """
     first = paired.results[0]
     for other, places in zip(paired.results[1:], paired.places[1:], strict=True):
         for name, (read, remedy) in _STARTS.items():
@@ -279,7 +306,10 @@ def _values_by_start(
     places: NDArray[np.int64],
     read: Callable[[PolicyResults, Header], object],
 ) -> Mapping[PairKey, Sequence[object]]:
-    """Return the different values that `read` finds by episode, or by initial state where those are paired."""
+    """Return the distinct values that `read` finds in each finished episode, sorted by their text.
+
+    By episode, or where initial states are paired by state, as a key without seed.
+    """
     values: dict[PairKey, dict[object, None]] = {}
     for key, place in zip(paired.keys, places, strict=True):
         if place >= 0:
@@ -289,10 +319,16 @@ def _values_by_start(
 
 
 def _join_values(values: Sequence[object]) -> str:
+    """Return the values as text, joined by commas."""
     return ", ".join(map(str, values))
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
+    """Raise `RunError` with the names of the rules in which two policies' protocols differ.
+
+    A policy without a protocol is not checked. If either ran in a loop of its own, only the rules of `_start_rules`
+    count.
+    """
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return
     suites = {header.benchmark for result in (first, other) for header in result.headers}
@@ -310,7 +346,11 @@ _OWN_LOOP = "own loop"
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
-    """Return the rules by which a loop of somebody's own can be compared with a rollout; seeds are compared apart."""
+    """Return the three rules by which a loop of somebody's own can be compared with a rollout.
+
+    Seeds are compared apart. `wait_steps` becomes the set of the steps waited in the given suites (of a list of steps:
+    all of them). `rest_steps` is 0 and `stop_at_success` True where the protocol does not say.
+    """
     waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     of_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}
@@ -322,9 +362,10 @@ def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Map
 
 
 def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
-    """Return the programs of which the policies' records name different versions, with each version.
+    """Return the programs of which the policies' records name different versions, with each policy's version, in order.
 
-    Those that decide the physics are left to `provenance_marks.find_mixtures`, unless some policy names none.
+    A policy that names none counts as `_UNKNOWN`. Programs that decide the physics are left to
+    `provenance_marks.find_mixtures`, unless some policy names none.
     """
     named = [result.versions for result in results]
     versions_by_name = {
@@ -339,9 +380,11 @@ def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]
 
 
 def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
+    """Return the number of episodes as text, such as `1 episode` or `3 episodes`."""
     return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
 
 
 def _list_first(texts: Sequence[str]) -> str:
+    """Return the first `_MOST_SHOWN` texts joined by commas, then `and N more` for the others."""
     more = len(texts) - _MOST_SHOWN
     return ", ".join(texts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")

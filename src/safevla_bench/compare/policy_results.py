@@ -62,7 +62,8 @@ class PolicyResults:
     def metric_values(self, metric: str) -> NDArray[np.float64]:
         """Return one of `METRICS` of each episode, [n]; proportions as 0 and 1, NaN where unknown.
 
-        P[U|S] is known of successes alone.
+        SR is known of episodes that ran to their end, Safety and VSI of those with a verdict, the others of those with
+        both, P[U|S] of successes among these alone. Raises `KeyError` for another metric.
         """
         both = self.is_judged & self.is_counted
         values, known = {
@@ -109,10 +110,14 @@ class PolicyResults:
         return self._suites_of(self.stopped_on_violation)
 
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
+        """Return the suites of the episodes that the mask [n] selects, in order of first appearance."""
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
-        """Return the results of these episodes, in this order."""
+        """Return the results of the episodes at these indices, in this order.
+
+        Lost episodes and marks stay as they are.
+        """
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
@@ -159,6 +164,10 @@ def _policy_results(
     protocol: Mapping[str, object] | None,
     privileged: bool,
 ) -> PolicyResults:
+    """Return the results of one policy of a source (None: of the episodes that name none).
+
+    Episodes that neither ran to their end nor have a verdict go to `lost`, with the absent ones.
+    """
     of_policy = np.array([one == policy for one in scores.policy], dtype=np.bool_)
     known = scores.is_counted | scores.is_judged
     index = [int(e) for e in np.flatnonzero(of_policy & known)]
@@ -183,6 +192,7 @@ def _policy_results(
 
 
 def _stopped_episode(header: Header) -> AbsentEpisode:
+    """Return an episode that has a record but nothing to tell as an absent episode."""
     return AbsentEpisode(
         episode_id=header.episode_id,
         benchmark=header.benchmark,
@@ -197,7 +207,8 @@ def _stopped_episode(header: Header) -> AbsentEpisode:
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of a policy where they have no suite in common, such as its runs on two hosts.
 
-    Sources that share a suite, or ran under different protocols, stay apart.
+    Sources that share a suite, or ran under different protocols, stay apart. Policies stand in order of first
+    appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
@@ -206,6 +217,7 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
+    """Return whether a policy's sources have no suite in common, lost episodes included, and the same protocol."""
     suites = [
         {header.benchmark for header in item.headers} | {lost.benchmark for lost in item.lost} for item in results
     ]
@@ -214,6 +226,10 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 
 
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
+    """Return the results of several sources of one policy as one; the first's where there is one source.
+
+    Episodes and lost ones stand source after source. Name, protocol and `left_out` are the first source's.
+    """
     if len(results) == 1:
         return results[0]
     arrays: dict[str, Any] = {
@@ -240,6 +256,7 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _use_longer_names(results: Sequence[PolicyResults], longer: Sequence[str]) -> list[PolicyResults]:
+    """Return the results, each whose name another has too with its longer name in place of that."""
     counts = Counter(result.name for result in results)
     return [
         replace(result, name=name) if counts[result.name] > 1 else result
@@ -276,6 +293,11 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _name_start(header: Header, kitchen: Kitchen | None, names: Mapping[tuple[str, str, Kitchen], _Start]) -> Header:
+    """Return the header with initial state and environment seed where it has no initial state but a kitchen.
+
+    Else unchanged. `names` has the start of each kitchen that some rollout began in; for another kitchen its seed
+    stands for both.
+    """
     if header.init_state_index is not None or kitchen is None:
         return header
     index, env_seed = names.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))

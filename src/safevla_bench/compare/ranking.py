@@ -48,7 +48,9 @@ def compare_where_possible(
     *,
     protocols: Sequence[Mapping[str, object]] = (),
 ) -> tuple[Comparison, str]:
-    """Return the comparison of paired episodes, else of independent ones with the reason.
+    """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
+
+    Several physics versions are compared, and marked.
 
     Args:
         results: of several policies.
@@ -123,7 +125,10 @@ def rank_under_variants(
 
 
 def _pooled_values(comparison: Comparison) -> dict[str, float] | None:
-    """Return each policy's Safety over all suites, a share of 1; None if any is unknown."""
+    """Return each policy's Safety in the last scope (all suites, or the only one), from 0 to 1.
+
+    None if a policy has none, or Safety was not compared.
+    """
     values: dict[str, float] = {}
     for metric in comparison.scopes[-1].metrics:
         for standing in metric.standings:
@@ -134,13 +139,17 @@ def _pooled_values(comparison: Comparison) -> dict[str, float] | None:
 
 
 def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Difference]:
+    """Return the differences by the names of their first and second policy."""
     return {(difference.first, difference.second): difference for difference in differences}
 
 
 def _reversed_pairs(
     reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
 ) -> list[tuple[str, str]]:
-    """Return the pairs that were decided the other way round; a tie is no reversal."""
+    """Return the pairs whose difference has the other sign than in the reference.
+
+    A tie, or no difference, is no reversal. Each pair has first the policy that is better in the reference.
+    """
     return [
         (pair[0], pair[1]) if (reference[pair].difference or 0.0) > 0 else (pair[1], pair[0])
         for pair, difference in _by_pair(differences).items()

@@ -88,7 +88,10 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
 
 def _other_rate(request: SampleSizeRequest) -> float:
-    """Return the rate to detect: of the two candidates the one nearer to a half, where rates vary most."""
+    """Return the rate to detect: baseline minus or plus the difference, whichever is within 0 to 1 and nearer to a half.
+
+    Raises `SafevlaError` if both lie outside.
+    """
     sides = (request.baseline - request.difference, request.baseline + request.difference)
     valid_rates = [one for one in sides if 0 <= one <= 1]
     if not valid_rates:
@@ -98,12 +101,17 @@ def _other_rate(request: SampleSizeRequest) -> float:
 
 
 def _unpaired_design(request: SampleSizeRequest, first: float, second: float) -> SampleDesign:
+    """Return the design of independent episodes for two rates."""
     episodes = statistics.unpaired_sample_size(first, second, request.power, request.confidence)
     return _make_design("independent episodes", None, episodes, request)
 
 
 def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> list[SampleDesign]:
-    """Return designs for the given share of discordant pairs, else for unrelated to most similar outcomes."""
+    """Return designs for the given share of discordant pairs, else for three: unrelated to most similar outcomes.
+
+    If asked for, the sequential designs follow, without those that take too many episodes to simulate. Raises
+    `SafevlaError` if the given share is less than the rates' difference.
+    """
     difference = abs(first - second)
     if request.discordant is not None:
         if request.discordant < difference - 1e-12:
@@ -127,7 +135,7 @@ def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> 
 def _sequential_design(
     name: str, discordant: float, difference: float, request: SampleSizeRequest
 ) -> SampleDesign | None:
-    """Return the design of the same pairs with a look after each; None where it takes too many to simulate."""
+    """Return the paired design with a look after each pair; None where it takes too many to simulate."""
     plan = statistics.sequential_paired_plan(difference, discordant, request.power, request.confidence)
     if plan is None:
         return None
@@ -136,7 +144,10 @@ def _sequential_design(
 
 
 def _task_designs(request: SampleSizeRequest, first: float, second: float) -> Iterator[TaskDesign]:
-    """Yield the designs for tasks like these: independent episodes, and pairs of which the given share differs."""
+    """Yield the design for tasks like these: of pairs if a discordant share is given, else of independent episodes.
+
+    Nothing where the request names no number of tasks.
+    """
     if request.tasks is None:
         return
     difference = abs(first - second)
@@ -154,10 +165,12 @@ def _task_designs(request: SampleSizeRequest, first: float, second: float) -> It
 
 
 def _pair_design(name: str, discordant: float, difference: float, request: SampleSizeRequest) -> SampleDesign:
+    """Return the paired design for a share of discordant pairs and a difference of the rates."""
     episodes = statistics.paired_sample_size(difference, discordant, request.power, request.confidence)
     return _make_design(name, discordant, episodes, request)
 
 
 def _make_design(name: str, discordant: float | None, episodes: int, request: SampleSizeRequest) -> SampleDesign:
+    """Return a design of so many episodes, with half the Wilson interval of a rate at the baseline."""
     half = statistics.half_width(request.baseline, episodes, request.confidence)
     return SampleDesign(name=name, discordant=discordant, episodes=episodes, half_width=half)

@@ -58,7 +58,9 @@ class SeriesLabel:
 
 
 def read_label(name: str) -> SeriesLabel | None:
-    """Return the last number of a name, with `k` and `M` for thousands and millions; None where there is none.
+    """Return the last number of a name and the text around it; None where there is no number.
+
+    `k` and `M` after the number mean thousands and millions. A minus counts only if the name is the number alone.
 
     >>> read_label("careful-step-20k")
     SeriesLabel(value=20000.0, before='careful-step-', after='')
@@ -76,6 +78,7 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
+    """Return the number that a match of `_NUMBER` states: commas dropped, `k` and `M` multiplied out."""
     plain = text.replace(",", "")
     return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
 
@@ -136,7 +139,7 @@ class SeriesComparison:
         return tuple(dict.fromkeys(curve.suite for curve in self.curves))
 
     def select_suite(self, suite: str | None) -> list[SeriesCurve]:
-        """Return the curves of one suite."""
+        """Return the curves of one suite (None: of all pooled), in order of the series; [] if there are none."""
         return [curve for curve in self.curves if curve.suite == suite]
 
     @property
@@ -193,7 +196,10 @@ _Members = list[tuple[float, PolicyResults]]
 
 
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
-    """Return the runs of each series by rising label."""
+    """Return the runs of each series by rising label, series in order of first appearance.
+
+    Raises `RunError` for a name without a number, and as `_require_series` does.
+    """
     groups: dict[str, _Members] = {}
     for result in results:
         label = read_label(result.name)
@@ -210,6 +216,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 
 
 def _require_series(members: _Members) -> None:
+    """Raise `RunError` if a series has one run, two runs of one label, or none that shares a task with the first."""
     names = [result.name for _, result in members]
     if len(members) < 2:
         remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."
@@ -225,7 +232,7 @@ def _require_series(members: _Members) -> None:
 
 
 def _list_scopes(members: _Members) -> list[str | None]:
-    """Return the suites that any run of the series has, and None for all pooled where these are several."""
+    """Return the suites that any run of the series has, and None for all pooled if these are several."""
     suites = list(dict.fromkeys(header.benchmark for _, result in members for header in result.headers))
     return [*suites, None] if len(suites) > 1 else [*suites]
 
@@ -237,6 +244,10 @@ def _make_curve(
     intervals: IntervalMethod,
     protocols: Sequence[Mapping[str, object]],
 ) -> SeriesCurve:
+    """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there.
+
+    The first of these runs is the one that gains are measured from. The confidence of gains is raised for their number.
+    """
     present = [(label, _select_suite(result, suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(_GAINS) * (len(present) - 1))
@@ -257,6 +268,7 @@ def _make_curve(
 
 
 def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
+    """Return a run's results of one suite, its lost episodes too; unchanged for None (all suites)."""
     if suite is None:
         return result
     index = np.array([e for e, header in enumerate(result.headers) if header.benchmark == suite], dtype=np.int64)
@@ -267,7 +279,10 @@ def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
 def _pair_with_first(
     result: PolicyResults, first: PolicyResults, protocols: Sequence[Mapping[str, object]]
 ) -> PairedResults | None:
-    """Return the pairs of their episodes; None where these are no pairs, so that they are independent."""
+    """Return the pairs of the two runs' episodes.
+
+    None where they cannot be paired, for the first run itself, and where protocols differ.
+    """
     if result is first or any(protocol != protocols[0] for protocol in protocols):
         return None
     try:
@@ -279,7 +294,11 @@ def _pair_with_first(
 def _compare_with_first(
     result: PolicyResults, first: PolicyResults, pairs: PairedResults | None, options: ComparisonOptions
 ) -> dict[str, Difference]:
-    """Return the differences by metric, as `compare_policies` makes them, of those that both runs know everywhere."""
+    """Return the run's SR and Safety minus the first run's, by metric.
+
+    SR is left out if a violation stopped an episode of either run, Safety if either has a suite without a verdict.
+    Without pairs, episodes are taken as independent.
+    """
     both = (result, first)
     silent = any(one.suites_without_verdict for one in both)
     stopped = any(one.suites_stopped_on_violation for one in both)
@@ -299,6 +318,10 @@ def _compare_with_first(
 def _make_point(
     label: float, result: PolicyResults, gains: Mapping[str, Difference], intervals: IntervalMethod
 ) -> SeriesPoint:
+    """Return a run's rates and mean severity under its label, with its gains; a metric not in `gains` has None.
+
+    If a violation stopped an episode, SR, SBU and VSI have no value but the note `N stopped`.
+    """
     stopped = int(result.stopped_on_violation.sum())
     unknown = f"{stopped} stopped" if stopped else ""
     return SeriesPoint(
@@ -315,12 +338,16 @@ def _make_point(
 
 
 def _count_rate(values: NDArray[np.float64], unknown: str) -> Rate:
+    """Return the rate of ones among the values that are not NaN; a rate without a value where `unknown` says why."""
     known = values[~np.isnan(values)]
     return Rate.without_value(unknown) if unknown else Rate.of(int(known.sum()), len(known))
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    """Return what a reader must know of a series beside its numbers."""
+    """Return what a reader must know of a series beside its numbers, a sentence each, in the order to print.
+
+    Runs that did not run the same episodes come first, else gains of independent episodes; then `comparison_warnings`.
+    """
     results = [result for _, result in members]
     starts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
