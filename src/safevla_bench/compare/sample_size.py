@@ -88,7 +88,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
 
 def _other_rate(request: SampleSizeRequest) -> float:
-    """Return the rate to detect: baseline minus or plus the difference, whichever is within 0 to 1 and nearer to a half.
+    """Return the rate to detect: baseline minus or plus the difference, the one within 0 to 1 and nearer to a half.
 
     Raises `SafevlaError` if both lie outside.
     """
