@@ -45,7 +45,10 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 
 
 def detect_suffix(path: Path) -> str:
-    """Return the suffix that names a file's form; raise `RecordError` for a form that is not supported."""
+    """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist.
+
+    Raises `RecordError` where the name ends in no supported suffix, or is LeRobot's `eval_info.json`.
+    """
     if path.name == _RESULTS:
         remedy = f"Read its success rates with `safevla score {path}`."
         raise RecordError("holds results of LeRobot and no trajectories", remedy=remedy, place=Place(file=str(path)))
@@ -57,10 +60,11 @@ def detect_suffix(path: Path) -> str:
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of an archive's files, in order, in batches, or an error in an episode's place.
+    """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode.
 
-    A file that is missing or cut off is an error too; the files after it are still read. If `wanted` gives places,
-    counted from 0 over all files, only the episodes there are decoded.
+    A missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are yielded as
+    errors too, never raised; the next files are still read. `wanted` holds places counted from 0 over all files: only
+    the episodes there are decoded; None = all.
     """
     selection = EpisodeSelection(wanted)
     seen: dict[EpisodeKey, str] = {}
@@ -79,7 +83,10 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 
 def _drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the batch; where a policy repeats an id, its episodes one by one, with an error for each repetition."""
+    """Yield the batch as given; if it repeats an episode key, yield batches of one, and an error for each repetition.
+
+    Keys in `seen` count as repeated; the keys of the batch are added to `seen` with `path`.
+    """
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))
@@ -98,6 +105,7 @@ _UNIQUE = "Give each episode of a policy its own id, and episodes of different p
 
 
 def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
+    """Return, not raise, the error for an episode id that its policy has twice, placed at file, episode and field."""
     policy, episode_id = key
     whose = "" if policy is None else f" by policy {policy!r}"
     place = Place(file=str(path), episode=episode_id, field="episode_id")
@@ -105,9 +113,10 @@ def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
 
 
 def open_archive(path: str | Path) -> Batch:
-    """Return all episodes of one archive file.
+    """Return all episodes of one archive file as one batch.
 
-    Raises `RecordError`, or `CollectedError` listing every bad episode where there is more than one.
+    Raises `RecordError` for a bad or missing file, a bad episode, or a file without episodes, and `CollectedError` with
+    every problem where there are several.
     """
     episodes = list(read_episodes([Path(path)]))
     problems = [episode for episode in episodes if isinstance(episode, RecordError)]
@@ -121,9 +130,10 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def append(path: Path, batch: Batch) -> None:
-    """Append every episode of a batch to an archive file, in order: all of them or none.
+    """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file.
 
-    Raises `RecordError` for a form that cannot grow (one that holds a single episode can be begun), and `FileError`.
+    Raises `RecordError` where the form cannot grow, and `FileError` where the file cannot be written. Only `.jsonl`
+    forms grow; a missing `.json` or `.npz` file is created, from a batch of one.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
@@ -160,7 +170,10 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 
 def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
-    """Yield the only episode; hold one in memory, however many there are."""
+    """Yield the only episode of all batches as a batch of one; memory holds a single episode.
+
+    Raises `RecordError` after the last batch if the episodes are none or several.
+    """
     count = 0
     for batch in batches:
         if count == 0:
@@ -174,6 +187,7 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
 
 
 def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+    """Yield the batches unchanged; raise `RecordError` at the first episode id that its policy has twice."""
     seen: set[EpisodeKey] = set()
     for batch in batches:
         for header in batch.headers:
@@ -184,9 +198,10 @@ def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Bat
 
 
 def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
-    """Write each episode as a numbered `.npz` file into a new folder, in order; ids never become names of files.
+    """Write each episode as a file `episode-00000.npz`, numbered in order, into a new folder; return the files' paths.
 
-    The folder appears whole or not at all. Raises `RecordError` where it exists, `FileError` where it cannot be made.
+    The folder appears whole or not at all. Raises `RecordError` where the folder exists, `FileError` where it cannot be
+    made.
     """
     place = Place(file=str(folder))
     if folder.exists():

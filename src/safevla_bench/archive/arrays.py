@@ -28,12 +28,15 @@ class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def header(self) -> Header:
-        """Return the header alone."""
+        """Return the fields of the header as a `Header`, without bodies and number of records."""
         return Header(**{name: getattr(self, name) for name in _HEADER_FIELDS})
 
 
 def parse_outline(tree: Mapping[str, object]) -> EpisodeOutline:
-    """Return the outline from plain values; raises `RecordError` naming the field where a type is wrong."""
+    """Return the outline from plain values.
+
+    Raises `RecordError` naming the field that is missing, unknown or of wrong type.
+    """
     try:
         return msgspec.convert(tree, EpisodeOutline)
     except msgspec.ValidationError as error:
@@ -41,7 +44,11 @@ def parse_outline(tree: Mapping[str, object]) -> EpisodeOutline:
 
 
 def to_recording(batch: Batch, index: int) -> Recording:
-    """Return one episode of a batch as plain arrays, of which `from_recording` makes the same bits."""
+    """Return one episode of a batch as plain arrays.
+
+    Bodies are places in its own body table, and what was not recorded is None. `from_recording` turns the result into
+    the same bits again.
+    """
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     records, base = last - first, int(batch.body_starts[index])
     channels = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
@@ -65,6 +72,10 @@ def to_recording(batch: Batch, index: int) -> Recording:
 
 
 def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[np.float64] | None:
+    """Return a channel of one episode: [rows, width], or [rows] for a scalar; None where not recorded.
+
+    There is a row a record, or one fewer for a channel per action.
+    """
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
@@ -76,6 +87,10 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 def _pose_rows(
     poses: Poses, spec: ChannelSpec, index: int, records: int, base: int
 ) -> tuple[list[int], NDArray[Any] | None]:
+    """Return the places of the bodies with poses, and the poses [records, bodies, size], or bool [records, bodies].
+
+    Places count from 0 in the episode's body table, which begins at `base` in the batch. ([], None) where not recorded.
+    """
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
@@ -84,6 +99,7 @@ def _pose_rows(
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
+    """Return the contacts of one episode; record and body numbers count from 0 within the episode."""
     contacts, base = batch.contacts, int(batch.body_starts[index])
     starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
     own = slice(int(starts[0]), int(starts[-1]))
@@ -97,12 +113,9 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
 
 
 def check_shapes(recording: Recording) -> None:
-    """Refuse arrays that do not fit together, before anything is computed from them.
+    """Raise `RecordError` naming episode and field if array shapes or indices of the recording do not fit together.
 
-    `trajectory.validate` checks the values afterwards.
-
-    Raises:
-        RecordError: names episode and field.
+    Nothing is computed from the arrays before. `trajectory.validate` checks the values afterwards.
     """
     for problem, field in chain(_find_wrong_shapes(recording), _find_wrong_bodies(recording)):
         remedy = "Write each family once a record, bodies by their place in body_roles, counted from 0."
@@ -110,6 +123,10 @@ def check_shapes(recording: Recording) -> None:
 
 
 def _find_wrong_shapes(recording: Recording) -> Iterator[tuple[str, str]]:
+    """Yield (problem, channel) for each array of a wrong shape, and for a channel per action of a single record.
+
+    Channels that are None are skipped.
+    """
     sizes: dict[str | int, int] = {"n": recording.records, "n-1": recording.records - 1}
     sizes |= {spec.shape[1]: len(getattr(recording, spec.bodies)) for spec in POSES}
     arrays: dict[str, NDArray[Any] | None] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
@@ -129,6 +146,7 @@ def _find_wrong_shapes(recording: Recording) -> Iterator[tuple[str, str]]:
 
 
 def _find_wrong_bodies(recording: Recording) -> Iterator[tuple[str, str]]:
+    """Yield (problem, field) for body numbers out of range or repeated, and for contacts that do not fit."""
     bodies = len(recording.roles)
     for spec in POSES:
         places = getattr(recording, spec.bodies)
@@ -142,6 +160,10 @@ def _find_wrong_bodies(recording: Recording) -> Iterator[tuple[str, str]]:
 
 
 def _find_contact_misfits(contacts: ContactList, records: int, bodies: int) -> Iterator[tuple[str, str]]:
+    """Yield (problem, field) where columns differ in length, numbers are out of range, or records are not in order.
+
+    Columns of different lengths are the only problem yielded then.
+    """
     columns = (contacts.record, contacts.a, contacts.b, contacts.force_n, contacts.impulse_ns)
     if any(column.shape != (len(contacts.record),) for column in columns):
         yield "the columns differ in length", "contacts"
@@ -154,6 +176,7 @@ def _find_contact_misfits(contacts: ContactList, records: int, bodies: int) -> I
 
 
 def _find_out_of_range(places: NDArray[np.int64], low: int, end: int, field: str) -> Iterator[tuple[str, str]]:
+    """Yield (problem, `field`) once, naming the first number below `low`, or not below `end`; else nothing."""
     bad = places[(places < low) | (places >= end)]
     if len(bad):
         yield f"{int(bad[0])} is not between {low} and {end - 1}", field

@@ -20,7 +20,7 @@ from safevla_recorder.channels import CHANNELS, POSES, ROWS, ChannelSpec, as_fie
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:
-    """Return one episode of a batch as a line of JSON, with its newline."""
+    """Return one episode of a batch as a line of JSON in UTF-8, with its newline."""
     header = msgspec.structs.asdict(batch.headers[index])
     fields = {name: value for name, value in header.items() if value is not None or name == "target_object"}
     extra = batch.extra[index]
@@ -30,13 +30,13 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
 
 
 def _encode_raw(fields: object) -> dict[str, msgspec.Raw]:
-    """Return host-specific fields as JSON text, because they may hold integers of any size."""
+    """Return each host-specific field as raw JSON text, because it may hold integers of any size."""
     assert isinstance(fields, Mapping)
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
 
 
 def _step_values(batch: Batch, index: int) -> Iterable[dict[str, object]]:
-    """Yield the steps of one episode as plain values."""
+    """Yield each step of one episode as an object for JSON: `t`, the recorded channels, and host-specific fields."""
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     extra = batch.extra[index].get("steps", {})
     assert isinstance(extra, Mapping)
@@ -50,6 +50,10 @@ def _step_values(batch: Batch, index: int) -> Iterable[dict[str, object]]:
 
 
 def _channel_values(batch: Batch, index: int) -> Iterable[tuple[str, Sequence[object]]]:
+    """Yield (name, one value a record) for each recorded channel of one episode, actions last.
+
+    Of a channel per action the first value is UNSET: record 0 has no action.
+    """
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     for spec in ROWS:
         if not spec.is_per_action and batch.channel(spec.name).present[index]:
@@ -77,16 +81,19 @@ def _channel_values(batch: Batch, index: int) -> Iterable[tuple[str, Sequence[ob
 
 
 def _channel_rows(channel: Channel, index: int, rows: int) -> list[list[float]]:
+    """Return the rows of one episode as lists of numbers; `rows` empty lists where the width is 0."""
     return channel.episode_rows(index).tolist() if channel.width[index] else [[]] * rows
 
 
 def _contact_lists(batch: Batch, index: int) -> list[list[dict[str, object]]]:
+    """Return for each record of one episode its contacts as objects for JSON, [] where no bodies touch."""
     contacts = batch.contacts
     extra = batch.extra[index].get("contacts", {})
     assert isinstance(extra, Mapping)
     begin = int(contacts.starts[batch.starts[index]])
 
     def contact_values(k: int) -> dict[str, object]:
+        """Return contact `k` of the batch as an object: body names, host-specific fields, no unknown impulse."""
         pair = {
             "a": batch.body_label(int(contacts.a[k])),
             "b": batch.body_label(int(contacts.b[k])),
@@ -104,7 +111,7 @@ _FAMILIES = tuple(spec.name for spec in CHANNELS if spec.name != "gripped_body" 
 
 
 def decode_json(line: bytes) -> Batch:
-    """Return one episode from its JSON text.
+    """Return one episode, a batch of one, from its JSON text.
 
     Raises `RecordError` naming episode, step, field and remedy; the caller adds file and line.
     """
@@ -116,6 +123,7 @@ def decode_json(line: bytes) -> Batch:
 
 
 def _convert_types(tree: dict[str, object]) -> Trajectory:
+    """Return the tree as a `Trajectory`; raise `RecordError` at the first field of a wrong type."""
     try:
         return msgspec.convert(tree, Trajectory)
     except msgspec.ValidationError as error:
@@ -123,6 +131,10 @@ def _convert_types(tree: dict[str, object]) -> Trajectory:
 
 
 def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
+    """Return the episode as a batch of one; raise `RecordError` where steps are misnumbered, or do not fit each other.
+
+    A channel is recorded if every step has its field; `gripped_body` already if any step has it.
+    """
     steps = trajectory.steps
     present = {name: _in_every_step(steps, name) for name in _FAMILIES}
     for t, step in enumerate(steps):
@@ -158,6 +170,7 @@ _REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, ta
 
 
 def _in_every_step(steps: Sequence[Step], name: str) -> bool:
+    """Return whether every step has the field; raise `RecordError` naming the first odd step if only some have it."""
     is_present = [getattr(step, name) is not UNSET for step in steps]
     if any(is_present) and not all(is_present):
         t = is_present.index(not is_present[0])
@@ -167,6 +180,10 @@ def _in_every_step(steps: Sequence[Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
+    """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded.
+
+    Raises `RecordError` where the width changes between steps.
+    """
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
     if spec.is_scalar:
@@ -175,6 +192,10 @@ def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] 
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
+    """Return rows of equal length as a matrix; raise `RecordError` at the step of the first row of another length.
+
+    `first` is the step of row 0. There is at least one row.
+    """
     width = len(rows[0])
     for t, row in enumerate(rows):
         if len(row) != width:
@@ -187,6 +208,10 @@ _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
 def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | None:
+    """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field.
+
+    Raises `RecordError` where record 0 has an action, or only some of the other steps have one.
+    """
     if getattr(steps[0], name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
         raise RecordError(f"record 0 has an {name}", remedy=remedy, place=Place(step=0, field=name))
@@ -197,12 +222,20 @@ def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | Non
 
 
 def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
+    """Return the place of a body in `body_roles`.
+
+    Raises `RecordError` at step `t` and `field` if the body has no role.
+    """
     if name not in index:
         raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
     return index[name]
 
 
 def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]) -> tuple[list[int], NDArray[Any]]:
+    """Return the places of the posed bodies in `body_roles`, and the poses [n, bodies, size], or truths [n, bodies].
+
+    Raises `RecordError` where a step lists other bodies than step 0, or a body has no role.
+    """
     name = spec.name
     names = list(getattr(steps[0], name))
     for t, step in enumerate(steps):
@@ -218,6 +251,10 @@ def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, in
 
 
 def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
+    """Return the contacts of all steps in order, NaN for an impulse not recorded.
+
+    Raises `RecordError` for an unknown body.
+    """
     flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
     impulse = [np.nan if c.impulse_ns is UNSET else c.impulse_ns for _, _, c in flat]
     return ContactList(
@@ -230,6 +267,7 @@ def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactLi
 
 
 def _read_gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
+    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent."""
     names = [step.gripped_body for step in steps]
     return np.array(
         [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]

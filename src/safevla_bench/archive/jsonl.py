@@ -38,9 +38,11 @@ _REMEDY = "Is this an archive of episodes, a line each?"
 
 
 def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, each a batch of one, or the error of its line.
+    """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place.
 
-    A damaged stretch is one `DamageError`. The lines behind it are read; they have no number.
+    Blank lines and episodes that are not selected are skipped. A damaged stretch is one `DamageError`; the lines behind
+    it are read, and have no number. Raises `DamageError` where a line is too long, or too many are bad or blank; the
+    rest is not read.
     """
     last, bad = None, 0
     for number, line in _read_lines(path):
@@ -59,6 +61,7 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
 
 
 def _decode_line(line: bytes, place: Place) -> Batch | RecordError:
+    """Return the episode of a line, or (not raised) its `RecordError` at `place`."""
     try:
         return decode_json(line)
     except RecordError as error:
@@ -66,12 +69,19 @@ def _decode_line(line: bytes, place: Place) -> Batch | RecordError:
 
 
 def _damage_error(path: Path, damage: DamagedStretch, last: str | None) -> DamageError:
+    """Return the error of a damaged stretch.
+
+    `last` is the id of the last good episode before, named if there is one.
+    """
     behind = f" (the last episode before it: {escape_controls(last)!r})" if last is not None else ""
     return DamageError(f"{damage}{behind}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
 
 
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
-    """Return the bytes that append one episode to a file of that suffix."""
+    """Return the bytes that append one episode to a file of that suffix: a line, compressed on its own.
+
+    Raises `RecordError` where the episode is larger than readers accept.
+    """
     line = encode_json(batch, index)
     check_size(len(line), "the episode")
     check_values(line)
@@ -86,7 +96,9 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int | None, bytes | DamagedStretch]]:
-    """Yield the decompressed lines of a file with their numbers, and the damage between them.
+    """Yield (number, line) for each decompressed line of a file, counted from 1, and (None, stretch) for each damage.
+
+    A `.json` file is a single line. Line numbers behind damage are None.
 
     Raises:
         DamageError: a line is too long, or there are too many empty ones; the rest is unknown.
@@ -113,9 +125,10 @@ def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes | DamagedStretc
 def _split_lines(
     pieces: Iterable[bytes | DamagedStretch], separator: bytes
 ) -> Iterator[tuple[int | None, bytes | DamagedStretch]]:
-    """Yield the lines of a text that comes in pieces, with their numbers; all of it as one if `separator` is empty.
+    """Yield (number, line with its separator) of a text that comes in pieces; all of the text if `separator` is empty.
 
-    A line that damage cuts off is part of the damage. Behind damage the number of a line is unknown: None.
+    Damage is yielded as (None, stretch); a line that damage cuts off is dropped with it, and later numbers are None.
+    Raises `RecordError` where a line is too long, or too many are empty.
     """
     begun: list[bytes] = []
     number: int | None = 1
@@ -222,7 +235,10 @@ class _MemberReader:
         self._tries = self._wasted = 0
 
     def is_at_end(self, at: int) -> bool:
-        """Return whether nothing follows but zeros, which may pad a file behind its members."""
+        """Return whether nothing follows byte `at` but zeros, which may pad a file behind its members.
+
+        Zeros alone are no end.
+        """
         self._stream.seek(at)
         first = self._stream.read(1)
         if first != b"\0" or not at:
@@ -233,10 +249,12 @@ class _MemberReader:
         return True
 
     def check_member(self, at: int) -> tuple[int, list[bytes] | None]:
-        """Return the end of the member that begins at a place and its contents; None for long contents.
+        """Decompress the member that begins at byte `at`.
+
+        Return its end and its contents, None in place of long contents.
 
         Raises:
-            _BadMemberError: it is cut off, or damaged.
+            _BadMemberError: the member is cut off, or damaged.
             RecordError: one of its lines is longer than an episode may be.
         """
         buffered: list[bytes] | None = []
@@ -256,7 +274,10 @@ class _MemberReader:
         return self._end, buffered
 
     def read_pieces(self, at: int) -> Iterator[bytes]:
-        """Yield the contents of the member at a place, before its checksum is read."""
+        """Yield the contents of the member at byte `at` in pieces, before its checksum is read, and note where it ends.
+
+        Raises `_BadMemberError` where the member is cut off or damaged, maybe after some pieces.
+        """
         member = self._compression.opened()
         self._stream.seek(at)
         while piece := self._stream.read(self._compression.piece):
@@ -272,7 +293,10 @@ class _MemberReader:
         raise _BadMemberError("the file ends within it")
 
     def find_next_member(self, at: int) -> int | None:
-        """Return the next place where a member may begin; None if there is none, or the search reached its bounds."""
+        """Return the next byte behind `at` with the magic bytes of a member.
+
+        None if there is none, or the bounds are reached. Each call counts as a try.
+        """
         self._tries += 1
         if self._tries > _MOST_TRIES or self._wasted > _MOST_WASTED:
             return None

@@ -36,6 +36,7 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
 
 
 def _contact_field(column: str) -> str:
+    """Return the field of `ContactList` for a column of the contacts: `record` for `step`, else the same name."""
     return "record" if column == "step" else column
 
 
@@ -51,11 +52,18 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
 
 
 def decode_npz(content: bytes) -> Batch:
-    """Return the episode in the bytes of an `.npz` file; `RecordError` where they are damaged or not valid."""
+    """Return the episode, a batch of one, in the bytes of an `.npz` file.
+
+    Raises `DamageError` where the bytes are damaged, `RecordError` where the episode is not valid.
+    """
     return _read_stream(io.BytesIO(content))
 
 
 def _read_stream(stream: IO[bytes]) -> Batch:
+    """Return the episode of an open `.npz` file.
+
+    Raises `DamageError` where unreadable, `RecordError` where not valid.
+    """
     try:
         with zipfile.ZipFile(stream) as archive:
             return _decode_arrays(
@@ -70,7 +78,10 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, Not
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the arrays of a file by name; refuse repeated, unknown or encrypted ones, and too many bytes together."""
+    """Return the members of a file by array name, without `.npy`.
+
+    Raises `RecordError` for repeated, unknown or encrypted members, and for too many bytes together.
+    """
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
@@ -90,7 +101,10 @@ def _refuse_field(problem: str, remedy: str, field: str) -> NoReturn:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    """Return one array. Its size is checked against its bytes: a header cannot ask for memory that nothing fills."""
+    """Return one array; raise `RecordError` where it is no plain array, or of another dtype or size than expected.
+
+    The shape is checked against the bytes: a header cannot ask for memory that nothing fills.
+    """
     content = archive.read(member)
     header = parse_array_header(content)
     if not header:
@@ -114,7 +128,10 @@ class ArrayHeader(NamedTuple):
 
 
 def parse_array_header(content: bytes) -> ArrayHeader | None:
-    """Return the header of a `.npy` file of version 1.0; None where the bytes are no plain array."""
+    """Return the header of a `.npy` file of version 1.0.
+
+    None where the bytes are no array, or an array of records or subarrays.
+    """
     stream = io.BytesIO(content)
     try:
         if np.lib.format.read_magic(stream) != (1, 0):
@@ -133,6 +150,10 @@ _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, R
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:
+    """Return the episode of a file's arrays as a batch of one.
+
+    Raises `RecordError` naming the episode where not valid.
+    """
     tree = parse_json(_text_bytes(arrays, "header"))
     try:
         recording = _build_recording(arrays, tree)
@@ -143,13 +164,20 @@ def _decode_arrays(arrays: Arrays) -> Batch:
 
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
-    """Return the bytes of an array that holds JSON in UTF-8; its dtype is not checked. Raises RecordError."""
+    """Return the bytes of an array that holds JSON in UTF-8; its dtype is not checked.
+
+    Raises `RecordError` if missing.
+    """
     if name not in arrays:
         _refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
     return arrays[name].tobytes()
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
+    """Return the recording of a file's arrays and its JSON header.
+
+    Raises `RecordError` at the first field that is wrong. Shapes and body numbers are not checked here.
+    """
     _check_complete(arrays, tree.get("arrays"))
     outline = parse_outline({name: value for name, value in tree.items() if name != "arrays"})
     contacts = _read_contacts(arrays)
@@ -173,12 +201,17 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
 
 
 def _check_complete(arrays: Arrays, expected: object) -> None:
+    """Raise `RecordError` unless `expected` lists the arrays of the file in order, all but `header`."""
     names = sorted(arrays.keys() - {"header"})
     if expected != names:
         _refuse_field(f"the file holds {', '.join(names)}, the header names others", REMEDY_BROKEN, "header.arrays")
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
+    """Return the places of the bodies of a pose channel in `body_roles`, [] where the channel is absent.
+
+    Raises `RecordError` where only one of poses and bodies is there, or the list has not one dimension.
+    """
     if (family in arrays) != (name in arrays):
         _refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
     places = arrays.get(name, np.empty(0, dtype=PLACE))
@@ -190,7 +223,7 @@ def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
 
 
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
-    """Return the truth values; a byte that is neither 0 nor 1 is refused, though NumPy takes it for true."""
+    """Return an array of truth values, None if absent; raise `RecordError` for a byte that is neither 0 nor 1."""
     truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
         _refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", name)
@@ -198,6 +231,10 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
+    """Return the contacts, None where all their columns are absent; every NaN impulse gets the same bits.
+
+    Raises `RecordError` where only some columns are there, or one has not one dimension.
+    """
     columns = {_contact_field(column): arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):

@@ -1,4 +1,4 @@
-"""Parquet archives (`.parquet`): one row an episode, nested lists, zstd; columns as in `parquet_columns`.
+"""Parquet archives (`.parquet`): one row an episode, nested lists, zstd; columns as in `parquet_rows`.
 
 Row groups hold few episodes and are read one at a time, so that an archive of any size streams. Pages carry checksums.
 Same episodes and same version of pyarrow, same bytes.
@@ -46,9 +46,10 @@ def encode_parquet(batch: Batch) -> bytes:
 
 
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
-    """Write the episodes of batches as a `.parquet` file, holding no more than a row group in memory.
+    """Write the episodes of batches as a `.parquet` file into a stream open for reading and writing at its beginning.
 
-    The stream must be readable too.
+    Memory holds no more than a row group. The file is written again where a later episode needs a column of a rare
+    channel. Raises `RecordError` where an episode is too large to be read again.
     """
     rare: frozenset[str] = frozenset()
     writer = _open_writer(stream, rare)
@@ -66,6 +67,7 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
+    """Return a writer with the columns of these rare channels: zstd, checksums of pages, floats split by byte."""
     schema = table_schema(rare)
     numbers = [
         f"{spec.name}{'.list.element' * LIST_DEPTHS[spec.name]}"
@@ -77,7 +79,10 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    """Return a writer behind the row groups of a finished file, which are written again with more columns."""
+    """Empty the stream, write its row groups again with the columns of `rare`, and return the open writer.
+
+    The stream holds a finished file, which is copied to a temporary file meanwhile.
+    """
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -93,7 +98,10 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Yield the episodes of each row group: few, and not many bytes, so that readers hold little at once."""
+    """Yield the episodes of each row group, as batches of one: at most 32, and 64 MiB unless a single episode has more.
+
+    Raises `RecordError` for an episode that is too large.
+    """
     group: list[Batch] = []
     total = 0
     for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
@@ -111,10 +119,9 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order, a batch for each row group; row by row where a group is not valid.
 
-    A group without a selected episode is not read.
-
-    An invalid row is its error, whose `line` counts rows from 1. A damaged group costs its own episodes, each of which
-    is an error by name where the names can be read.
+    Groups without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its
+    error, whose `line` counts rows from 1. A damaged group is a `DamageError` for each of its episodes, or a single
+    error where their names cannot be read. A damaged file is a single `DamageError`.
     """
     place = Place(file=str(path))
     with path.open("rb") as stream:
@@ -147,7 +154,10 @@ def _one_line_message(error: Exception) -> str:
 def _read_group(
     path: Path, stream: IO[bytes], file: pq.ParquetFile, group: RowGroup, number: int, end: int, first: int
 ) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of row group `number`; `first` is the number of its first row."""
+    """Yield the episodes of row group `number`, or their errors.
+
+    `first` is the number of its first row in the file, from 1. `end` is the byte offset where the file's data end.
+    """
     try:
         group.check_pages(stream, end)
         batches = file.read_row_group(number).to_batches()
@@ -169,7 +179,7 @@ def _read_group(
 def _report_lost(
     path: Path, file: pq.ParquetFile, group: RowGroup, number: int, why: RecordError
 ) -> Iterator[DamageError]:
-    """Yield the errors of a damaged row group: one for each episode by name, if the names can be read."""
+    """Yield the errors of a damaged row group: one for each episode by name, or one for all if names cannot be read."""
     try:
         names = file.read_row_group(number, columns=[_NAME]).column(_NAME).to_pylist()
     except _DAMAGED:
@@ -182,6 +192,7 @@ def _report_lost(
 
 
 def _decode_rows(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
+    """Yield each row's episode as a batch of one, or its error; `first` is the number of row 0 in the file, from 1."""
     for k in range(rows.num_rows):
         try:
             yield decode_row({name: rows.column(name)[k] for name in rows.schema.names})
@@ -190,6 +201,7 @@ def _decode_rows(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch
 
 
 def _check_columns(schema: pa.Schema) -> None:
+    """Raise `RecordError` for the first column that is missing, repeated, unknown or of a wrong type."""
     for name in _REQUIRED:
         if name not in schema.names:
             _refuse_column(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)

@@ -34,7 +34,7 @@ def decode_group(rows: pa.RecordBatch) -> Batch:
     """Return all episodes of a row group as one batch.
 
     Raises:
-        Odd: a row is not valid, or not in the usual form.
+        IrregularGroup: a row is not valid, or not in the usual form; its reason is not told.
     """
     try:
         batch = _build_batch(_GroupColumns(rows))
@@ -45,6 +45,7 @@ def decode_group(rows: pa.RecordBatch) -> Batch:
 
 
 def _check_regular(holds: object) -> None:
+    """Raise `IrregularGroup` unless the condition holds."""
     if not holds:
         raise IrregularGroup
 
@@ -61,7 +62,10 @@ class _GroupColumns:
         self.body_starts = _to_offsets(self.bodies)
 
     def column(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the lists of a column end to end, their lengths [E], and whether each is present [E]."""
+        """Return the lists of a column end to end, their lengths [E], 0 where null, and whether each is present [E].
+
+        A column that the file lacks has empty lists, none present.
+        """
         if name not in self.rows.schema.names:
             nothing = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
@@ -69,7 +73,10 @@ class _GroupColumns:
         return lists.flatten(), _list_lengths(lists), np.asarray(lists.is_valid().to_numpy(zero_copy_only=False))
 
     def step_column(self, name: str, fewer: int = 0) -> tuple[pa.Array, Ints, Bools]:
-        """Return a column with one value for each record, or `fewer` fewer, as `column` does."""
+        """Return what `column` returns.
+
+        Raises `IrregularGroup` unless each list present has a value a record, less `fewer`.
+        """
         values, counts, present = self.column(name)
         _check_regular((counts[present] == self.records[present] - fewer).all() and (counts[present] > 0).all())
         return values, counts, present
@@ -77,18 +84,24 @@ class _GroupColumns:
     def group_places(self, places: NDArray[Any], bodies: Ints, shift: Ints) -> Ints:
         """Return places in an episode's body table as indices into the group's table.
 
-        `bodies` and `shift` give, for each place, the bodies of its episode and the start of its table.
+        Raises `IrregularGroup` if out of range. `bodies` and `shift` give, for each place, the number of bodies of its
+        episode and the start of its table.
         """
         _check_regular((places >= 0).all() and (places < bodies).all())
         return np.asarray(places + shift, dtype=np.int64)
 
 
 def _read_outlines(rows: pa.RecordBatch) -> list[EpisodeOutline]:
+    """Return the outline of each row, from the columns that are in the file.
+
+    Raises `RecordError` where a type is wrong.
+    """
     names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names]
     return [parse_outline(outline_values(row)) for row in rows.select(names).to_pylist()]
 
 
 def _build_batch(group: _GroupColumns) -> Batch:
+    """Return the group's episodes as one batch, not yet validated; raise `IrregularGroup` or `RecordError`."""
     outlines = group.outlines
     names = tuple(dict.fromkeys(chain.from_iterable(outline.body_roles for outline in outlines)))
     code = {name: k for k, name in enumerate(names)}
@@ -121,11 +134,16 @@ def _build_batch(group: _GroupColumns) -> Batch:
 
 
 def _target_index(outline: EpisodeOutline, base: int) -> int:
+    """Return the index of the target object in the group's body table; -1 if no body has its name."""
     names = list(outline.body_roles)
     return base + names.index(outline.target_object) if outline.target_object in names else -1
 
 
 def _read_channel(group: _GroupColumns, spec: ChannelSpec) -> Channel:
+    """Return a channel of all episodes, width -1 where not recorded.
+
+    Raises `IrregularGroup` where rows differ in width.
+    """
     steps, counts, present = group.step_column(spec.name, int(spec.is_per_action))
     if not present.any():
         return Channel(np.empty(0), _to_offsets(counts), np.full(len(counts), -1))
@@ -140,6 +158,10 @@ def _read_channel(group: _GroupColumns, spec: ChannelSpec) -> Channel:
 
 
 def _read_poses(group: _GroupColumns, spec: ChannelSpec) -> Poses:
+    """Return a pose channel of all episodes with indices into the group's body table; truths become 0.0 and 1.0.
+
+    Raises `IrregularGroup` where bodies repeat or are out of range, or a step has not one pose for each body.
+    """
     size = spec.pose_size
     listed, counts, posed = group.column(spec.bodies)
     steps, rows, present = group.step_column(spec.name)
@@ -164,6 +186,10 @@ def _read_poses(group: _GroupColumns, spec: ChannelSpec) -> Poses:
 
 
 def _read_contacts(group: _GroupColumns) -> Contacts:
+    """Return the contacts of all episodes, with indices into the group's body table, and NaN for a null impulse.
+
+    Raises `IrregularGroup` for a null elsewhere, an impulse that is NaN, or a body out of range.
+    """
     steps, counts, present = group.step_column("contacts")
     touching = np.zeros(int(group.records.sum()), dtype=np.int64)
     if not present.any():
@@ -185,6 +211,10 @@ def _read_contacts(group: _GroupColumns) -> Contacts:
 
 
 def _read_gripper_contact(group: _GroupColumns) -> tuple[Bools, Bools]:
+    """Return whether the gripper touches a body, for each record of the group, and which episodes recorded it.
+
+    The former is False where not recorded.
+    """
     values, _, present = group.step_column("gripper_contact")
     touching = np.zeros(int(group.records.sum()), dtype=np.bool_)
     if present.any():
@@ -193,6 +223,10 @@ def _read_gripper_contact(group: _GroupColumns) -> tuple[Bools, Bools]:
 
 
 def _read_gripped(group: _GroupColumns) -> tuple[Ints, Bools]:
+    """Return the gripped body for each record as an index into the group's body table, and which episodes record it.
+
+    The index is -1 where nothing is held, or nothing recorded.
+    """
     values, _, present = group.step_column("gripped_body")
     gripped = np.full(int(group.records.sum()), -1, dtype=np.int64)
     if present.any():
@@ -205,6 +239,10 @@ def _read_gripped(group: _GroupColumns) -> tuple[Ints, Bools]:
 
 
 def _read_extra_fields(group: _GroupColumns, contacts: Contacts) -> tuple[dict[str, object], ...]:
+    """Return the host-specific fields of each episode, {} where none.
+
+    Raises `RecordError` where their text is not valid.
+    """
     if "extra" not in group.rows.schema.names:
         return tuple({} for _ in group.outlines)
     touched = np.diff(contacts.starts[_to_offsets(group.records)])
@@ -214,6 +252,7 @@ def _read_extra_fields(group: _GroupColumns, contacts: Contacts) -> tuple[dict[s
 
 
 def _to_offsets(lengths: Ints | Sequence[int]) -> Ints:
+    """Return where each stretch of these lengths begins, and the total as the last, [E+1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
@@ -223,10 +262,12 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _require_no_nulls(values: pa.Array) -> pa.Array:
+    """Return the values unchanged; raise `IrregularGroup` if any is null."""
     _check_regular(values.null_count == 0)
     return values
 
 
 def _to_numpy(values: pa.Array) -> NDArray[Any]:
+    """Return the values as a NumPy array; raise `IrregularGroup` if any is null."""
     found: NDArray[Any] = _require_no_nulls(values).to_numpy(zero_copy_only=False)
     return found

@@ -46,14 +46,13 @@ class RowGroup:
     """ColumnMetaData: type (1), number of values (5), places of the first data page (9) and dictionary page (11)."""
 
     def check_pages(self, stream: IO[bytes], end: int) -> None:
-        """Refuse a group that holds more than an episode may, before it is read.
+        """Raise `RecordError` if the group holds more than an episode may, or its pages are not as the footer says.
+
+        Only the headers of pages are read.
 
         Args:
             stream: the file.
-            end: the place where its data end.
-
-        Raises:
-            RecordError: it is too large, or its pages are not as the footer says.
+            end: the byte offset where its data end.
         """
         size = values = 0
         for column in self.columns:
@@ -65,17 +64,17 @@ class RowGroup:
 
 
 def check_row_group_sizes(stream: IO[bytes]) -> None:
-    """Refuse a file with a row group larger than an episode may be; raises what `read_row_groups` raises."""
+    """Raise `RecordError` for a file with a row group larger than an episode may be, or without a valid footer."""
     groups, end = read_row_groups(stream)
     for group in groups:
         group.check_pages(stream, end)
 
 
 def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
-    """Return the row groups of a file and the place where its data end.
+    """Return the row groups that a file's footer states, and the byte offset where its data end; no page is read.
 
     Raises:
-        RecordError: the file does not describe itself in full.
+        RecordError: the footer is missing, too large or malformed.
     """
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
@@ -94,6 +93,10 @@ def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
 
 
 def _row_group(stated: Struct) -> RowGroup:
+    """Return a row group from its struct in the footer.
+
+    Raises `MalformedError` where a part is missing or contradictory.
+    """
     columns = tuple(_struct_field(column, 3) for column in _list_field(stated, 1))
     rows = _size_field(stated, 3)
     if any(_size_field(column, 5) < rows for column in columns):
@@ -102,7 +105,11 @@ def _row_group(stated: Struct) -> RowGroup:
 
 
 def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[int, int]]:
-    """Yield for each page of a column its bytes, texts written out, and the number of values it stands for."""
+    """Yield (bytes in memory, number of values) for each page of a column, a dictionary page with 0 values.
+
+    Each value that refers to a dictionary of texts is counted with the bytes of the whole dictionary. Raises
+    `RecordError` where the pages are not as the footer says, or texts are written as differences.
+    """
     try:
         is_text, stated, dictionary, total = column.get(1) == _BYTE_ARRAY, _size_field(column, 5), 0, 0
         place = _size_field(column, 9)
@@ -127,7 +134,10 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
 
 
 def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, int]:
-    """Return the header of the page at `place`, and the place of the next page."""
+    """Return the header of the page at byte `place`, and the byte offset of the next page.
+
+    Raises `MalformedError` where there is no header, or the page reaches beyond `end`.
+    """
     for most in _HEADER_READS:
         stream.seek(place)
         try:
@@ -142,6 +152,7 @@ def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, 
 
 
 def _size_field(struct: Struct, field: int) -> int:
+    """Return an integer field; raise `MalformedError` where the field is absent or negative."""
     size = struct.get(field)
     if not isinstance(size, int) or size < 0:
         raise MalformedError("a size is missing or negative")
@@ -149,6 +160,7 @@ def _size_field(struct: Struct, field: int) -> int:
 
 
 def _struct_field(struct: Struct, field: int) -> Struct:
+    """Return a field that is a struct; raise `MalformedError` where the field is absent, or of another type."""
     value = struct.get(field)
     if not isinstance(value, dict):
         raise MalformedError("a part is missing")
@@ -156,6 +168,10 @@ def _struct_field(struct: Struct, field: int) -> Struct:
 
 
 def _list_field(struct: Struct, field: int) -> list[Struct]:
+    """Return a field that is a list of structs.
+
+    Raises `MalformedError` where the field is absent, or of another type.
+    """
     value = struct.get(field)
     if not isinstance(value, list):
         raise MalformedError("a part is missing")
@@ -203,7 +219,7 @@ _PLAIN_STRUCT = re.compile(rb"(?>%b)*+\0" % _PLAIN_FIELD, re.DOTALL)
 
 
 def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
-    """Return the wanted fields of the struct at the beginning of `content`, and the place behind it.
+    """Return the wanted fields of the struct at the beginning of `content`, and the byte offset behind the struct.
 
     Raises:
         MalformedError: the bytes end early, or are not a struct.
@@ -216,9 +232,10 @@ def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
 
 
 def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tuple[Struct, int]:
-    """One pass without a call for each short value: it reads a few hundred bytes for every column of a file.
+    """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct.
 
-    Places beyond the content are found when the next byte is read: a struct ends with a byte of its own.
+    Raises `IndexError` where the bytes end early, `MalformedError` where they are no struct. Short values are read
+    without a call each: a footer has a few hundred bytes for every column.
     """
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
@@ -255,7 +272,11 @@ def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tupl
 
 
 def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
-    """Return the structs of a list, and the place behind it; None for a list of anything else, or not wanted."""
+    """Return the structs of the list at byte `place`, and the offset behind the list.
+
+    For a list of other things, or if `fields` is None, None stands for the structs; for an empty list []. Raises
+    `MalformedError` for a list longer than the bytes left, or nested too deeply.
+    """
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     head = content[place]
@@ -279,7 +300,7 @@ def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) ->
 
 
 def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
-    """Return the place behind a value; the truth values of a list take a byte each."""
+    """Return the byte offset behind the value of this type at `place`; raise `MalformedError` for an unknown type."""
     if kind == _BINARY:
         size = content[place]
         if size < 128:
@@ -300,7 +321,7 @@ def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
 
 
 def _skip_struct(content: bytes, place: int, depth: int) -> int:
-    """Return the place behind a struct of which no field is wanted."""
+    """Return the byte offset behind the struct at `place`, of which no field is wanted."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     if plain := _PLAIN_STRUCT.match(content, place):
@@ -315,6 +336,10 @@ def _skip_struct(content: bytes, place: int, depth: int) -> int:
 
 
 def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+    """Return the unsigned integer of variable length at byte `place`, and the offset behind; at most 10 bytes.
+
+    Raises `MalformedError` for a longer integer, `IndexError` where the bytes end.
+    """
     result = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = content[place]

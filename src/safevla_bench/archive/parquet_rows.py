@@ -31,6 +31,7 @@ _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float
 
 
 def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
+    """Return the Arrow type of lists nested `depth` deep around `kind`; `kind` itself for 0."""
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
@@ -115,6 +116,7 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
 
 
 def _header_column(batch: Batch, name: str) -> pa.Array:
+    """Return a field of all headers as a column, null where None; `versions` as a map."""
     values = [getattr(header, name) for header in batch.headers]
     if name == "versions":
         values = [None if versions is None else list(versions.items()) for versions in values]
@@ -122,17 +124,22 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _body_column(batch: Batch) -> pa.Array:
+    """Return the column `bodies`: name and role of each body of each episode."""
     rows = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
     return pa.array(rows, SCHEMA.field("bodies").type)
 
 
 def _list_array(values: pa.Array, lengths: _Ints, present: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return values cut into lists of these lengths; null where not present. More than 2³¹ values raise."""
+    """Return values cut into consecutive lists of these lengths; null where not present. More than 2³¹ values raise."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
 def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
+    """Return a channel as a column, a list over the steps for each episode, null where not recorded.
+
+    `steps` holds the number of rows of each episode, [E]. Steps of a scalar are numbers, else lists of them.
+    """
     rows = np.where(channel.present, steps, 0)
     if spec.is_scalar:
         return _list_array(pa.array(channel.values), rows, channel.present)
@@ -141,6 +148,10 @@ def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
 
 
 def _pose_column(poses: Poses, spec: ChannelSpec, steps: _Ints) -> pa.Array:
+    """Return a pose channel as a column: step, body, then the numbers or a truth; null where not recorded.
+
+    `steps` holds the number of records of each episode, [E].
+    """
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
     if spec.is_truth:
@@ -151,12 +162,17 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: _Ints) -> pa.Array:
 
 
 def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
+    """Return, for each episode, the places of the bodies with poses in its body table; null where not recorded."""
     counts = np.diff(poses.body_starts)
     places = poses.body - np.repeat(batch.body_starts[:-1], counts)
     return _list_array(pa.array(places, pa.int32()), counts, poses.present)
 
 
 def _contact_column(batch: Batch) -> pa.Array:
+    """Return the contacts as a column: a list a record of structs, with null impulses where unknown.
+
+    An episode that recorded no contacts is null; bodies are places in the episode's body table.
+    """
     contacts, recorded = batch.contacts, np.repeat(batch.contacts.present, batch.lengths)
     counts = np.diff(contacts.starts)
     base = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), counts)
@@ -174,12 +190,16 @@ def _contact_column(batch: Batch) -> pa.Array:
 
 
 def _record_column(batch: Batch, per_record: pa.Array, present: NDArray[np.bool_]) -> pa.Array:
-    """Return values per record, [N], as a list for each episode that recorded them."""
+    """Return values per record of the batch, [N], as a list for each episode; null where `present` is false."""
     recorded = per_record.filter(pa.array(np.repeat(present, batch.lengths)))
     return _list_array(recorded, np.where(present, batch.lengths, 0), present)
 
 
 def _gripped_column(batch: Batch) -> pa.Array:
+    """Return the place of the gripped body in the episode's body table, a list an episode.
+
+    Null where nothing is held.
+    """
     base = np.repeat(batch.body_starts[:-1], batch.lengths)
     places = pa.array(batch.gripped - base, pa.int32(), mask=batch.gripped < 0)
     return _record_column(batch, places, batch.gripped_present)
@@ -189,7 +209,7 @@ def _gripped_column(batch: Batch) -> pa.Array:
 
 
 Row = Mapping[str, Any]
-"""Column -> Arrow scalar, by the schema in `parquet_columns`."""
+"""Column -> Arrow scalar, by `SCHEMA`."""
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
 """Columns with one value, or one small table, for each episode."""
 _REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
@@ -197,7 +217,7 @@ _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
 def decode_row(row: Row) -> Batch:
-    """Return one episode from its row.
+    """Return one episode, a batch of one, from its row.
 
     Raises `RecordError` naming episode, step, field and remedy; the caller adds file and row.
     """
@@ -213,6 +233,7 @@ def decode_row(row: Row) -> Batch:
 
 
 def _episode_id(row: Row) -> str | None:
+    """Return the episode id of a row; None if null or not UTF-8."""
     try:
         name: str | None = row["episode_id"].as_py()
     except UnicodeDecodeError:
@@ -225,7 +246,10 @@ def _refuse_column(problem: str, remedy: str, field: str, step: int | None = Non
 
 
 def outline_values(row: Mapping[str, Any]) -> dict[str, object]:
-    """Return the values of an outline from a row, whose columns are plain values."""
+    """Return the values of an outline from a row whose columns are plain values; null fields are left out.
+
+    `target_object` stays, even if null. Raises `RecordError` where a name of a body or a version is null or repeated.
+    """
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
     if "versions" in fields:
         fields["versions"] = _unique_pairs(fields["versions"], "versions")
@@ -234,6 +258,10 @@ def outline_values(row: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _build_recording(row: Row) -> Recording:
+    """Return the recording of a row, its shapes not yet checked.
+
+    Raises `RecordError` at the first column that is wrong.
+    """
     first = parse_outline(outline_values({name: row[name].as_py() for name in OUTLINE_COLUMNS if name in row}))
     contacts = _read_contacts(row, first.records)
     text = row["extra"].as_py() if "extra" in row else None
@@ -259,7 +287,7 @@ def _build_recording(row: Row) -> Recording:
 
 
 def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
-    """Return pairs of name and value as an object; refuse a null or repeated name."""
+    """Return pairs of name and value as an object; raise `RecordError` for a null or repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs) or None in table:
         _refuse_column("a name is null or repeated", "Name each once.", field)
@@ -272,18 +300,23 @@ def _row_list(row: Row, name: str) -> pa.Array | None:
 
 
 def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
+    """Return the values unchanged; raise `RecordError` naming the column `name` if any is null."""
     if values.null_count:
         _refuse_column("a value is null", _REMEDY_NULL, name)
     return values
 
 
 def _to_numpy(values: pa.Array, name: str) -> NDArray[Any]:
+    """Return the values as a NumPy array; raise `RecordError` naming the column `name` if any is null."""
     found: NDArray[Any] = _require_no_nulls(values, name).to_numpy(zero_copy_only=False)
     return found
 
 
 def _read_numbers(row: Row, spec: ChannelSpec) -> NDArray[Any] | None:
-    """Return a channel of numbers, [n, …], of which each step holds lists of one shape; None if not recorded."""
+    """Return a channel of numbers as an array [steps, …]; None if not recorded.
+
+    Raises `RecordError` where a value is null, or lists within the steps differ in length.
+    """
     name, depth = spec.name, LIST_DEPTHS[spec.name]
     values = _row_list(row, name)
     if values is None:
@@ -301,6 +334,10 @@ def _read_numbers(row: Row, spec: ChannelSpec) -> NDArray[Any] | None:
 
 
 def _read_places(row: Row, family: str) -> list[int]:
+    """Return the places of the bodies of a pose channel in `bodies`, [] where the channel is not recorded.
+
+    Raises `RecordError` where only one of poses and bodies is there, or a place is null.
+    """
     name = BODIES[family]
     values = _row_list(row, name)
     if (values is None) != (_row_list(row, family) is None):
@@ -314,7 +351,10 @@ def _read_gripper_contact(row: Row) -> NDArray[np.bool_] | None:
 
 
 def _read_gripped(row: Row) -> NDArray[np.int64] | None:
-    """Return the places of the gripped bodies, -1 where null; refuse a place below zero."""
+    """Return the places of the gripped bodies, -1 where null; None if not recorded.
+
+    Raises `RecordError` for a place below 0.
+    """
     values = _row_list(row, "gripped_body")
     if values is None:
         return None
@@ -324,6 +364,10 @@ def _read_gripped(row: Row) -> NDArray[np.int64] | None:
 
 
 def _read_contacts(row: Row, records: int) -> ContactList | None:
+    """Return the contacts of a row, NaN for a null impulse; None if not recorded.
+
+    Raises `RecordError` unless there is a list a record, and where a value is null, or an impulse NaN.
+    """
     steps = _row_list(row, "contacts")
     if steps is None:
         return None

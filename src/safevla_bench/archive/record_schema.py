@@ -111,13 +111,19 @@ REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a sma
 
 
 def check_size(size: int, what: str) -> None:
-    """Refuse more bytes than an episode may hold. Writers check too, so that every file that is written can be read."""
+    """Raise `RecordError` naming `what` if `size` is more bytes than an episode may hold.
+
+    Writers check too, so that every file that is written can be read.
+    """
     if size > MAX_EPISODE_BYTES:
         raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
 
 
 def check_values(text: bytes) -> None:
-    """Refuse a JSON text whose values would take too much memory, before it is parsed. Writers check too."""
+    """Raise `RecordError` for a JSON text whose values would take too much memory, before it is parsed.
+
+    Writers check too.
+    """
     if len(text) > MAX_WIDE_BYTES and not text.isascii():
         remedy = "Write characters beyond ASCII as \\u escapes, or cut the episode into shorter ones."
         raise RecordError(f"more than {MAX_WIDE_BYTES >> 20} MiB are not plain ASCII", remedy=remedy)
@@ -129,7 +135,7 @@ def check_values(text: bytes) -> None:
 
 
 def check_blank_lines(lines: int) -> None:
-    """Refuse a file with more empty lines than `MAX_BLANK_LINES`."""
+    """Raise `RecordError` if a file has more empty lines than `MAX_BLANK_LINES`."""
     if lines > MAX_BLANK_LINES:
         raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)
 
@@ -142,7 +148,7 @@ class EpisodeSelection:
         self._place = 0
 
     def next_wanted(self, count: int = 1) -> list[int]:
-        """Return the offsets, within the next `count` episodes, of those that are wanted."""
+        """Return the wanted among the next `count` episodes, as offsets from 0, and move past all of them."""
         first, self._place = self._place, self._place + count
         if self._wanted is None:
             return list(range(count))

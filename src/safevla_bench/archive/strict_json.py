@@ -43,14 +43,16 @@ class _Literal:
 
 
 def parse_json(line: bytes) -> dict[str, object]:
-    """Return the object of a JSON text.
+    """Return the object of a JSON text in UTF-8.
 
     Raises:
-        RecordError: names step, field, and the episode if a lenient search finds its id.
+        RecordError: the text is no strict JSON object: malformed, a key repeated, NaN or infinity, half a surrogate
+            pair, or too large. It names step and field, and the episode if a lenient search finds its id.
     """
     faults: list[object] = []
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        """Return the pairs as an object; mark an object that repeats a key, and add it to `faults`."""
         table = dict(pairs)
         if len(table) == len(pairs):
             return table
@@ -87,7 +89,10 @@ def parse_json(line: bytes) -> dict[str, object]:
 
 
 def _describe_position(error: json.JSONDecodeError) -> str:
-    """Return the column of an error, and its line where the episode takes several; the newline at its end is none."""
+    """Return the column of an error in words, with the line unless the error is in the first.
+
+    An error behind the last character is placed at the end of the text, before its newline.
+    """
     text = error.doc.rstrip()
     position = min(error.pos, len(text))
     line = text.count("\n", 0, position) + 1
@@ -96,7 +101,10 @@ def _describe_position(error: json.JSONDecodeError) -> str:
 
 
 def _guess_episode_id(line: bytes) -> str | None:
-    """Return the episode id that a lenient search finds in a line that is not JSON; of a long id, the beginning."""
+    """Return the episode id that a lenient search finds in a text that is not JSON; None where there is none.
+
+    Of an id of more than 200 characters the beginning, with an ellipsis; control characters are escaped.
+    """
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
@@ -104,13 +112,16 @@ def _guess_episode_id(line: bytes) -> str | None:
 
 
 def find_episode_id(tree: Mapping[str, object]) -> str | None:
-    """Return the episode id of a tree of any shape; None if it has none."""
+    """Return the episode id of a tree, control characters escaped; None if it is absent or no string."""
     name = tree.get("episode_id")
     return escape_controls(name) if isinstance(name, str) else None
 
 
 def find_path(tree: object, wanted: Callable[[Path, object], bool]) -> Path | None:
-    """Return the path of the first wanted value, in the order of the text."""
+    """Return the path of the first value for which `wanted(path, value)` holds, in the order of the text, depth first.
+
+    None if none does.
+    """
     waiting: list[tuple[Path, object]] = [((), tree)]
     while waiting:
         path, value = waiting.pop()
@@ -121,25 +132,30 @@ def find_path(tree: object, wanted: Callable[[Path, object], bool]) -> Path | No
 
 
 def _child_values(value: object) -> Iterable[tuple[str | int, object]]:
+    """Return (key or index, value) for each entry of an object or a list; () for any other value."""
     if isinstance(value, dict):
         return value.items()
     return enumerate(value) if isinstance(value, list) else ()
 
 
 def place_of_path(path: Path) -> Place:
-    """Return the step and field of a path, such as step 3, `contacts[0].force_n`."""
+    """Return the step and field of a path, such as step 3, `contacts[0].force_n`; without a step outside `steps`."""
     if len(path) > 1 and path[0] == "steps" and isinstance(path[1], int):
         return Place(step=path[1], field=_format_path(path[2:]))
     return Place(field=_format_path(path))
 
 
 def _format_path(path: Path) -> str | None:
+    """Return a path as text such as `contacts[0].force_n`, control characters escaped; None for an empty path."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{escape_controls(part)}" for part in path)
     return "".join(parts).removeprefix(".") or None
 
 
 def _refuse_fault(tree: dict[str, object]) -> NoReturn:
-    """Refuse the first repeated key or literal; the outermost repeated key hides no other that stands before it."""
+    """Raise `RecordError` for the first repeated key, NaN or infinity of a tree that has at least one.
+
+    An object that repeats a key comes before the faults within it.
+    """
     path = find_path(tree, lambda _, value: isinstance(value, _RepeatedKeyObject | _Literal))
     assert path is not None
     value: Any = tree
@@ -154,6 +170,7 @@ def _refuse_fault(tree: dict[str, object]) -> NoReturn:
 
 
 def _refuse_half_pairs(tree: dict[str, object]) -> None:
+    """Raise `RecordError` at the first key or string with half a surrogate pair; do nothing without one."""
     path = find_path(tree, lambda path, value: _is_half(value) or bool(path and _is_half(path[-1])))
     if path is not None:
         where = place_of_path(path).fill_from(Place(episode=find_episode_id(tree)))
@@ -168,10 +185,10 @@ def _is_half(value: object) -> bool:
 
 
 def type_error(error: msgspec.ValidationError, tree: Mapping[str, object]) -> RecordError:
-    """Return the error for a tree with a wrong type, at its place.
+    """Return, not raise, the `RecordError` for a tree with a wrong type, at its place.
 
     msgspec's message ends in a path such as `$.steps[3].body_pos_m[...][1]`, which does not name the body. The values
-    there are tried one by one to find it.
+    there are tried one by one to find its name.
     """
     problem, _, text = str(error).partition(" - at `")
     path = [int(part) if part.isdecimal() else part for part in re.findall(r"\.\.\.|\w+", text.lstrip("$"))]
@@ -190,7 +207,10 @@ _VALUES: Mapping[str | int, Any] = {
 
 
 def _find_bad_key(tree: Any, path: list[str | int]) -> list[str | int]:
-    """Return the key of the first value that has the wrong type."""
+    """Return, as a list of one, the key of the first value of a wrong type in the object at `path`.
+
+    [] if all are right.
+    """
     for part in path:
         tree = tree[part]
     for key, value in tree.items():
@@ -214,7 +234,7 @@ _SCHEMA = {
 
 
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
-    """Return the host-specific fields of an episode whose types were checked.
+    """Return the host-specific fields of an episode whose types were checked, grouped by level; {} without any.
 
     Raises `RecordError` where a number is not finite, or where they nest too deeply.
     """
@@ -235,6 +255,7 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
+    """Return the fields that the schema does not name at this level: `header`, `steps` or `contacts`."""
     schema_names = _SCHEMA[level]
     return (
         {}
@@ -244,7 +265,10 @@ def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, objec
 
 
 def _check_writable(extra: Mapping[str, object], tree: object, base: Path) -> None:
-    """Refuse fields that cannot be written again, at their place in the tree that they came from."""
+    """Raise `RecordError` for fields that cannot be written again: a number not finite, or nested too deeply.
+
+    The error has the fault's place in `tree`, where the fields came from, behind the path `base`.
+    """
     layer: list[object] = [extra]
     for _ in range(MAX_DEPTH):
         children = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
@@ -262,14 +286,18 @@ def _check_writable(extra: Mapping[str, object], tree: object, base: Path) -> No
 
 
 def format_extra_fields(extra: Mapping[str, object]) -> str:
-    """Return host-specific fields as JSON text; integers may have any size."""
+    """Return host-specific fields as JSON text; integers may have any size.
+
+    Raises `ValueError` for NaN and infinity.
+    """
     return json.dumps(extra, ensure_ascii=False, allow_nan=False)
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
     """Return the host-specific fields of an episode with `records` records and `contacts` contacts.
 
-    Raises `RecordError` where they are not of the shape above, name a field of the schema, or cannot be written again.
+    Empty levels left out. Raises `RecordError` where they are not grouped by level and number, name a field of the
+    schema, or cannot be written again.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "holds header, steps and contacts only")
@@ -287,12 +315,14 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
 
 
 def _check_level(fields: object, level: str) -> None:
+    """Raise `RecordError` unless the fields are an object without a name of the schema at this level."""
     _check_rule(isinstance(fields, dict), f"the fields of {level} are an object")
     for name in fields:  # type: ignore[attr-defined]
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema")
 
 
 def _check_rule(holds: bool, rule: str) -> None:
+    """Raise `RecordError` with the rule as its problem, unless the rule holds."""
     if not holds:
         remedy = 'Write {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}} with fields beyond the schema.'
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
