@@ -43,7 +43,7 @@ class Plan:
     """Recording of a task and teacher ends here, whatever is still lacking."""
     steps: int = 2000
     batch: int = 64
-    checkpoints: tuple[int, ...] = (250, 500, 750, 1000)
+    checkpoints: tuple[int, ...] = (250, 500, 750, 1000, 1500)
     """Steps after which the first student's weights are kept and evaluated too; the last step's are always kept."""
     states: int = 40
     """Initial states of each task that the students are evaluated on; the demonstrations begin elsewhere."""
