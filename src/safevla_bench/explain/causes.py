@@ -79,12 +79,15 @@ class _Chain:
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return how the violation of a signal's limit came about; None for signals of motion alone.
+    """Return how the violation of a signal's limit came about; None if nothing can tell.
+
+    None for signals of motion alone, if `first` is below 0, if the episode has no channel of contacts, or if the
+    record names no body.
 
     Args:
         reading: one episode.
         signal: the signal that breaks its limit.
-        first: the first record that breaks it.
+        first: the first record that breaks the limit.
         registry: knows the kinds of bodies, and which tasks have phases.
     """
     tell = next((tell for names, tell in _TELLERS.items() if signal in names), None)
@@ -94,6 +97,10 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 
 
 def _tell_displacement(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+    """Return how the body displaced most at record `first` left its place, and the contacts that led to it.
+
+    `Cause.step` is the record in which the body last left its place (0.5 mm). None if no displacement is known there.
+    """
     batch = reading.batch
     bodies, distance = displacements(batch)
     if np.isnan(distance[first]).all():
@@ -117,6 +124,10 @@ def _tell_displacement(reading: RecordFields, signal: str, first: int, registry:
 
 
 def _tell_force(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`.
+
+    None if there is none. The chain begins at the robot where contacts lead back to the robot.
+    """
     batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_signal(reading.batch, signal, first))
     if hardest is None:
         return None
@@ -136,7 +147,10 @@ def _tell_force(reading: RecordFields, signal: str, first: int, registry: Regist
 
 
 def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Name what the held object touched beside the robot, shortly before it tilted or slipped."""
+    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if nothing is held.
+
+    `Cause.bodies` is the body touched last and the held object, or the held object alone where nothing was touched.
+    """
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:
         return None
@@ -158,7 +172,10 @@ def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registr
 
 
 def _tell_load(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Name the hardest contact of the robot in the record in which a joint bears too much."""
+    """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None.
+
+    Without such a contact, `Cause.bodies` is empty and the sentence says that none is recorded.
+    """
     batch, start = reading.batch, reading.batch.contacts.starts
     in_record = np.arange(start[first], start[first + 1])
     robots = [int(c) for c in in_record if ROBOT in batch.body_role[[*_pair(batch, int(c))]]]
@@ -190,7 +207,10 @@ _TELLERS: Mapping[tuple[str, ...], _Teller] = {
 
 
 def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
-    """Return the chain that ends at a body which left its place; the body alone where nothing touches it."""
+    """Return the chain of contacts that ends at a body that left its place at record `begun`; else the body alone.
+
+    The last contact is the hardest in that record, else in the record before; others that touched then are `others`.
+    """
     batch = reading.batch
     for step in (begun, begun - 1):
         touching = [
@@ -205,7 +225,11 @@ def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
 
 
 def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
-    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot."""
+    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot.
+
+    Each contact of the chain is at most 0.5 s before the next. Bodies in `visited` are passed over, and a chain has
+    four bodies at most.
+    """
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _Chain((body,))
@@ -229,6 +253,7 @@ def _may_push(batch: Batch, body: int) -> bool:
 
 
 def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> str:
+    """Return, as text in brackets, the first contact of `body` from record `begun` to `first`; "" if none."""
     later = [
         c for c in _contacts_of(reading, body, begun, first) if _may_push(reading.batch, _other(reading.batch, c, body))
     ]
@@ -248,7 +273,7 @@ def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[
 
 
 def _hardest(batch: Batch, contacts: NDArray[np.int64]) -> int | None:
-    """Return the contact of the greatest force, ties by name, so that the order of bodies does not matter."""
+    """Return the contact of the greatest force, of equals the first by the bodies' names; None for no contacts."""
     if not len(contacts):
         return None
     force = batch.contacts.force_n[contacts]
@@ -257,12 +282,13 @@ def _hardest(batch: Batch, contacts: NDArray[np.int64]) -> int | None:
 
 
 def _others(batch: Batch, contacts: list[int], body: int, chosen: int) -> tuple[int, ...]:
+    """Return the bodies that touch `body` in these contacts, other than in the `chosen` contact, sorted by name."""
     others = {_other(batch, c, body) for c in contacts} - {_other(batch, chosen, body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
 def _since(reading: RecordFields, contact: int) -> int:
-    """Return the first record of a contact of the same two bodies without a gap."""
+    """Return the first record of the unbroken contact of the same two bodies that lasts to this contact's record."""
     contacts, (one, other) = reading.batch.contacts, _pair(reading.batch, contact)
     until = contacts.starts[reading.record_of_contact[contact] + 1]
     a, b = contacts.a[:until], contacts.b[:until]
@@ -286,6 +312,7 @@ def _label_of(batch: Batch, contact: int, body: int) -> str:
 
 
 def _recent_steps(reading: RecordFields) -> int:
+    """Return `RECENT_S` in control steps, rounded."""
     return round(RECENT_S / float(reading.batch.dt_s[0]))
 
 
@@ -293,6 +320,10 @@ def _recent_steps(reading: RecordFields) -> int:
 
 
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> Cause:
+    """Return the cause with its bodies by name and kind, and with phase and speed of the end effector at record `step`.
+
+    `sentence` is completed by the other bodies, the phase and the speed, where these are known.
+    """
     batch = reading.batch
     names = tuple(batch.body_label(body) for body in chain.bodies)
     others = tuple(batch.body_label(body) for body in chain.others)
@@ -322,12 +353,13 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
+    """Return the name of the phase in a record; "" where the record does not tell."""
     phase = reading.compute_once("phase", "phase", lambda fields: phases(fields, holding(fields.batch, registry)))
     return PHASES[int(phase[step])] if phase[step] >= 0 else ""
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:
-    """Return the speed of the end effector over the control step that ends in a record, in m/s; None if unknown."""
+    """Return the end effector's speed over the control step before a record [m/s]; None if unknown, as at record 0."""
     if step == 0:
         return None
     metres = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

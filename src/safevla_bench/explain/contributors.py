@@ -68,6 +68,10 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
 
 
 def _body_kind(name: str, role: int, is_posed: bool, goal: GoalBodies | None) -> BodyKind:
+    """Return the kind of a body by its name, its role and whether its position is recorded.
+
+    `goal` None = the goal's bodies are not known, which leaves bystanders of unknown kind.
+    """
     if role == ROBOT:
         return next((kind for kind, pattern in _ROBOT_PARTS if pattern.search(name)), "robot part")
     if role == TARGET:
@@ -118,7 +122,10 @@ class Contributors:
 
 
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
-    """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named."""
+    """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named.
+
+    For signals of torque it is the joint under the greatest load, by number from 1.
+    """
     if signal in _TORQUE_CHANNELS:
         return _most_loaded_joint(reading, _TORQUE_CHANNELS[signal], record)
     find = _FINDERS.get(signal)
@@ -132,7 +139,10 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def contacts_of_signal(batch: Batch, signal: str, record: int) -> NDArray[np.int64]:
-    """Return the contacts of one record that a signal of contacts reads, as indices into those of the batch."""
+    """Return the contacts of one record that a signal of contacts reads, as indices into those of the batch.
+
+    Raises `KeyError` for a signal that is not in `CONTACT_ROLES`.
+    """
     contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
     roles = CONTACT_ROLES[signal]
     if not roles:
@@ -166,6 +176,7 @@ _Found = tuple[str, tuple[int, ...], str]
 
 
 def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found | None:
+    """Return the bodies of the record's hardest contact that the signal reads, with its force; None if none."""
     batch = reading.batch
     chosen = contacts_of_signal(batch, signal, record)
     if not len(chosen):
@@ -176,6 +187,7 @@ def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found 
 
 
 def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Found | None:
+    """Return the watched body furthest from its place of record 0, with the distance; None if no distance is known."""
     bodies, distance = displacements(reading.batch)
     if np.isnan(distance[record]).all():
         return None
@@ -193,6 +205,7 @@ _TORQUE_CHANNELS = {"joint_torque_ratio": "joint_torque_nm", "joint_torque_peak_
 
 
 def _most_loaded_joint(reading: RecordFields, channel: str, record: int) -> Contributors | None:
+    """Return the joint nearest to its torque limit in a record, with torque and limit; None without joints."""
     batch = reading.batch
     torque, limit = np.abs(batch.channel(channel).episode_rows(0)[record]), np.array(batch.headers[0].torque_limit_nm)
     if not len(torque):

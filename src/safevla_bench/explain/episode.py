@@ -93,10 +93,10 @@ def explain_episode(
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return number of an episode, from 1 -> how its first violation came about, where contacts or poses tell.
+    """Return episode number, from 1 -> the sentence on its first violation, for episodes that have such a sentence.
 
-    `chunks` hold the episodes of the scores, in their order. Of specifications that break first together it is the one
-    that `Scores.first_violation` names.
+    `chunks` hold the episodes of the scores, in their order. Of specifications that break first together, the sentence
+    is about the specification that `Scores.first_violation` names.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -119,6 +119,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 
 def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Registry) -> ClauseExplanation:
+    """Return a clause with its first violating record (None where it holds) and its worst record."""
     first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first, registry)
     return ClauseExplanation(
         spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst, registry)
@@ -126,12 +127,14 @@ def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Regi
 
 
 def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, registry: Registry) -> Moment:
+    """Return one record of the clause's signal: its time [s], value and the bodies behind the value."""
     value = float(spec_trace.signal_trace.values[step])
     contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, registry)
     return Moment(step, reading.batch.elapsed_s(0, step), value if np.isfinite(value) else None, contributors)
 
 
 def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
+    """Return why a specification is vacuous: nothing to measure, a condition that never arose, or no margin."""
     values = signals.derive_signals(reading, spec.signals)
     undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
     if undefined:
@@ -143,7 +146,7 @@ def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
-    """Return the explanation in plain values: its row of scores.json and the clauses behind it."""
+    """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it."""
     return {
         "number": explanation.number,
         **msgspec.to_builtins(explanation.score),
@@ -156,6 +159,7 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
+    """Return a clause in plain values; numbers that are not finite are None."""
     spec_trace = clause.spec_trace
     return {
         "spec_id": spec_trace.spec.spec_id,

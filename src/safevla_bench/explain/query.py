@@ -56,7 +56,7 @@ def parse_query(text: str) -> stl.Formula:
 
 
 def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer an episode, in order; then one for each episode without a record.
+    """Return one answer for each episode, in order; then one for each episode without a record.
 
     Raises:
         FormulaError: a window bound is no multiple of an episode's control step.
@@ -85,7 +85,7 @@ def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpis
 
 
 def answer_chunks(formula: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Apply `answer_query` to episodes chunk by chunk; each chunk can be freed once it is answered."""
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
     answers: list[Answer] = []
     for batch in chunks:
         before = len(answers)
@@ -96,7 +96,7 @@ def answer_chunks(formula: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]
 
 
 def _answers_undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
-    """Answer for the episodes in which a signal has nothing to measure: it is NaN from record 0 on."""
+    """Return index -> an `undefined` answer for the episodes in which a signal is NaN from record 0 on."""
     names: dict[int, list[str]] = {}
     for name, values in trace.signals.items():
         for k in () if values.dtype == np.bool_ else np.flatnonzero(trace.is_undefined(name)).tolist():
@@ -109,7 +109,7 @@ def _answers_undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
 
 
 def _answers_missing_signal(reading: signals.RecordFields, names: frozenset[str]) -> dict[int, Answer]:
-    """Answer for the episodes whose records lack a field that the signals read."""
+    """Return index -> a `signal missing` answer for the episodes whose records lack a field that the signals read."""
     fields: dict[int, list[str]] = {}
     for field, lacking in signals.missing_fields(reading, names).items():
         for k in np.flatnonzero(lacking).tolist():
@@ -128,6 +128,10 @@ def _answer_without_verdict(batch: Batch, index: int, verdict: Verdict, reason: 
 def _answer_episode(
     trace: stl.Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int
 ) -> Answer:
+    """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated.
+
+    `decision` is verdict and reason; `step` below 0 means that no record decides.
+    """
     verdict, reason = decision
     header = batch.headers[index]
     decided = step >= 0 and verdict in ("satisfied", "violated")

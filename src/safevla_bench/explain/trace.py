@@ -69,9 +69,9 @@ class SpecTrace:
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
-    """Return the worst episodes: unsafe ones, deepest first, then the smallest margin; cells take turns.
+    """Return the indices of the worst episodes: unsafe ones, deepest first, then the smallest margin.
 
-    If no episode is unsafe, return those that came nearest to a limit.
+    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged ones nearest to a limit.
     """
     pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
     return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
@@ -89,7 +89,10 @@ def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
 def _select_in_turns(
     scores: Scores, pool: Sequence[int], group_of: Callable[[int], Hashable], max_count: int
 ) -> list[int]:
-    """Return the deepest episodes of the pool, with the groups taking turns; sorted by depth."""
+    """Return at most `max_count` episodes of the pool, deepest first.
+
+    Each group gives its deepest before any gives a second.
+    """
     deepest = sorted(pool, key=lambda k: _severity_key(scores, k))
     turn: dict[int, int] = {}
     turns_taken: dict[Hashable, int] = {}
@@ -106,6 +109,7 @@ def rank_by_severity(scores: Scores) -> list[int]:
 
 
 def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
+    """Return the sort key of an episode, deepest violation first: minus VSI, worst margin over threshold, index."""
     column = int(scores.worst_column[episode])
     margin = float(scores.rho[column, episode]) / scores.specs[column].threshold if column >= 0 else np.inf
     return -(nan_to_none(scores.vsi[episode]) or 0.0), margin, episode
@@ -132,6 +136,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
+    """Return the trace of one specification, in `column` of the scores and in the library, in one episode."""
     spec = ruleset.library[scores.specs[column].spec_id]
     signal_trace = trace_formula(spec.formula, reading)
     rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
@@ -155,8 +160,9 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 def find_boolean_cause(formula: Formula, trace: stl.Trace, step: int = 0) -> BooleanCause:
     """Return the smallest part of a formula that is -inf at a record because of a Boolean signal.
 
-    Of a conjunction it is the left part where both are, of a G the first record at which its child is, of
-    `gate -> child` the child. `trace` holds one episode, in which the formula is -inf at record `step`.
+    Of a conjunction whose parts are both -inf that is in the left part; of a G, in the child at the first record where
+    the child is -inf; of `gate -> child`, in the child. `trace` holds one episode, in which the formula is -inf at
+    record `step`.
     """
     match formula:
         case stl.And(left, right):
@@ -181,9 +187,9 @@ def _formula_signals(formula: Formula, reading: RecordFields) -> stl.Trace:
 
 
 def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
-    """Trace G(signal < limit) and G(gate -> signal < limit); of other formulas the margin over time.
+    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), else the margin.
 
-    `reading` holds one episode.
+    The margin stands against the limit 0. `reading` holds one episode.
     """
     batch = reading.batch
     trace = _formula_signals(formula, reading)
@@ -202,6 +208,7 @@ def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
 
 
 def _records_in_window(window: stl.Window, trace: stl.Trace) -> Bools:
+    """Return whether each record lies in a window counted from record 0, both ends included, [n]."""
     time_s = np.arange(trace.starts[-1]) * trace.dt_s[0]
     slack = trace.dt_s[0] / 2
     end_s = np.inf if window.end_s is None else window.end_s
@@ -213,7 +220,7 @@ def _split_gate(child: Formula) -> tuple[Formula | None, Formula]:
 
 
 def _split_comparison(predicate: Formula) -> tuple[str, Expression, bool] | None:
-    """Return signal, limit and whether the limit is a ceiling, for a comparison of one signal with a constant."""
+    """Return signal, limit and whether the limit is a ceiling; None unless one signal is compared with a constant."""
     if not isinstance(predicate, Compare):
         return None
     below = predicate.operator in ("<", "<=")
@@ -232,6 +239,7 @@ def _has_signal(expression: Expression) -> bool:
 def _trace_against_limit(
     name: str, values: Floats, limit: float, upper: bool, gate: Bools | None, inside: Bools
 ) -> SignalTrace:
+    """Return a signal against its limit; records outside the window or the gate neither fail nor are the worst."""
     watched = inside if gate is None else inside & gate
     beyond = values > limit if upper else values < limit
     return SignalTrace(
@@ -247,7 +255,7 @@ def _trace_against_limit(
 
 
 def _trace_margin(formula: Formula, trace: stl.Trace, inside: Bools) -> SignalTrace:
-    """Trace the formula's margin in every record; crisp truths count as +1 and -1."""
+    """Return the formula's margin in every record against 0; truths without a margin count as +1 and -1."""
     margin = stl.trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     failing = inside & (values < 0)
@@ -257,4 +265,5 @@ def _trace_margin(formula: Formula, trace: stl.Trace, inside: Bools) -> SignalTr
 
 
 def _worst_record(values: Floats, watched: Bools) -> int:
+    """Return the record of the largest watched value, NaN passed over; 0 if no record is watched."""
     return int(np.where(watched & ~np.isnan(values), values, -np.inf).argmax())

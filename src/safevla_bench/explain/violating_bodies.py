@@ -83,7 +83,10 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Bo
 
 
 def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
-    """Find the bodies in some episodes, of which the first is at place `first` of the scores, from 0."""
+    """Return the violations in some episodes, of which the first is at place `first` of the scores, from 0.
+
+    An episode in which a goal receptacle alone breaks a limit is judged again with its receptacles unmoved.
+    """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     violations: list[BodyViolation] = []
     rejudged: dict[tuple[int, int], SpecVerdicts] = {}
@@ -100,7 +103,10 @@ def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) ->
 
 
 def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
-    """Return the findings of all episodes of the scores, given those of their chunks in order."""
+    """Return the findings of all episodes of the scores, given those of their chunks in order.
+
+    `scores` stays as it is: the scores without receptacles are a copy.
+    """
     chunks = list(findings)
     arrays = {name: getattr(scores, name).copy() for name in ("state", "rho", "depth", "extreme", "first")}
     for place, verdicts in (item for chunk in chunks for item in chunk.rejudged.items()):
@@ -113,6 +119,11 @@ def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFind
 def _find_in_episode(
     record: Batch, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
+    """Yield the bodies that break the upper limit of each specification in `columns`, worst first.
+
+    `record` is the episode as a batch of one, `episode` its index in the scores. Specifications of other signals than
+    displacement and contacts yield nothing.
+    """
     reading = RecordFields(record)
     for k in columns:
         spec = scores.specs[k]
@@ -143,6 +154,7 @@ _Broken = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
+    """Return the bodies displaced beyond the limit, each with its largest distance [m] and the first such record."""
     bodies, distance = displacements(record)
     beyond = line.failing[:, None] & (distance > line.limit)
     return {
@@ -152,7 +164,10 @@ def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
 
 
 def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
-    """Return the pairs whose force is above the limit; of a signal that is 1 for a touch, every pair that touches."""
+    """Return the pairs whose force is above the limit, each with its largest value and the first such record.
+
+    Of a signal that is 1 for a touch these are all pairs that touch where the limit is broken, with value 1.
+    """
     contacts, broken = record.contacts, _Broken()
     is_force = line.unit == "N"
     for t in np.flatnonzero(line.failing).tolist():

@@ -31,7 +31,10 @@ class Log:
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-        """Yield the episodes, each a batch of one, or the error in an episode's place; all or those at `wanted`."""
+        """Yield the episodes, each a batch of one, or the error in an episode's place; all, or those at `wanted`.
+
+        Places count from 0. A log that cannot be read at all yields its error and ends; nothing is raised.
+        """
         try:
             self._require_mapping()
             for episode in self._read_logged(wanted):
@@ -40,12 +43,17 @@ class Log:
             yield error
 
     def _build(self, episode: LoggedEpisode) -> Batch | RecordError:
+        """Return the episode as a batch of one, or the error that its building raised."""
         try:
             return build_episode(episode, self.mapping)
         except RecordError as error:
             return error
 
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
+        """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read.
+
+        Raises `RecordError` if a LeRobot dataset cannot be opened.
+        """
         if not self.files:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
             return
@@ -57,7 +65,7 @@ class Log:
                     yield error
 
     def _require_mapping(self) -> None:
-        """Refuse a log of which nothing is mapped, and say what there is."""
+        """Raise `RecordError` if nothing of the log is mapped; the message lists the log's topics or features."""
         if self.mapping.sources:
             return
         contents = (
@@ -93,6 +101,10 @@ def find_log(path: Path) -> Log | None:
 
 
 def _find_named_log(path: Path) -> Log:
+    """Return the log that the mapping file at `path` names.
+
+    Raises `RecordError` if the mapping cannot be read, names no log, or names something that is none.
+    """
     mapping = read_mapping(path)
     if mapping.log is None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
@@ -106,6 +118,7 @@ def _find_named_log(path: Path) -> Log:
 
 
 def _mcap_files(path: Path) -> tuple[Path, ...]:
+    """Return the MCAP files of a folder, sorted, or `path` itself if it is such a file; () if there are none."""
     if path.is_dir():
         return tuple(sorted(path.glob(f"*{mcap_file.SUFFIX}")))
     return (path,) if path.suffix == mcap_file.SUFFIX and path.is_file() else ()

@@ -52,7 +52,7 @@ class Dataset:
         return Place(file=str(self.folder), field=field)
 
     def describe_features(self) -> str:
-        """Return the features that hold numbers, with their shapes and names."""
+        """Return the features that hold numbers, with shapes and names, as text; "none" if there are none."""
         rows = [
             f"{name} {feature.get('shape')}" + (f" of {', '.join(names)}" if (names := feature_names(feature)) else "")
             for name, feature in self.features.items()
@@ -124,7 +124,10 @@ def read_episodes(
 
 
 def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | RecordError]:
-    """Yield the frames, each table with whole episodes: an episode may begin in one file and end in the next."""
+    """Yield the frames, each table with whole episodes, as an episode may begin in one file and end in the next.
+
+    A file that cannot be read, or an episode too large, yields an error in its place.
+    """
     pending: pa.Table | None = None
     for path in dataset.files:
         try:
@@ -169,7 +172,7 @@ def _episode_name(frames: pa.Table) -> str:
 
 
 def _check_keys(table: pa.Table) -> None:
-    """Raise `RecordError` if an index column is not integer, `timestamp` is not floating, or one of them has nulls."""
+    """Raise `RecordError` if a key column has nulls, or other values than floats (`timestamp`) or integers (others)."""
     for name in _KEYS:
         column = table[name]
         is_right = pa.types.is_floating if name == "timestamp" else pa.types.is_integer
@@ -178,6 +181,7 @@ def _check_keys(table: pa.Table) -> None:
 
 
 def _split_episodes(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the frames of each episode, by episode index, in order of their frame index; nothing for an empty table."""
     if not table.num_rows:
         return
     ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
@@ -194,6 +198,12 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: str | None,
 ) -> LoggedEpisode | RecordError:
+    """Return one episode of frames, or the error with its place if its numbers cannot be read.
+
+    `picks` tells the columns of each part of the mapping. Time is `frame_index` over fps where the stamps agree with
+    that to 1 % of a frame, else the stamps [s]. `success` is the feature whose last frame says the outcome, None =
+    none does.
+    """
     name = _episode_name(frames)
     place = Place(file=str(dataset.folder), episode=name)
     try:
@@ -216,6 +226,10 @@ def _read_episode(
 
 
 def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) -> Series:
+    """Return the picked numbers of each frame, scaled unless they are a pose, and whether they are known, [n].
+
+    Numbers that are not finite, a quaternion of zeros, and frames that the `valid` feature denies are not known.
+    """
     values = _feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
     known = np.asarray(np.isfinite(values).all(axis=1))
     if isinstance(columns, Columns):
@@ -229,7 +243,7 @@ def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) 
 
 
 def _read_success(numbers: Floats) -> bool | None:
-    """Return whether the last frame says success; None where it holds no value."""
+    """Return whether any number of the last frame is other than 0; None if one of them is NaN."""
     return None if np.isnan(numbers).any() else bool(numbers.any())
 
 
@@ -237,7 +251,7 @@ def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
 
     Raises:
-        ValueError: the frames have different counts of numbers.
+        ValueError: frames have different counts of numbers.
     """
     column = frames[feature].combine_chunks()
     if not (
@@ -264,7 +278,10 @@ class _Pick:
 
 
 def feature_names(feature: Mapping[str, Any]) -> list[str]:
-    """Return the names of a feature's numbers; LeRobot writes a list, or a dictionary of one."""
+    """Return the names of a feature's numbers; [] if there are none. LeRobot writes a list, or a dictionary of one.
+
+    Of a dictionary of several entries these are its keys.
+    """
     names = feature.get("names")
     if isinstance(names, dict):
         names = next(iter(names.values()), None) if len(names) == 1 else list(names)
@@ -272,6 +289,7 @@ def feature_names(feature: Mapping[str, Any]) -> list[str]:
 
 
 def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]:
+    """Return a feature's description; raise `RecordError` with the dataset's features if there is none of that name."""
     if name not in dataset.features:
         remedy = f"The dataset has: {dataset.describe_features()}."
         raise RecordError(f"there is no feature {name!r}", remedy=remedy, place=dataset.place(key))
@@ -279,6 +297,10 @@ def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]
 
 
 def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -> _Pick:
+    """Return the feature and the places of its numbers that a part of the mapping takes.
+
+    Raises `RecordError` if the dataset lacks the feature, a name or a place.
+    """
     feature = _require_feature(dataset, columns.source, part)
     shape = feature.get("shape") or [1]
     size, names = int(np.prod(shape)), feature_names(feature)
@@ -302,7 +324,11 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
 
 
 def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:
-    """Return the places of x, y, z and, where there is an orientation, w, x, y, z."""
+    """Return the places of x, y, z and, where there is an orientation, w, x, y, z, in that order.
+
+    Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else
+    the position is the first three, and the quaternion of a feature of seven numbers is the rest.
+    """
     last = [name.rpartition(".")[2].rpartition("_")[2] for name in names]
     position = list(columns.position or ())
     if not position:
@@ -320,7 +346,7 @@ def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]
 
 
 def _read_instructions(folder: Path) -> dict[int, str]:
-    """Return index -> text of the tasks; pandas keeps the text in the table's index, under a name of its own."""
+    """Return task index -> instruction; {} if the table of tasks is missing or cannot be read."""
     path = folder / "meta" / "tasks.parquet"
     try:
         with path.open("rb") as stream:

@@ -144,6 +144,7 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _find_problems(mapping: LogMapping) -> list[str]:
+    """Return what contradicts itself in a mapping, a sentence each; [] if nothing does."""
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
     target, grip = mapping.episode.target, mapping.gripper
     problems = []
@@ -157,7 +158,10 @@ def _find_problems(mapping: LogMapping) -> list[str]:
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping that lies with a log, and its file; an empty one where there is none."""
+    """Return the mapping that lies with a log, and its file; an empty mapping and None where there is none.
+
+    Raises `RecordError` as `read_mapping` does.
+    """
     folder = log if log.is_dir() else log.parent
     beside = [] if log.is_dir() else [log.with_suffix(".toml")]
     for path in [*beside, folder / NAME]:

@@ -81,11 +81,15 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
 
 
 def describe_topics(path: Path) -> str:
-    """Return the topics of a file with the types of their messages."""
+    """Return the topics of a file with the types of their messages, as text for a message; "none" if there are none.
+
+    Raises `RecordError` if the reader is not installed or the file is damaged.
+    """
     return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in _list_topics(path).items())) or "none"
 
 
 def _open(path: Path) -> Any:
+    """Return mcap's `make_reader`; raise `RecordError` if mcap is not installed. The file itself is not touched."""
     try:
         from mcap.reader import make_reader
     except ImportError:
@@ -123,7 +127,10 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _check_chunks(path: Path) -> None:
-    """Refuse a file of which a chunk decompresses to more than an episode may hold, before any is decompressed."""
+    """Raise `RecordError` if the file is damaged or a chunk decompresses to more than an episode may hold.
+
+    No chunk is decompressed for this.
+    """
     _open(path)
     from mcap.records import Chunk
     from mcap.stream_reader import StreamReader
@@ -156,7 +163,7 @@ def _chunk_size(chunk: Any) -> int:
 
 
 def _list_topics(path: Path) -> dict[str, str]:
-    """Return topic -> type and encoding of its messages."""
+    """Return topic -> type and encoding of its messages, sorted by topic; raises `RecordError` for a damaged file."""
     _check_chunks(path)
     make_reader = _open(path)
     topics: dict[str, str] = {}
@@ -176,7 +183,10 @@ def _list_topics(path: Path) -> dict[str, str]:
 
 
 def _read_messages(path: Path, topics: Sequence[str]) -> Iterator[tuple[str, float, Any]]:
-    """Yield topic, log time in seconds and message, decoded, of some topics, in the order of log time."""
+    """Yield topic, log time [s] and decoded message of some topics, in the order of log time.
+
+    Raises `RecordError` for a damaged file, an encoding that is not read, or too many or too large messages.
+    """
     make_reader = _open(path)
     decoders: dict[int, Callable[[bytes], Any]] = {}
     factories, count = _decoders(), 0
@@ -197,6 +207,7 @@ def _read_messages(path: Path, topics: Sequence[str]) -> Iterator[tuple[str, flo
 
 
 def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
+    """Return the function that decodes a channel's messages; raise `RecordError` if no installed decoder can."""
     if channel.message_encoding == "json":
         return json.loads
     for factory in factories:
@@ -209,6 +220,10 @@ def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: An
 
 
 def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place) -> None:
+    """Add the numbers, times and frame of a message to `taken`; of transforms, those of the frame that is mapped.
+
+    Raises `RecordError` if a message has no such numbers, or another count of them than the first.
+    """
     for inner in _inner_messages(message, columns):
         row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
         if taken.rows and len(row) != len(taken.rows[0]):
@@ -258,6 +273,10 @@ def _stamp_s(message: Any) -> float:
 
 
 def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
+    """Return x, y, z of a message's pose in the message's unit and, where it has an orientation, w, x, y, z.
+
+    Raises `RecordError` if there is no pose at `columns.field` or, without it, in the usual places.
+    """
     for path in (columns.field,) if columns.field is not None else _POSES:
         pose = _get(message, path)
         position = _get(pose, "position") if _get(pose, "position") is not None else _get(pose, "translation")
@@ -273,6 +292,10 @@ def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
 
 
 def _row(message: Any, columns: Columns, place: Place) -> list[float]:
+    """Return the chosen numbers of a message, each times `columns.scale`.
+
+    Raises `RecordError` if the message has no numbers there, no such name or place, or an empty list.
+    """
     paths = (columns.field,) if columns.field is not None else _NUMBERS
     values = next((value for path in paths if (value := _get(message, path)) is not None), None)
     if values is None:
@@ -297,6 +320,7 @@ def _row(message: Any, columns: Columns, place: Place) -> list[float]:
 
 
 def _number(value: Any, place: Place) -> float:
+    """Return a value as a float; raise `RecordError` if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -305,6 +329,7 @@ def _number(value: Any, place: Place) -> float:
 
 
 def _describe_fields(message: Any) -> str:
+    """Return the names of a message's fields, joined by commas, whichever decoder made the message."""
     if isinstance(message, Mapping):
         return ", ".join(map(str, message))
     descriptor = getattr(message, "DESCRIPTOR", None)
@@ -314,7 +339,7 @@ def _describe_fields(message: Any) -> str:
 
 
 def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
-    """Warn where poses are in different frames."""
+    """Log a warning, once a file, if poses are in different frames."""
     frames = {frame for taken in samples.values() for frame in taken.frames if frame and taken.rows}
     posed = {
         frame
@@ -328,6 +353,11 @@ def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
 
 
 def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> LoggedEpisode:
+    """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
+
+    Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
+    Raises `RecordError` if the clock has fewer than two instants.
+    """
     times = {part: _sample_times(path, part, taken, mapping.episode.stamp) for part, taken in samples.items()}
     clock = _choose_clock(path, mapping)
     instants = np.unique(times[clock])
@@ -347,7 +377,10 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
 
 
 def _choose_clock(path: Path, mapping: LogMapping) -> str:
-    """Return the part of the mapping whose messages are the records."""
+    """Return the part whose messages are the records: that of the topic asked for, else `eef`, else the first.
+
+    Raises `RecordError` if the topic asked for is not mapped.
+    """
     asked, parts = mapping.episode.clock, mapping.sources
     if asked is None:
         return "eef" if "eef" in parts else next(iter(parts))
@@ -359,6 +392,11 @@ def _choose_clock(path: Path, mapping: LogMapping) -> str:
 
 
 def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> Floats:
+    """Return the time of each message of a part [s]: that of its header or that of the log.
+
+    `stamp` None = the header's, if all have one within 1 s of the log's. Raises `RecordError` if headers are asked for
+    and one has no time.
+    """
     log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
     if stamp == "log":
         return log_s
@@ -371,7 +409,12 @@ def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> F
 
 
 def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
-    """Return the last message at or before each instant, and whether it still holds."""
+    """Return a part's last message at or before each instant, and whether its numbers are known there, [n].
+
+    Not known are instants before the first message or beyond `max_age_s`, numbers that are not finite, and quaternions
+    of zeros. Without `max_age_s`, a body needs a message since the record before, and another part holds for two
+    periods.
+    """
     max_age_s = mapping.sources[part].max_age_s
     order = np.argsort(times, kind="stable")
     rows, stamps = np.array(taken.rows, dtype=np.float64)[order], times[order]

@@ -109,7 +109,11 @@ def warn_once(source: str, problem: str) -> None:
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that are records, in order."""
+    """Return the instants that are records, ascending: once every part has been seen, those with all but bodies known.
+
+    Bodies that are never seen do not count. Warns, once an episode, of instants left out and of bodies never seen.
+    Raises `RecordError` if a part other than a body is never known, or no instant is left.
+    """
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     unseen: list[str] = []
     for name, part in episode.series.items():
@@ -138,7 +142,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
 
 
 def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:
-    """Return poses, [n, P, …], with the pose last seen where a body is lost; it is marked and never judged."""
+    """Return poses, [n, P, …], with the pose last seen where a body is lost; never seen, the origin or no rotation."""
     filled = rows.copy()
     for k, part in enumerate(bodies.values()):
         seen = np.maximum.accumulate(np.where(part.known, np.arange(len(rows)), -1))
@@ -148,6 +152,10 @@ def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:
 
 
 def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
+    """Return whether the gripper holds something in each record, [n]: the number is strictly inside its bounds.
+
+    Without any bound, every number but 0 means yes.
+    """
     value = part.values[:, 0]
     if columns.holds_above is None and columns.holds_below is None:
         return np.asarray(value != 0)
@@ -156,6 +164,10 @@ def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
 
 
 def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
+    """Return the header of a record; the mapping's facts come before those of the log.
+
+    Raises `RecordError` if neither says whether the episode succeeded.
+    """
     asked = mapping.episode
     outcome = asked.outcomes.get(episode.name)
     success = asked.success if isinstance(asked.success, bool) else episode.success
@@ -187,13 +199,17 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
 
 
 def _make_slug(text: str) -> str:
+    """Return the text as small letters and digits, `-` for runs of anything else; "task" if nothing is left."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "task"
 
 
 def _find_implausible(
     episode: LoggedEpisode, mapping: LogMapping, series: Mapping[str, Series]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the file and what looks wrong in it, with the remedy; each once for a part of the mapping."""
+    """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right.
+
+    Looked at are the distance from the origin, the norm and the order of quaternions, and whether any pose is mapped.
+    """
     poses = {"eef": mapping.eef, **{f"bodies.{name}": body for name, body in mapping.bodies.items()}}
     for name, columns in poses.items():
         if columns is None or not series[name].known.any():
